@@ -1,0 +1,94 @@
+"""The exception tree. Each class says when it is raised and which HTTP status it maps to."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TridentServeError(Exception):
+    """Base of everything this package raises on purpose; an internal error unless a subclass says otherwise."""
+
+    http_status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+
+class InvalidRequestError(TridentServeError):
+    """A request holds a value that can never be served; `param` names the field at fault."""
+
+    http_status = 422
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(InvalidRequestError):
+    """A request names a model that this service does not serve."""
+
+    code = "model_not_found"
+
+
+class RequestNotFoundError(TridentServeError):
+    """A request id is asked for (or cancelled) that the service does not know."""
+
+    http_status = 404
+    code = "request_not_found"
+
+
+class RequestCancelledError(TridentServeError):
+    """A request was stopped by its client, or by `DELETE /v1/requests/{id}`, before it finished."""
+
+    http_status = 499
+    code = "cancelled"
+
+
+class OverloadedError(TridentServeError):
+    """The bounded queue is full; try again later."""
+
+    http_status = 429
+    code = "overloaded"
+
+
+class ConfigError(TridentServeError):
+    """A deployment, cluster or model configuration cannot work; the message says which key and what to do."""
+
+    code = "bad_config"
+
+
+class ProfileError(ConfigError):
+    """A profile table is malformed, or does not cover what is asked of it; the message says what to profile."""
+
+    code = "bad_profile"
+
+
+class PlacementError(ConfigError):
+    """No placement of the given models fits the given cluster."""
+
+    code = "no_placement"
+
+
+class TraceError(TridentServeError):
+    """A trace row cannot be read; the message holds the line number."""
+
+    http_status = 422
+    code = "bad_trace"
+
+
+class CheckpointError(ConfigError):
+    """A model folder is missing, incomplete, or of a family that is not supported."""
+
+    code = "bad_checkpoint"
+
+
+class HandoffError(TridentServeError):
+    """A tensor could not be moved from one worker to another."""
+
+    code = "handoff_failed"
+
+
+class WorkerError(TridentServeError):
+    """A worker was lost, or failed while it ran a plan, more often than the retry limit allows."""
+
+    http_status = 503
+    code = "worker_failed"

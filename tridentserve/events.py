@@ -1,0 +1,163 @@
+"""What happens to the scheduler (events) and what it wants done (effects). Plain data, so that a run can be logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
+from tridentserve.requests import RequestSpec
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A validated request has come in."""
+
+    spec: RequestSpec
+    kind: Literal["request_arrived"] = "request_arrived"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The last client that waited for a request has gone, or it was deleted."""
+
+    request_id: str
+    kind: Literal["request_cancelled"] = "request_cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """A plan ended well. `seconds` holds one figure per stage of the plan (all steps together for DIFFUSE)."""
+
+    plan_id: int
+    seconds: dict[Stage, float]
+    kind: Literal["stage_finished"] = "stage_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStopped:
+    """A plan was stopped on purpose (Abort or Yield); its workers are free again. `steps_done` counts from step 0."""
+
+    plan_id: int
+    steps_done: int
+    kind: Literal["plan_stopped"] = "plan_stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    """A plan ended badly. `retry` is False when trying again cannot help (a bad input, say)."""
+
+    plan_id: int
+    error: str
+    retry: bool = True
+    kind: Literal["plan_failed"] = "plan_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker is ready. `incarnation` grows each time the same device comes back."""
+
+    worker: WorkerSpec
+    incarnation: int = 0
+    kind: Literal["worker_joined"] = "worker_joined"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker's process has ended; everything it held is gone."""
+
+    worker_id: WorkerId
+    error: str
+    kind: Literal["worker_lost"] = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoaded:
+    """A worker has loaded a replica that a plan needed."""
+
+    worker_id: WorkerId
+    replica: Replica
+    seconds: float
+    kind: Literal["replica_loaded"] = "replica_loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time to dispatch."""
+
+    kind: Literal["tick"] = "tick"
+
+
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | StageFinished
+    | PlanStopped
+    | PlanFailed
+    | WorkerJoined
+    | WorkerLost
+    | ReplicaLoaded
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Send a plan to its workers."""
+
+    plan: DispatchPlan
+    reason: str
+    kind: Literal["run"] = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Stop a request's D plan at its next step boundary and keep its state."""
+
+    request_id: str
+    plan_id: int
+    reason: str
+    kind: Literal["yield"] = "yield"
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop a request's plan at its next step boundary and drop what it holds."""
+
+    request_id: str
+    plan_id: int
+    reason: str
+    kind: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """From now on the placement is this. Weights move only when a plan needs them (Adjust-on-Dispatch)."""
+
+    placement: PlacementPlan
+    reason: str
+    kind: Literal["place"] = "place"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A request's last stage is done: hand out the result, drop what workers still hold of it."""
+
+    request_id: str
+    reason: str
+    kind: Literal["finish"] = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A request ends without a result. `code` is the code of a class in `tridentserve.errors`."""
+
+    request_id: str
+    code: str
+    reason: str
+    kind: Literal["reject"] = "reject"
+
+
+Effect = Run | Yield | Abort | Place | Finish | Reject

@@ -1,0 +1,60 @@
+"""The contract of a pipeline adapter: a diffusers pipeline as three stages and a resumable denoising loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tridentserve.requests import GenerationInputs
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class DenoisingState:
+    """Everything a D stage needs to go on, as plain tensors and JSON-able values: it can be moved, stored, batched.
+
+    `tensors` holds the condition, the latents and the tensors of the diffusers scheduler; `values` its numbers.
+    `step` denoising steps of `num_steps` are done.
+    """
+
+    step: int
+    num_steps: int
+    tensors: Tensors = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class PipelineAdapter(ABC):
+    """One family of pipelines, with the components of some stages loaded (see `tridentserve.pipelines.loading`).
+
+    The result equals the stock diffusers pipeline for the same seed. Methods of stages that were not loaded raise
+    `CheckpointError`. Inside `tridentserve.parallel.sequence_parallel(...)`, `step` runs on all members of the group,
+    each with the same state, and leaves all of them with the same state.
+    """
+
+    family: ClassVar[str]
+
+    @abstractmethod
+    def encode(self, inputs: GenerationInputs) -> Tensors:
+        """The condition (stage E)."""
+
+    @abstractmethod
+    def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
+        """The state before the first step: initial noise from the seed, timesteps."""
+
+    @abstractmethod
+    def step(self, state: DenoisingState, n: int = 1) -> DenoisingState:
+        """`n` more denoising steps (stage D)."""
+
+    @abstractmethod
+    def latents(self, state: DenoisingState) -> Tensors:
+        """What the decode stage needs of a state whose steps are all done."""
+
+    @abstractmethod
+    def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
+        """Pixels (num_outputs, height, width, 3) (stage C)."""

@@ -1,0 +1,67 @@
+"""Dispatch plans (what runs where) and placement plans (what is held where). arXiv 2510.02838, sections 5 and 6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tridentserve.stages import PlacementType, Stage
+
+WorkerId = str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Replica:
+    """One stage of one model, as held by a worker."""
+
+    model: str
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchPlan:
+    """Consecutive stages of one request, on one set of workers ("merging execute").
+
+    `plan_id` is the scheduler's sequence number: every worker executes its plans in this order, so that groups never
+    deadlock. `workers` is in rank order; the first is the leader, which runs E and C and reports. `steps` is the
+    half-open range of denoising steps when DIFFUSE is among the stages: a plan may stop at a step boundary.
+    `group` names the process group of exactly these workers (None at degree 1). `source` holds the inputs unless they
+    have been pushed already; `push_to` is the leader of the successor plan, where outputs go at once.
+    """
+
+    plan_id: int
+    request_id: str
+    model: str
+    stages: tuple[Stage, ...]
+    workers: tuple[WorkerId, ...]
+    steps: tuple[int, int] | None = None
+    group: str | None = None
+    source: WorkerId | None = None
+    push_to: WorkerId | None = None
+
+    @property
+    def leader(self) -> WorkerId:
+        return self.workers[0]
+
+    @property
+    def degree(self) -> int:
+        return len(self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """Which replicas each worker holds. `reason` says in a sentence where the shares come from."""
+
+    replicas: Mapping[WorkerId, frozenset[Replica]]
+    reason: str = ""
+    epoch: int = field(default=0)
+
+    def type_of(self, worker_id: WorkerId, model: str) -> PlacementType | None:
+        """The placement type of a worker with respect to one model; None when it holds nothing of it."""
+        held = self.replicas.get(worker_id, frozenset())
+        return PlacementType.of(replica.stage for replica in held if replica.model == model)
+
+    def describe(self, worker_id: WorkerId) -> str:
+        """A short name such as `tiny-sd3:EDC`, for logs and the Ray dashboard."""
+        models = sorted({replica.model for replica in self.replicas.get(worker_id, frozenset())})
+        return "+".join(f"{model}:{self.type_of(worker_id, model)}" for model in models) or "empty"

@@ -1,0 +1,57 @@
+"""What is asked for: the metadata the scheduler plans with, and the content only workers see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """Size of one output in pixels and frames (a picture has one frame)."""
+
+    height: int
+    width: int
+    num_frames: int = 1
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one frame."""
+        return self.height * self.width
+
+    @property
+    def tokens(self) -> float:
+        """Processing length l_D up to a constant of the family: one token per 16x16 pixels and latent frame
+        (VAEs compress 8x in space and 4x in time, transformers patch 2x2)."""
+        return self.pixels / 256 * ((self.num_frames - 1) / 4 + 1)
+
+    def __str__(self) -> str:
+        frames = f"x{self.num_frames}" if self.num_frames > 1 else ""
+        return f"{self.width}x{self.height}{frames}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One request as the scheduler sees it: no prompt, no tensor.
+
+    `slo_s` counts from arrival; None means the service's default (a multiple of the latency at the optimal degrees).
+    """
+
+    request_id: str
+    model: str
+    shape: Shape
+    num_inference_steps: int
+    num_outputs: int = 1
+    slo_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationInputs:
+    """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan."""
+
+    prompt: str
+    shape: Shape
+    num_inference_steps: int
+    guidance_scale: float
+    seed: int
+    negative_prompt: str = ""
+    num_outputs: int = 1
