@@ -92,3 +92,20 @@ class WorkerError(TridentServeError):
 
     http_status = 503
     code = "worker_failed"
+
+
+class GroupError(WorkerError):
+    """A collective of a process group failed: a member died or never came. The message names the group."""
+
+    code = "group_failed"
+
+
+def http_status_of(code: str) -> int:
+    """The HTTP status of the error class with this code; 500 for a code that no class has."""
+    todo: list[type[TridentServeError]] = [TridentServeError]
+    while todo:
+        kind = todo.pop()
+        if kind.code == code:
+            return kind.http_status
+        todo.extend(kind.__subclasses__())
+    return TridentServeError.http_status

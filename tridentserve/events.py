@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage
 
@@ -28,20 +28,32 @@ class RequestCancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class StageSpan:
+    """When one stage of a plan ran, in the scheduler's time."""
+
+    stage: Stage
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
 class StageFinished:
-    """A plan ended well. `seconds` holds one figure per stage of the plan (all steps together for DIFFUSE)."""
+    """A plan ended well, on all its workers. One span per stage, in order (all steps together for DIFFUSE)."""
 
     plan_id: int
-    seconds: dict[Stage, float]
+    spans: tuple[StageSpan, ...]
     kind: Literal["stage_finished"] = "stage_finished"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStopped:
-    """A plan was stopped on purpose (Abort or Yield); its workers are free again. `steps_done` counts from step 0."""
+    """A plan was stopped by an Abort; its workers are free again."""
 
     plan_id: int
-    steps_done: int
     kind: Literal["plan_stopped"] = "plan_stopped"
 
 
@@ -74,33 +86,13 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaLoaded:
-    """A worker has loaded a replica that a plan needed."""
-
-    worker_id: WorkerId
-    replica: Replica
-    seconds: float
-    kind: Literal["replica_loaded"] = "replica_loaded"
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time to dispatch."""
 
     kind: Literal["tick"] = "tick"
 
 
-Event = (
-    RequestArrived
-    | RequestCancelled
-    | StageFinished
-    | PlanStopped
-    | PlanFailed
-    | WorkerJoined
-    | WorkerLost
-    | ReplicaLoaded
-    | Tick
-)
+Event = RequestArrived | RequestCancelled | StageFinished | PlanStopped | PlanFailed | WorkerJoined | WorkerLost | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +102,6 @@ class Run:
     plan: DispatchPlan
     reason: str
     kind: Literal["run"] = "run"
-
-
-@dataclass(frozen=True, slots=True)
-class Yield:
-    """Stop a request's D plan at its next step boundary and keep its state."""
-
-    request_id: str
-    plan_id: int
-    reason: str
-    kind: Literal["yield"] = "yield"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +115,12 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """From now on the placement is this. Weights move only when a plan needs them (Adjust-on-Dispatch)."""
+class Requeue:
+    """A request waits for a dispatch again, from its start: what workers still hold of it is of no use."""
 
-    placement: PlacementPlan
+    request_id: str
     reason: str
-    kind: Literal["place"] = "place"
+    kind: Literal["requeue"] = "requeue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +128,8 @@ class Finish:
     """A request's last stage is done: hand out the result, drop what workers still hold of it."""
 
     request_id: str
+    latency_s: float
+    slo_s: float
     reason: str
     kind: Literal["finish"] = "finish"
 
@@ -160,4 +144,4 @@ class Reject:
     kind: Literal["reject"] = "reject"
 
 
-Effect = Run | Yield | Abort | Place | Finish | Reject
+Effect = Run | Abort | Requeue | Finish | Reject

@@ -25,8 +25,9 @@ class DispatchPlan:
     `plan_id` is the scheduler's sequence number: every worker executes its plans in this order, so that groups never
     deadlock. `workers` is in rank order; the first is the leader, which runs E and C and reports. `steps` is the
     half-open range of denoising steps when DIFFUSE is among the stages: a plan may stop at a step boundary.
-    `group` names the process group of exactly these workers (None at degree 1). `source` holds the inputs unless they
-    have been pushed already; `push_to` is the leader of the successor plan, where outputs go at once.
+    `group` names the process group of exactly these workers (None at degree 1). The inputs are the outputs of plan
+    `input_id`, kept by worker `source` and mostly pushed already; `push_to` is the leader of the successor plan, where
+    the outputs go at once.
     """
 
     plan_id: int
@@ -36,6 +37,7 @@ class DispatchPlan:
     workers: tuple[WorkerId, ...]
     steps: tuple[int, int] | None = None
     group: str | None = None
+    input_id: int | None = None
     source: WorkerId | None = None
     push_to: WorkerId | None = None
 

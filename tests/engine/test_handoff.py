@@ -1,0 +1,188 @@
+"""Two handoff buffers in one process, joined by real NIXL agents: slots, overflow, failures, the end of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey, Transfer
+from tridentserve.engine.live.nixl_link import NixlLink
+from tridentserve.engine.live.parcel import Parcel
+from tridentserve.errors import HandoffError
+
+CAPACITY = 1 << 20
+KEY = HandoffKey("request", 3)
+
+
+class DirectPeer:
+    """A peer without an actor between: calls go straight to the other buffer."""
+
+    def __init__(self, link: NixlLink | None) -> None:
+        self._link = link
+        self.buffer: HandoffBuffer
+
+    @property
+    def link_name(self) -> str | None:
+        return self._link.address.name if self._link is not None else None
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        return getattr(self.buffer, name)
+
+
+class Pair:
+    """Producer `a` and consumer `b`."""
+
+    def __init__(self, link_a: NixlLink | None, link_b: NixlLink | None, slab_a: torch.Tensor, slab_b: torch.Tensor):
+        self.transfers: list[Transfer] = []
+        peers = {"a": DirectPeer(link_a), "b": DirectPeer(link_b)}
+        self.a = HandoffBuffer("a", peers, slab_a, link_a, self.transfers.append)
+        self.b = HandoffBuffer("b", peers, slab_b, link_b, self.transfers.append)
+        peers["a"].buffer, peers["b"].buffer = self.a, self.b
+
+    @property
+    def paths(self) -> list[str]:
+        return [transfer.path for transfer in self.transfers]
+
+
+def parcel_of(nbytes: int = 4096) -> Parcel:
+    generator = torch.Generator().manual_seed(nbytes)
+    floats = torch.randn(nbytes // 4, generator=generator)
+    return Parcel({"x": floats.reshape(2, -1), "half": floats[:7].to(torch.bfloat16)}, {"step": 4, "shift": 0.5})
+
+
+def assert_same(got: Parcel, expected: Parcel) -> None:
+    assert got.values == expected.values
+    assert got.tensors.keys() == expected.tensors.keys()
+    for name, tensor in expected.tensors.items():
+        assert got.tensors[name].dtype == tensor.dtype
+        assert torch.equal(got.tensors[name], tensor)
+
+
+@pytest.fixture(scope="module")
+def links() -> Iterator[tuple[NixlLink, NixlLink, torch.Tensor, torch.Tensor]]:
+    slabs = [torch.zeros(CAPACITY, dtype=torch.uint8) for _ in range(2)]
+    link_a, link_b = NixlLink("test-a", slabs[0]), NixlLink("test-b", slabs[1])
+
+    async def introduce() -> None:
+        await link_a.add_peer(link_b.address)
+        await link_b.add_peer(link_a.address)
+
+    asyncio.run(introduce())
+    yield link_a, link_b, slabs[0], slabs[1]
+    gc.collect()
+
+
+@pytest.fixture
+def pair(links: tuple[NixlLink, NixlLink, torch.Tensor, torch.Tensor]) -> Pair:
+    return Pair(*links)
+
+
+@pytest.fixture
+def host_pair() -> Pair:
+    return Pair(None, None, torch.zeros(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8))
+
+
+async def test_pushed_through_nixl_and_the_slot_is_free_again(pair: Pair) -> None:
+    pair.a.keep(KEY, parcel_of())
+    await pair.a.push(KEY, "b")
+    assert pair.b.used_bytes > 0
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    assert pair.paths == ["nixl"]
+    assert (pair.a.used_bytes, pair.b.used_bytes, pair.b.num_parcels) == (0, 0, 0)
+
+
+async def test_not_pushed_yet_is_asked_for(pair: Pair) -> None:
+    pair.a.keep(KEY, parcel_of())
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    assert pair.paths == ["nixl"]
+
+
+async def test_asking_joins_the_push_under_way(pair: Pair) -> None:
+    pair.a.keep(KEY, parcel_of())
+    push = pair.a.push(KEY, "b")
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    await push
+    assert pair.paths == ["nixl"]
+
+
+@pytest.mark.parametrize("full", ["producer", "consumer"])
+async def test_a_full_buffer_goes_through_host_memory(pair: Pair, full: str) -> None:
+    blocked = HandoffKey("other", 1)
+    buffer = pair.a if full == "producer" else pair.b
+    assert await buffer.reserve(blocked, "x", CAPACITY) == 0
+    pair.a.keep(KEY, parcel_of())
+    await pair.a.push(KEY, "b")
+    assert pair.paths == ["host"]
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    await buffer.release(blocked)
+    assert (pair.a.used_bytes, pair.b.used_bytes, pair.b.num_parcels) == (0, 0, 0)
+
+
+async def test_larger_than_the_slab_goes_through_host_memory(pair: Pair) -> None:
+    pair.a.keep(KEY, parcel_of(2 * CAPACITY))
+    await pair.a.push(KEY, "b")
+    assert pair.paths == ["host"]
+    assert_same(await pair.b.take(KEY, "a"), parcel_of(2 * CAPACITY))
+
+
+async def test_without_nixl(host_pair: Pair) -> None:
+    host_pair.a.keep(KEY, parcel_of())
+    assert_same(await host_pair.b.take(KEY, "a"), parcel_of())
+    assert host_pair.paths == ["host"]
+
+
+async def test_nixl_fails_and_host_memory_serves(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*args: object) -> None:
+        raise HandoffError("the link is down")
+
+    link = pair.a._link
+    assert link is not None
+    monkeypatch.setattr(link, "write", refuse)
+    pair.a.keep(KEY, parcel_of())
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    assert pair.paths == ["host"]
+    assert (pair.a.used_bytes, pair.b.used_bytes) == (0, 0)
+
+
+async def test_the_same_worker_needs_no_transfer(pair: Pair) -> None:
+    pair.a.keep(KEY, parcel_of())
+    assert_same(await pair.a.take(KEY, "a"), parcel_of())
+    assert pair.paths == ["local"]
+
+
+async def test_forget_drops_old_plans_only_and_what_comes_late(pair: Pair) -> None:
+    newer = HandoffKey("request", 9)
+    pair.a.keep(KEY, parcel_of())
+    pair.a.keep(newer, parcel_of(8192))
+    await pair.a.push(KEY, "b")
+    for buffer in (pair.a, pair.b):
+        buffer.forget("request", 3)
+    assert (pair.a.num_parcels, pair.b.num_parcels, pair.b.used_bytes) == (1, 0, 0)
+    with pytest.raises(HandoffError, match="dropped"):
+        await pair.b.take(KEY, "a")
+    pair.a.keep(KEY, parcel_of())
+    assert await pair.b.reserve(KEY, "a", 64) is None
+    layout = parcel_of().layout()
+    await pair.b.deliver(KEY, layout, parcel_of().pack(layout))
+    assert (pair.a.num_parcels, pair.b.num_parcels) == (1, 0)
+    assert_same(await pair.b.take(newer, "a"), parcel_of(8192))
+
+
+async def test_a_slot_that_is_being_written_is_freed_only_afterwards(pair: Pair) -> None:
+    assert await pair.b.reserve(KEY, "a", 64) is not None
+    pair.b.forget("request", 3)
+    assert pair.b.used_bytes > 0  # the writer may still write
+    await pair.b.release(KEY)
+    assert pair.b.used_bytes == 0
+
+
+async def test_slots_of_a_lost_peer_are_freed(pair: Pair) -> None:
+    await pair.b.reserve(KEY, "a", 64)
+    pair.b.lose_peer("c")
+    assert pair.b.used_bytes > 0
+    pair.b.lose_peer("a")
+    assert pair.b.used_bytes == 0

@@ -1,0 +1,4 @@
+"""The engines that drive the scheduler: effects become work, completions become events.
+
+`live` runs plans on Ray actors.
+"""

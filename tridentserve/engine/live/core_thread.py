@@ -1,0 +1,100 @@
+"""The pure scheduler in a thread of its own, fed by a queue: a long solve never delays the event loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from tridentserve.decisions import Decision, encode_decision
+from tridentserve.events import Effect, Event, Tick
+from tridentserve.scheduler import Scheduler
+
+# While requests wait, dispatch is tried again this often even if nothing has happened: deadlines slip by themselves.
+_RETRY_S = 0.25
+
+Listener = Callable[[float, Event, list[Effect]], None]
+
+
+class CoreThread:
+    """Owns the scheduler. `post` may be called from any thread; `listener` is called in this one.
+
+    A tick follows events at once, but at most every `tick_s`. `on_crash` hears of an error that ended the thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        listener: Listener,
+        on_crash: Callable[[BaseException], None],
+        tick_s: float = 0.005,
+        log_path: Path | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._listener = listener
+        self._on_crash = on_crash
+        self._tick_s = tick_s
+        self._log_path = log_path
+        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._started_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="scheduler-core", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the events posted so far; waits for it."""
+        self._inbox.put(None)
+        self._thread.join(timeout=10.0)
+
+    def post(self, event: Event) -> None:
+        self._inbox.put(event)
+
+    def now_s(self) -> float:
+        """The scheduler's time: seconds since this object was made."""
+        return time.monotonic() - self._started_s
+
+    def _run(self) -> None:
+        try:
+            if self._log_path is None:
+                self._loop(None)
+            else:
+                self._log_path.parent.mkdir(parents=True, exist_ok=True)
+                with self._log_path.open("w", buffering=1) as log:
+                    self._loop(log)
+        except BaseException as error:
+            self._on_crash(error)
+            raise
+
+    def _loop(self, log: IO[str] | None) -> None:
+        next_tick_s = 0.0
+        dirty = False
+        while True:
+            wait_s = max(0.0, next_tick_s - self.now_s()) if dirty else None
+            if wait_s is None and self._scheduler.num_pending:
+                wait_s = _RETRY_S
+            try:
+                event = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
+            except queue.Empty:
+                self._handle(Tick(), log)
+                next_tick_s, dirty = self.now_s() + self._tick_s, False
+                continue
+            if event is None:
+                return
+            self._handle(event, log)
+            dirty = True
+
+    def _handle(self, event: Event, log: IO[str] | None) -> None:
+        now_s = self.now_s()
+        effects = self._scheduler.on(event, now_s)
+        if isinstance(event, Tick) and not effects:
+            return  # nothing was decided, and nothing has changed
+        if log is not None:
+            log.write(encode_decision(Decision(now_s, event, effects)) + "\n")
+        self._listener(now_s, event, effects)

@@ -1,0 +1,297 @@
+"""The live engine: effects of the scheduler become actor calls, completions become events.
+
+Everything here runs on one event loop, but for the scheduler, which has its own thread (`core_thread`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayError
+
+from tridentserve import events as ev
+from tridentserve.engine.live import updates
+from tridentserve.engine.live.core_thread import CoreThread
+from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
+from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.metrics import EngineMetrics
+from tridentserve.engine.live.updates import Update
+from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
+from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """`max_requests`: unfinished requests beyond which new ones are refused. `max_result_age_s`: how long a finished
+    request's result can still be asked for by its id."""
+
+    tick_s: float = 0.005
+    max_requests: int = 1000
+    max_result_age_s: float = 300.0
+    decision_log: Path | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request and the clients that wait for it. `key` is its id inside the scheduler: a request id that was
+    cancelled may be used again, and is another request then."""
+
+    key: str
+    spec: RequestSpec
+    inputs: GenerationInputs
+    waiters: dict[str, asyncio.Queue[Update]] = field(default_factory=dict)
+    workers: set[WorkerId] = field(default_factory=set)
+    last_plan_id: int = -1
+    images: list[Any] = field(default_factory=list)
+    peak_memory_bytes: int = 0
+    latest: Update | None = None
+    is_done: bool = False
+
+
+class LiveEngine:
+    """Serves requests with the workers of a fleet. Make it inside a running event loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: list[WorkerConfig],
+        resources: WorkerResources,
+        options: EngineOptions | None = None,
+    ) -> None:
+        self._options = options or EngineOptions()
+        self._loop = asyncio.get_running_loop()
+        self._fleet = Fleet(workers, resources, self._on_joined, self._on_lost)
+        self._core = CoreThread(
+            scheduler, self._from_core, self._core_crashed, self._options.tick_s, self._options.decision_log
+        )
+        self._clock_offset_s = time.time() - self._core.now_s()
+        self._lifecycle = Lifecycle()
+        self._metrics = EngineMetrics()
+        self._jobs: dict[str, _Job] = {}  # by the id clients know
+        self._by_key: dict[str, _Job] = {}
+        self._attempts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What the service calls.
+
+    async def start(self) -> None:
+        """Start the scheduler and all workers; returns when all can take plans."""
+        self._core.start()
+        await self._fleet.start()
+
+    async def stop(self) -> None:
+        await self._fleet.stop()
+        self._core.stop()
+
+    @property
+    def healthy(self) -> bool:
+        """The scheduler's thread is alive. Workers come and go."""
+        return self._core.alive
+
+    def workers_alive(self) -> list[WorkerId]:
+        return self._fleet.alive
+
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs, client: str) -> AsyncIterator[Update]:
+        """Take in a request, or join the one with the same id; yields updates, the last one `completed` or `failed`.
+
+        `client` names who waits: when the last one has left (`leave`, or this iterator closed), the request stops."""
+        job = self._jobs.get(spec.request_id)
+        if job is None:
+            if sum(not other.is_done for other in self._jobs.values()) >= self._options.max_requests:
+                yield updates.failed(spec.request_id, "overloaded", "the queue is full, try again later")
+                return
+            job = self._admit(spec, inputs)
+        elif not _same_request(job, spec, inputs):
+            message = "request_id has been used for another request: choose a new one"
+            yield updates.failed(spec.request_id, "invalid_request", message, "request_id")
+            return
+        inbox: asyncio.Queue[Update] = asyncio.Queue()
+        job.waiters[client] = inbox
+        if job.latest is not None:
+            inbox.put_nowait(job.latest)
+        try:
+            while True:
+                update = await inbox.get()
+                yield update
+                if update["type"] in ("completed", "failed"):
+                    return
+        finally:
+            self.leave(spec.request_id, client)
+
+    def leave(self, request_id: str, client: str) -> None:
+        """A client has gone; nothing happens when it had left already."""
+        job = self._jobs.get(request_id)
+        if job is not None and job.waiters.pop(client, None) is not None and not job.waiters and not job.is_done:
+            self.cancel(request_id)
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request for all its clients. False when it is unknown or has ended."""
+        job = self._jobs.get(request_id)
+        if job is None or job.is_done:
+            return False
+        self._core.post(ev.RequestCancelled(job.key))
+        return True
+
+    def _admit(self, spec: RequestSpec, inputs: GenerationInputs) -> _Job:
+        self._attempts += 1
+        job = _Job(f"{spec.request_id}~{self._attempts}", spec, inputs)
+        self._jobs[spec.request_id] = self._by_key[job.key] = job
+        self._tell(job, updates.queued(spec.request_id))
+        self._core.post(ev.RequestArrived(replace(spec, request_id=job.key)))
+        return job
+
+    def _tell(self, job: _Job, update: Update) -> None:
+        job.latest = update
+        for inbox in job.waiters.values():
+            inbox.put_nowait(update)
+
+    # From the scheduler.
+
+    def _from_core(self, now_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        """Called in the scheduler's thread."""
+        self._loop.call_soon_threadsafe(self._apply, now_s, event, effects)
+
+    def _core_crashed(self, error: BaseException) -> None:
+        logger.critical("the scheduler's thread has ended: %r", error)
+
+    def _apply(self, now_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+        self._lifecycle.apply(event, effects, now_s)
+        for effect in effects:
+            logger.debug("%s", effect)
+            match effect:
+                case ev.Run():
+                    self._spawn(effect.plan)
+                case ev.Abort():
+                    self._stop_plan(effect)
+                case ev.Requeue():
+                    self._requeued(effect)
+                case ev.Finish() | ev.Reject():
+                    self._ended(effect.request_id)
+        states = [record.state for record in self._lifecycle.records.values()]
+        self._metrics.levels(
+            states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
+        )
+
+    def _stop_plan(self, effect: ev.Abort) -> None:
+        job = self._by_key.get(effect.request_id)
+        if job is not None:
+            self._call(job.workers, "stop", effect.plan_id)
+
+    def _requeued(self, effect: ev.Requeue) -> None:
+        job = self._by_key.get(effect.request_id)
+        if job is not None:
+            logger.warning("request %s starts again: %s", job.spec.request_id, effect.reason)
+            self._metrics.retried(job.spec.model)
+            self._forget(job)
+
+    def _ended(self, key: str) -> None:
+        record = self._lifecycle.records.get(key)
+        job = self._by_key.pop(key, None)
+        self._lifecycle.drop(key)
+        if record is None or job is None:
+            return
+        self._metrics.request_ended(record)
+        self._forget(job)
+        job.is_done = True
+        self._tell(job, self._final_update(job, record))
+        # A cancelled request may be asked for anew; the result of another stays for clients that lost the answer.
+        age_s = 0.0 if record.state is RequestState.CANCELLED else self._options.max_result_age_s
+        self._loop.call_later(age_s, self._drop, job)
+
+    def _final_update(self, job: _Job, record: RequestRecord) -> Update:
+        request_id = job.spec.request_id
+        if record.state is not RequestState.COMPLETED:
+            return updates.failed(request_id, record.error_code or "internal_error", record.error or "no reason given")
+        return updates.completed(
+            request_id, record, job.inputs, job.images, job.peak_memory_bytes, self._clock_offset_s
+        )
+
+    def _drop(self, job: _Job) -> None:
+        if self._jobs.get(job.spec.request_id) is job:
+            del self._jobs[job.spec.request_id]
+
+    # To and from the workers.
+
+    def _spawn(self, plan: DispatchPlan) -> None:
+        job = self._by_key.get(plan.request_id)
+        if job is None:
+            return
+        job.workers.update(plan.workers)
+        job.last_plan_id = plan.plan_id
+        # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
+        calls = [self._fleet.run(worker_id, plan, job.inputs) for worker_id in plan.workers]
+        task = self._loop.create_task(self._run_plan(job, plan, calls))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_plan(self, job: _Job, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
+        members = zip(plan.workers, calls, strict=True)
+        reports = await asyncio.gather(*(self._run_member(job, plan, worker_id, call) for worker_id, call in members))
+        self._core.post(self._outcome(plan, reports))
+
+    async def _run_member(
+        self, job: _Job, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None
+    ) -> PlanReport:
+        """One worker's part of a plan; returns its report, a failure when the worker is lost."""
+        if call is None:
+            return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
+        try:
+            async for reference in call:
+                item = await reference
+                if isinstance(item, StepNote):
+                    self._progressed(job, item)
+                    continue
+                if item.num_images:
+                    # Only references: the pictures themselves need not pass through this process.
+                    job.images = [await anext(call) for _ in range(item.num_images)]
+                job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
+                return item
+        except RayError as error:
+            return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
+        return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: ended without a report")
+
+    def _outcome(self, plan: DispatchPlan, reports: list[PlanReport]) -> ev.Event:
+        failures = [report for report in reports if report.outcome == "failed"]
+        if failures:
+            errors = "; ".join(dict.fromkeys(report.error for report in failures))
+            return ev.PlanFailed(plan.plan_id, errors, all(report.retry for report in failures))
+        leader = reports[0]
+        if leader.outcome == "stopped":
+            return ev.PlanStopped(plan.plan_id)
+        offset_s = self._clock_offset_s
+        spans = (ev.StageSpan(span.stage, span.start_s - offset_s, span.end_s - offset_s) for span in leader.spans)
+        return ev.StageFinished(plan.plan_id, tuple(spans))
+
+    def _progressed(self, job: _Job, note: StepNote) -> None:
+        self._lifecycle.progress(job.key, note.steps_done)
+        if not job.is_done:
+            self._tell(job, updates.progress(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
+
+    def _forget(self, job: _Job) -> None:
+        self._call(job.workers, "forget", job.key, job.last_plan_id)
+
+    def _call(self, workers: set[WorkerId], method: str, *args: Any) -> None:
+        """Tell workers something; one that is lost needs no telling."""
+        for worker_id in workers.intersection(self._fleet.alive):
+            getattr(self._fleet.handle(worker_id), method).remote(*args)
+
+    def _on_joined(self, config: WorkerConfig) -> None:
+        self._core.post(ev.WorkerJoined(config.spec, config.incarnation))
+
+    def _on_lost(self, worker_id: WorkerId, error: str) -> None:
+        self._core.post(ev.WorkerLost(worker_id, error))
+
+
+def _same_request(job: _Job, spec: RequestSpec, inputs: GenerationInputs) -> bool:
+    """A client that asks again may have left the seed to the service: it does not count."""
+    return job.spec == spec and replace(job.inputs, seed=0) == replace(inputs, seed=0)

@@ -1,0 +1,170 @@
+"""Runs one plan on one worker, in the worker's device thread: the stages of the plan one after another.
+
+The leader runs E and C, and takes all decisions; at degrees above 1 the others get the denoising state from it, and
+ask it before every step whether to go on, so that all members stop at the same step boundary.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tridentserve.engine.live.messages import Span
+from tridentserve.engine.live.parcel import Parcel
+from tridentserve.engine.live.replicas import ReplicaStore
+from tridentserve.errors import HandoffError
+from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
+from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+
+class _Command(IntEnum):
+    GO_ON = 0
+    STOP = 1
+
+
+class StepControl:
+    """How the event loop tells the device thread to stop a plan, and hears of its steps."""
+
+    def __init__(self, on_step: Callable[[int], None] = lambda steps_done: None) -> None:
+        self._stop = threading.Event()
+        self.on_step = on_step
+
+    def stop(self) -> None:
+        """Stop before the next step, or before the next stage."""
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+
+@dataclass(slots=True)
+class Execution:
+    """What came of a plan on its leader (followers have spans only). `outputs` is for the next plan: a condition, a
+    denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
+    (num_outputs, height, width, 3) uint8. `stopped`: the plan was stopped on purpose and has no result."""
+
+    spans: list[Span] = field(default_factory=list)
+    outputs: Parcel | None = None
+    images: NDArray[np.uint8] | None = None
+    stopped: bool = False
+
+
+class StageExecutor:
+    """Executes plans for one worker. Not thread-safe: one plan at a time."""
+
+    def __init__(self, worker_id: WorkerId, replicas: ReplicaStore, groups: GroupCache) -> None:
+        self._worker_id = worker_id
+        self._replicas = replicas
+        self._groups = groups
+
+    def execute(
+        self, plan: DispatchPlan, inputs: GenerationInputs, incoming: Parcel | None, control: StepControl
+    ) -> Execution:
+        """Run all stages of a plan. `incoming` holds the leader's inputs (None for ENCODE and on followers).
+
+        Any error at a degree above 1 also breaks the process group, so that no other member waits for this one."""
+        try:
+            return self._execute(plan, inputs, incoming, control)
+        except BaseException:
+            if plan.group is not None:
+                self._groups.drop(plan.group)
+            raise
+
+    def _execute(
+        self, plan: DispatchPlan, inputs: GenerationInputs, incoming: Parcel | None, control: StepControl
+    ) -> Execution:
+        execution = Execution()
+        is_leader = plan.leader == self._worker_id
+        for stage in plan.stages:
+            if stage is not Stage.DIFFUSE and not is_leader:
+                continue
+            start_s = time.time()
+            adapter = self._replicas.adapter(Replica(plan.model, stage))
+            if stage is Stage.ENCODE:
+                incoming = Parcel(adapter.encode(inputs))
+            elif stage is Stage.DIFFUSE:
+                incoming = self._diffuse(plan, adapter, inputs, incoming, control)
+                if incoming is None or (is_leader and control.stopped):
+                    return Execution(execution.spans, stopped=True)
+            else:
+                execution.images = adapter.decode(_required(incoming, plan).tensors, inputs)
+                incoming = None
+            execution.spans.append(Span(stage, start_s, time.time()))
+        execution.outputs = incoming if is_leader else None
+        return execution
+
+    def _diffuse(
+        self,
+        plan: DispatchPlan,
+        adapter: PipelineAdapter,
+        inputs: GenerationInputs,
+        incoming: Parcel | None,
+        control: StepControl,
+    ) -> Parcel | None:
+        """The plan's range of denoising steps; None when it was stopped."""
+        first, last = plan.steps or (0, inputs.num_inference_steps)
+        group = self._group(plan)
+        state = None
+        if plan.leader == self._worker_id:
+            given = _required(incoming, plan)
+            state = adapter.prepare(given.tensors, inputs) if first == 0 else _state_of(given)
+        if group is not None:
+            state = _shared(state, group)
+        if state is None or state.step != first:
+            raise HandoffError(f"plan {plan.plan_id} starts at step {first}, its state is at {state and state.step}")
+        with sequence_parallel(group) if group is not None else nullcontext():
+            while state.step < last:
+                command = _Command.STOP if control.stopped else _Command.GO_ON
+                if (command if group is None else group.agree(command)) == _Command.STOP:
+                    return None
+                state = adapter.step(state)
+                control.on_step(state.step)
+        return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
+
+    def _group(self, plan: DispatchPlan) -> SequenceGroup | None:
+        if plan.group is None:
+            return None
+        return self._groups.get(plan.group, plan.workers.index(self._worker_id), plan.degree)
+
+
+def _required(incoming: Parcel | None, plan: DispatchPlan) -> Parcel:
+    if incoming is None:
+        raise HandoffError(f"plan {plan.plan_id} of request {plan.request_id} has no inputs")
+    return incoming
+
+
+def _parcel_of(state: DenoisingState) -> Parcel:
+    return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
+
+
+def _state_of(parcel: Parcel) -> DenoisingState:
+    values = parcel.values
+    return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
+
+
+_VALUES = "values as JSON"
+
+
+def _shared(state: DenoisingState | None, group: SequenceGroup) -> DenoisingState:
+    """The leader's state on all members of the group; others pass None."""
+    mine = None
+    if state is not None:
+        parcel = _parcel_of(state)
+        text = json.dumps(parcel.values).encode()
+        mine = {**parcel.tensors, _VALUES: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+    tensors = group.broadcast_tensors(mine)
+    values = json.loads(bytes(tensors.pop(_VALUES).cpu().tolist()))
+    return _state_of(Parcel(tensors, values)) if state is None else state

@@ -1,0 +1,171 @@
+"""The worker actors of one service: started together, connected with one another, replaced when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.nixl_link import LinkAddress
+from tridentserve.engine.live.worker import StageWorker
+from tridentserve.errors import WorkerError
+from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.requests import GenerationInputs
+
+logger = logging.getLogger(__name__)
+
+# A worker that fails to start is tried again with growing pauses, so that a broken node does not spin.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+# Plans run in turns; the many waiting calls of an async actor must not be held back by its default bound of 1000.
+_MAX_CONCURRENCY = 10_000
+
+
+# A plan under way on one worker: references to its notes, its report and its pictures.
+PlanCall = AsyncIterator[Awaitable[StepNote | PlanReport]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResources:
+    """What Ray reserves per worker. With a placement group, worker i takes bundle `first_bundle` + i."""
+
+    num_cpus: float = 0.1
+    num_gpus: float = 0.0
+    group: PlacementGroup | None = None
+    first_bundle: int = 1
+
+
+@dataclass(slots=True)
+class _Member:
+    config: WorkerConfig
+    bundle: int
+    handle: Any = None
+    address: LinkAddress | None = None
+    next_number: int = 0
+
+
+class Fleet:
+    """Handles of the workers. `on_joined` and `on_lost` are called in the event loop."""
+
+    def __init__(
+        self,
+        configs: list[WorkerConfig],
+        resources: WorkerResources,
+        on_joined: Callable[[WorkerConfig], None],
+        on_lost: Callable[[WorkerId, str], None],
+    ) -> None:
+        self._members = {
+            config.spec.worker_id: _Member(config, resources.first_bundle + index)
+            for index, config in enumerate(configs)
+        }
+        self._resources = resources
+        self._on_joined = on_joined
+        self._on_lost = on_lost
+        self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
+
+    @property
+    def alive(self) -> list[WorkerId]:
+        return [worker_id for worker_id, member in self._members.items() if member.handle is not None]
+
+    def handle(self, worker_id: WorkerId) -> Any:
+        """The actor's handle. Raises `WorkerError` while the worker is down."""
+        handle = self._members[worker_id].handle
+        if handle is None:
+            raise WorkerError(f"worker {worker_id} is down")
+        return handle
+
+    def run(self, worker_id: WorkerId, plan: DispatchPlan, inputs: GenerationInputs) -> PlanCall | None:
+        """Give a worker its next plan; None while it is down."""
+        member = self._members[worker_id]
+        if member.handle is None:
+            return None
+        call: PlanCall = member.handle.run.remote(member.next_number, plan, inputs)
+        member.next_number += 1
+        return call
+
+    async def start(self) -> None:
+        """Start all workers, each with its replicas. Raises what the first one that fails raises."""
+        started = {worker_id: self._spawn(member) for worker_id, member in self._members.items()}
+        addresses = await asyncio.gather(*(handle.start.remote() for handle in started.values()))
+        for (worker_id, handle), address in zip(started.items(), addresses, strict=True):
+            self._members[worker_id].handle, self._members[worker_id].address = handle, address
+        everyone = self._directory(self._members)
+        await asyncio.gather(*(handle.connect.remote(everyone) for handle in started.values()))
+        for worker_id in started:
+            self._joined(worker_id)
+
+    async def stop(self) -> None:
+        """End all workers."""
+        for watcher in self._watchers.values():
+            watcher.cancel()
+        for member in self._members.values():
+            if member.handle is not None:
+                ray.kill(member.handle)
+                member.handle = None
+
+    def _spawn(self, member: _Member) -> Any:
+        options: dict[str, Any] = {
+            "num_cpus": self._resources.num_cpus,
+            "num_gpus": self._resources.num_gpus,
+            "max_concurrency": _MAX_CONCURRENCY,
+        }
+        if self._resources.group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._resources.group, placement_group_bundle_index=member.bundle
+            )
+        return ray.remote(StageWorker).options(**options).remote(member.config)
+
+    def _directory(self, worker_ids: Mapping[WorkerId, object]) -> dict[WorkerId, tuple[Any, LinkAddress | None]]:
+        members = ((worker_id, self._members[worker_id]) for worker_id in worker_ids)
+        return {worker_id: (member.handle, member.address) for worker_id, member in members if member.handle}
+
+    def _joined(self, worker_id: WorkerId) -> None:
+        member = self._members[worker_id]
+        self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, member.handle))
+        self._on_joined(member.config)
+
+    async def _watch(self, worker_id: WorkerId, handle: Any) -> None:
+        """Wait until the worker's process ends, then bring the worker back."""
+        why = await _error_of(handle.watch.remote())
+        logger.warning("worker %s is lost: %s", worker_id, why)
+        member = self._members[worker_id]
+        member.handle, member.address, member.next_number = None, None, 0
+        self._on_lost(worker_id, why)
+        pause_s = _FIRST_PAUSE_S
+        while not await self._bring_back(worker_id, member):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _bring_back(self, worker_id: WorkerId, member: _Member) -> bool:
+        member.config = replace(member.config, incarnation=member.config.incarnation + 1)
+        handle = self._spawn(member)
+        try:
+            address = await handle.start.remote()
+            member.handle, member.address = handle, address
+            await handle.connect.remote(self._directory(self._members))
+            newcomer = self._directory({worker_id: None})
+            others = [other for other in self.alive if other != worker_id]
+            await asyncio.gather(
+                *(self.handle(other).connect.remote(newcomer) for other in others), return_exceptions=True
+            )
+        except RayError as error:
+            logger.warning("worker %s did not come back: %s", worker_id, error)
+            member.handle = member.address = None
+            return False
+        self._joined(worker_id)
+        return True
+
+
+async def _error_of(forever: Awaitable[None]) -> str:
+    try:
+        await forever
+    except RayError as error:
+        return str(error).splitlines()[0]
+    return "its watch ended"

@@ -1,0 +1,69 @@
+"""What the live engine and its workers tell each other. Plain data; no torch, no ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import Replica
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from. `dtype` is a torch dtype's name, None for the device's default."""
+
+    name: str
+    folder: Path
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """All a worker needs to start. `label` names its placement in the Ray dashboard."""
+
+    spec: WorkerSpec
+    incarnation: int
+    label: str
+    replicas: frozenset[Replica]
+    sources: dict[str, ModelSource]
+    store_host: str
+    store_port: int
+    torch_device: str = "cpu"
+    num_threads: int = 1
+    handoff_bytes: int = 64 << 20
+    handoff_transport: Literal["nixl", "host"] = "nixl"
+    max_groups: int = 8
+    group_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a stage ran, in seconds of the Unix clock."""
+
+    stage: Stage
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepNote:
+    """The leader of a plan has done a denoising step."""
+
+    request_id: str
+    steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """How a plan ended on one worker. `num_images` pictures follow (PNG, one item each). `retry`: see `PlanFailed`."""
+
+    plan_id: int
+    outcome: Literal["finished", "stopped", "failed"]
+    spans: list[Span] = field(default_factory=list)
+    num_images: int = 0
+    peak_memory_bytes: int = 0
+    error: str = ""
+    retry: bool = True

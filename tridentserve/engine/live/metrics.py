@@ -1,0 +1,103 @@
+"""Metrics of the live engine, through Ray: they appear as `ray_tridentserve_*` on its metrics ports.
+
+Tags hold names from the configuration only: no request ids, no text of users. Ray's histograms round their sums to
+bucket midpoints, so exact totals are counters beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from tridentserve.engine.live.handoff import HandoffBuffer, Transfer
+from tridentserve.engine.live.messages import Span
+from tridentserve.lifecycle import RequestRecord, RequestState
+from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.stages import Stage
+
+_SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
+
+
+class WorkerMetrics:
+    """What one worker counts: stages it ran, bytes it handed on."""
+
+    def __init__(self, worker_id: WorkerId) -> None:
+        self._worker = {"worker": worker_id}
+        stage_tags = ("worker", "model", "stage", "degree")
+        self._stage_seconds = Histogram(
+            "tridentserve_stage_seconds", "Seconds per stage run.", boundaries=_SECONDS, tag_keys=stage_tags
+        )
+        self._stage_seconds_total = Counter(
+            "tridentserve_stage_busy_seconds_total", "Seconds spent in stages.", tag_keys=stage_tags
+        )
+        self._stage_runs = Counter("tridentserve_stage_runs_total", "Stages that ended.", tag_keys=stage_tags)
+        path_tags = ("worker", "path")
+        self._handoff_bytes = Counter(
+            "tridentserve_handoff_bytes_total", "Bytes handed to the next stage.", tag_keys=path_tags
+        )
+        self._handoff_seconds = Counter(
+            "tridentserve_handoff_seconds_total", "Seconds spent handing on.", tag_keys=path_tags
+        )
+        self._handoffs = Counter("tridentserve_handoffs_total", "Handoffs.", tag_keys=path_tags)
+        self._handoff_used = Gauge(
+            "tridentserve_handoff_used_bytes", "Bytes of the handoff slab in use.", tag_keys=("worker",)
+        )
+        self._handoff_parcels = Gauge(
+            "tridentserve_handoff_parcels", "Outputs kept for requests under way.", tag_keys=("worker",)
+        )
+
+    def plan_done(self, plan: DispatchPlan, spans: Iterable[Span]) -> None:
+        for span in spans:
+            degree = plan.degree if span.stage is Stage.DIFFUSE else 1
+            tags = {**self._worker, "model": plan.model, "stage": span.stage.value, "degree": str(degree)}
+            seconds = max(span.end_s - span.start_s, 0.0)
+            self._stage_seconds.observe(seconds, tags=tags)
+            self._stage_seconds_total.inc(max(seconds, 1e-9), tags=tags)
+            self._stage_runs.inc(tags=tags)
+
+    def handoff_done(self, transfer: Transfer) -> None:
+        tags = {**self._worker, "path": transfer.path}
+        self._handoffs.inc(tags=tags)
+        self._handoff_bytes.inc(max(transfer.nbytes, 1), tags=tags)
+        self._handoff_seconds.inc(max(transfer.seconds, 1e-9), tags=tags)
+
+    def handoff_level(self, buffer: HandoffBuffer) -> None:
+        self._handoff_used.set(buffer.used_bytes, tags=self._worker)
+        self._handoff_parcels.set(buffer.num_parcels, tags=self._worker)
+
+
+class EngineMetrics:
+    """What the engine counts: requests, deadlines, the queue."""
+
+    def __init__(self) -> None:
+        self._requests = Counter("tridentserve_requests_total", "Requests that ended.", tag_keys=("model", "state"))
+        self._slo = Counter(
+            "tridentserve_slo_total", "Requests that ended, by whether they met their SLO.", tag_keys=("model", "met")
+        )
+        self._latency = Histogram(
+            "tridentserve_request_latency_seconds",
+            "Arrival to result of completed requests.",
+            boundaries=_SECONDS,
+            tag_keys=("model",),
+        )
+        self._queue = Gauge("tridentserve_queue_length", "Requests that wait for a dispatch.")
+        self._running = Gauge("tridentserve_running_requests", "Requests that have been dispatched.")
+        self._workers = Gauge("tridentserve_workers_alive", "Workers that are up.")
+        self._retries = Counter("tridentserve_retries_total", "Requests put back into the queue.", tag_keys=("model",))
+
+    def request_ended(self, record: RequestRecord) -> None:
+        model = record.spec.model
+        self._requests.inc(tags={"model": model, "state": record.state.value})
+        if record.state is RequestState.COMPLETED and record.latency_s is not None:
+            self._latency.observe(record.latency_s, tags={"model": model})
+        if record.state is not RequestState.CANCELLED:
+            self._slo.inc(tags={"model": model, "met": str(record.slo_met).lower()})
+
+    def retried(self, model: str) -> None:
+        self._retries.inc(tags={"model": model})
+
+    def levels(self, queued: int, running: int, workers_alive: int) -> None:
+        self._queue.set(queued)
+        self._running.set(running)
+        self._workers.set(workers_alive)

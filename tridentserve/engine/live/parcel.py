@@ -1,0 +1,74 @@
+"""What one stage hands to the next: named tensors and numbers, packed into one run of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+# Slots start at multiples of this many bytes, so that every dtype is aligned and copies are fast.
+ALIGNMENT_BYTES = 64
+
+
+def align(nbytes: int) -> int:
+    """`nbytes` rounded up to the alignment of slots."""
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """Where one tensor lies in a packed parcel."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a parcel is packed, with the values that travel beside the bytes."""
+
+    slots: tuple[TensorSlot, ...]
+    nbytes: int
+    values: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A condition, a denoising state or final latents, on its way from one worker to another."""
+
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def layout(self) -> Layout:
+        slots: list[TensorSlot] = []
+        offset = 0
+        for name, tensor in self.tensors.items():
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            slots.append(TensorSlot(name, dtype, tuple(tensor.shape), offset, tensor.nbytes))
+            offset += align(tensor.nbytes)
+        return Layout(tuple(slots), offset, self.values)
+
+    def pack_into(self, buffer: torch.Tensor, layout: Layout) -> None:
+        """Copy the tensors into a uint8 buffer of at least `layout.nbytes` bytes."""
+        for slot in layout.slots:
+            source = self.tensors[slot.name].contiguous().reshape(-1).view(torch.uint8)
+            buffer[slot.offset : slot.offset + slot.nbytes].copy_(source)
+
+    def pack(self, layout: Layout) -> torch.Tensor:
+        """The tensors in a new uint8 buffer in host memory."""
+        buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self.pack_into(buffer, layout)
+        return buffer
+
+    @classmethod
+    def unpack(cls, buffer: torch.Tensor, layout: Layout, device: torch.device) -> Parcel:
+        """Copies of the tensors in `buffer`, on `device`: the buffer may be reused at once."""
+        tensors = {}
+        for slot in layout.slots:
+            raw = buffer[slot.offset : slot.offset + slot.nbytes].clone()
+            tensors[slot.name] = raw.view(getattr(torch, slot.dtype)).reshape(slot.shape).to(device)
+        return cls(tensors, layout.values)

@@ -1,0 +1,221 @@
+"""The StageWorker: one Ray actor per device. It runs plans in the scheduler's order and moves tensors to its peers.
+
+Device work happens in one thread; the event loop stays free for pings, cancels and pushes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import resource
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
+from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey
+from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.metrics import WorkerMetrics
+from tridentserve.engine.live.nixl_link import LinkAddress, NixlLink
+from tridentserve.engine.live.parcel import Layout
+from tridentserve.engine.live.peers import RayPeer
+from tridentserve.engine.live.replicas import ReplicaStore
+from tridentserve.engine.live.turns import Turns
+from tridentserve.errors import TridentServeError
+from tridentserve.parallel import GroupCache, connect_store
+from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.requests import GenerationInputs
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Pictures are sent once and thrown away by most clients: speed counts more than the last tenth of their size.
+_PNG_COMPRESS_LEVEL = 1
+
+
+class StageWorker:
+    """Holds Encode, Diffuse and Decode replicas as its placement says, on one device."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        torch.set_num_threads(config.num_threads)
+        self._device = torch.device(config.torch_device)
+        self._device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        self._turns = Turns()
+        self._controls: dict[int, StepControl] = {}
+        # Plans told to stop before their call came in.
+        self._stopped_early: set[int] = set()
+        self._metrics = WorkerMetrics(config.spec.worker_id)
+        self._replicas = ReplicaStore(config.sources, config.torch_device)
+        store = connect_store(config.store_host, config.store_port)
+        groups = GroupCache(store, self._device, config.max_groups, config.group_timeout_s)
+        self._executor = StageExecutor(config.spec.worker_id, self._replicas, groups)
+        slab = torch.zeros(config.handoff_bytes, dtype=torch.uint8, device=self._device)
+        self._link = _start_link(config, slab)
+        self._peers: dict[WorkerId, RayPeer] = {}
+        self._handoff = HandoffBuffer(config.spec.worker_id, self._peers, slab, self._link, self._metrics.handoff_done)
+
+    def __repr__(self) -> str:
+        return f"StageWorker({self._config.spec.worker_id}, {self._config.label})"
+
+    async def start(self) -> LinkAddress | None:
+        """Load the replicas of the placement. Returns the address peers write to, None without NIXL."""
+        for replica in sorted(self._config.replicas):
+            await self._on_device(self._replicas.load, replica)
+        return self._link.address if self._link is not None else None
+
+    async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], LinkAddress | None]]) -> None:
+        """Get to know peers; a peer that came back replaces its former self."""
+        for worker_id, (handle, address) in peers.items():
+            if worker_id in self._peers:
+                self._handoff.lose_peer(worker_id)
+            if self._link is not None and address is not None:
+                await self._link.add_peer(address)
+            self._peers[worker_id] = RayPeer(handle, address.name if address is not None else None)
+
+    async def watch(self) -> None:
+        """Never returns: whoever waits for it hears at once when this process ends."""
+        await asyncio.Event().wait()
+
+    async def ping(self) -> int:
+        """Parcels kept by the handoff buffer: 0 when no request is under way."""
+        return self._handoff.num_parcels
+
+    # Plans.
+
+    async def run(
+        self, number: int, plan: DispatchPlan, inputs: GenerationInputs
+    ) -> AsyncIterator[StepNote | PlanReport | bytes]:
+        """Run a plan when its turn (`number`, from 0 without gaps) comes.
+
+        Yields a note per denoising step (leader only), then one report, then the pictures."""
+        notes: asyncio.Queue[StepNote | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        control = StepControl()
+        if plan.leader == self._config.spec.worker_id:
+            control.on_step = lambda done: _post(loop, notes, StepNote(plan.request_id, done))
+        self._controls[plan.plan_id] = control
+        if plan.plan_id in self._stopped_early:
+            control.stop()
+        task = loop.create_task(self._run_in_turn(number, plan, inputs, control))
+        task.add_done_callback(lambda _: notes.put_nowait(None))
+        while (note := await notes.get()) is not None:
+            yield note
+        report, pictures = await task
+        yield report
+        for picture in pictures:
+            yield picture
+
+    async def stop(self, plan_id: int) -> None:
+        """Stop a plan at its next step boundary, or before it starts."""
+        control = self._controls.get(plan_id)
+        if control is not None:
+            control.stop()
+        else:
+            self._stopped_early.add(plan_id)
+
+    async def forget(self, request_id: str, last_plan_id: int) -> None:
+        """Drop what is kept of a request that has ended or starts again."""
+        self._handoff.forget(request_id, last_plan_id)
+        self._metrics.handoff_level(self._handoff)
+
+    async def _run_in_turn(
+        self, number: int, plan: DispatchPlan, inputs: GenerationInputs, control: StepControl
+    ) -> tuple[PlanReport, list[bytes]]:
+        try:
+            async with self._turns.turn(number):
+                execution = await self._execute(plan, inputs, control)
+            return await self._report(plan, execution)
+        except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
+            logger.warning("plan %d (%s) failed: %s", plan.plan_id, plan.request_id, error, exc_info=True)
+            retry = not (isinstance(error, TridentServeError) and error.http_status < 500)
+            message = f"{type(error).__name__}: {error}"
+            return PlanReport(plan.plan_id, "failed", error=message, retry=retry), []
+        finally:
+            self._controls.pop(plan.plan_id, None)
+            self._stopped_early.discard(plan.plan_id)
+
+    async def _execute(self, plan: DispatchPlan, inputs: GenerationInputs, control: StepControl) -> Execution:
+        if control.stopped and plan.degree == 1:
+            return Execution(stopped=True)
+        incoming = None
+        if plan.leader == self._config.spec.worker_id and plan.input_id is not None and plan.source is not None:
+            incoming = await self._handoff.take(HandoffKey(plan.request_id, plan.input_id), plan.source)
+        execution = await self._on_device(self._executor.execute, plan, inputs, incoming, control)
+        if execution.outputs is not None:
+            key = HandoffKey(plan.request_id, plan.plan_id)
+            self._handoff.keep(key, execution.outputs)
+            if plan.push_to is not None and plan.push_to != self._config.spec.worker_id:
+                self._handoff.push(key, plan.push_to)
+        return execution
+
+    async def _report(self, plan: DispatchPlan, execution: Execution) -> tuple[PlanReport, list[bytes]]:
+        pictures = []
+        if execution.images is not None:
+            pictures = await asyncio.to_thread(lambda images: [_png(image) for image in images], execution.images)
+        self._metrics.plan_done(plan, execution.spans)
+        self._metrics.handoff_level(self._handoff)
+        report = PlanReport(
+            plan_id=plan.plan_id,
+            outcome="stopped" if execution.stopped else "finished",
+            spans=execution.spans,
+            num_images=len(pictures),
+            peak_memory_bytes=_peak_memory_bytes(self._device),
+        )
+        return report, pictures
+
+    async def _on_device(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._device_thread, lambda: function(*args))
+
+    # The handoff buffer, as peers call it.
+
+    async def reserve(self, key: HandoffKey, producer: WorkerId, nbytes: int) -> int | None:
+        return await self._handoff.reserve(key, producer, nbytes)
+
+    async def commit(self, key: HandoffKey, layout: Layout) -> None:
+        await self._handoff.commit(key, layout)
+
+    async def release(self, key: HandoffKey) -> None:
+        await self._handoff.release(key)
+
+    async def deliver(self, key: HandoffKey, layout: Layout, buffer: NDArray[np.uint8]) -> None:
+        await self._handoff.deliver(key, layout, torch.from_numpy(buffer.copy()))
+
+    async def send(self, key: HandoffKey, to: WorkerId) -> None:
+        await self._handoff.send(key, to)
+
+
+def _post(loop: asyncio.AbstractEventLoop, notes: asyncio.Queue[StepNote | None], note: StepNote) -> None:
+    """From the device thread into the event loop."""
+    loop.call_soon_threadsafe(notes.put_nowait, note)
+
+
+def _start_link(config: WorkerConfig, slab: torch.Tensor) -> NixlLink | None:
+    """The NIXL agent of this incarnation; None when it is not wanted or cannot start."""
+    if config.handoff_transport != "nixl":
+        return None
+    try:
+        return NixlLink(f"{config.spec.worker_id}#{config.incarnation}#{config.store_port}", slab)
+    except Exception as error:  # NIXL and UCX raise what they like; serving goes on without them
+        logger.warning("NIXL cannot start, handoffs go through host memory: %s", error)
+        return None
+
+
+def _png(image: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
+    return buffer.getvalue()
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    """Peak of the device where it can be read, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
