@@ -1,0 +1,135 @@
+"""A small service on a real port of loopback, that answers real PNGs: what the replay client is tested against."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from PIL import Image
+
+MODEL = "tiny-sd3"
+
+
+@dataclass
+class PictureService:
+    """How to behave, by `seed` of the request (other seeds are served well), and what was seen.
+
+    `delay_s` is how long every answer takes. Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the
+    middle of the answer), "wrong-size", "truncated" (a damaged PNG), "not-json", "bad-timeline".
+    """
+
+    delay_s: float = 0.0
+    modes: dict[int, str] = field(default_factory=dict)
+    models: list[str] = field(default_factory=lambda: [MODEL])
+    healthy: bool = True
+    slo_s: float | None = None
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    arrivals_s: list[float] = field(default_factory=list)
+    url: str = ""
+    server: uvicorn.Server | None = None
+
+    def stop(self) -> None:
+        """Goes away, as a crashed service does."""
+        if self.server is not None:
+            self.server.should_exit = True
+
+    def answer(self, body: dict[str, Any], start_s: float) -> dict[str, Any]:
+        width, height = map(int, body["size"].split("x"))
+        mode = self.modes.get(body.get("seed", -1))
+        encoded = png(width + (16 if mode == "wrong-size" else 0), height)
+        if mode == "truncated":
+            encoded = encoded[: len(encoded) // 2]
+        degree = 2 if height > 64 else 1
+        end_s = time.time()
+        spans = [
+            {"stage": "encode", "workers": ["w0"], "degree": 1, "start_s": start_s, "end_s": start_s + 0.001},
+            {
+                "stage": "diffuse",
+                "workers": ["w1", "w2"][:degree],
+                "degree": degree,
+                "start_s": start_s + 0.001,
+                "end_s": end_s,
+                "steps": body["num_inference_steps"],
+            },
+            {"stage": "decode", "workers": ["w3"], "degree": 1, "start_s": end_s, "end_s": end_s + 0.001},
+        ]
+        if mode == "bad-timeline":
+            spans[0]["degree"] = 0
+        return {
+            "created": int(start_s),
+            "data": [{"b64_json": base64.b64encode(encoded).decode()}],
+            "stage_durations": {"encode": 0.001, "diffuse": 0.25, "decode": 0.002},
+            "timeline": spans,
+            "slo_s": self.slo_s,
+            "slo_met": None if self.slo_s is None else True,
+            "queue_s": 0.5,
+            "peak_memory_mb": float(width),
+        }
+
+
+def png(width: int, height: int) -> bytes:
+    """A picture with noise in it, so that half of its bytes is not a whole picture."""
+    stream = io.BytesIO()
+    Image.effect_noise((width, height), 50).convert("RGB").save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _app(service: PictureService) -> FastAPI:
+    app = FastAPI()
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if service.healthy else 503)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name} for name in service.models]}
+
+    @app.post("/v1/images/generations")
+    async def generate(request: Request) -> Response:
+        start_s = time.time()
+        body = await request.json()
+        service.bodies.append(body)
+        service.arrivals_s.append(time.monotonic())
+        await asyncio.sleep(service.delay_s)
+        mode = service.modes.get(body.get("seed", -1))
+        if mode == "error":
+            return JSONResponse({"error": {"message": "out of\nmemory", "code": "oom"}}, status_code=500)
+        if mode == "not-json":
+            return Response("<html>", media_type="text/html")
+        answer = JSONResponse(service.answer(body, start_s))
+        if mode == "disconnect":
+            answer.headers["content-length"] = str(len(answer.body) + 1000)
+        return answer
+
+    return app
+
+
+@contextmanager
+def running(service: PictureService) -> Iterator[PictureService]:
+    """Serves it in a thread until the block ends, with its address in `url`."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    config = uvicorn.Config(_app(service), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    server = service.server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        while not server.started:
+            time.sleep(0.005)
+        yield service
+    finally:
+        service.stop()
+        thread.join()
+        listener.close()

@@ -1,0 +1,67 @@
+"""What is checked before the first request of a replay is sent, so that mistakes are told at once and in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from traces.requests import TraceRequest
+from tridentserve.errors import ConfigError, InvalidRequestError, UnknownModelError
+
+_TIMEOUT_S = 10.0
+
+
+def check_pictures(requests: Sequence[TraceRequest]) -> None:
+    """Raises `InvalidRequestError` when a request is a video: the replay speaks the images API."""
+    video = next((request for request in requests if request.num_frames > 1), None)
+    if video is not None:
+        raise InvalidRequestError(
+            f"request {video.request_id} asks for {video.num_frames} frames: only traces of pictures (num_frames=1) "
+            "can be replayed, over /v1/images/generations",
+            param="num_frames",
+        )
+
+
+async def choose_models(
+    client: httpx.AsyncClient, url: str, requests: Sequence[TraceRequest], model: str | None
+) -> list[str]:
+    """The model to ask for, for each request: `model`, else the one that the row names, else the only one served.
+
+    Raises `ConfigError` when no healthy service answers at `url` or the model is left open, and `UnknownModelError`
+    when a model is not served.
+    """
+    await _get(client, url, "/health")
+    served = await _served_models(client, url)
+    chosen = [model or request.model or (served[0] if len(served) == 1 else None) for request in requests]
+    for name in dict.fromkeys(chosen):
+        if name is None:
+            raise ConfigError(f"{url} serves several models: choose one of {', '.join(served)}")
+        if name not in served:
+            raise UnknownModelError(f"{url} does not serve {name!r}; it serves {', '.join(served)}", param="model")
+    return [name for name in chosen if name is not None]
+
+
+async def _get(client: httpx.AsyncClient, url: str, path: str) -> httpx.Response:
+    try:
+        response = await client.get(f"{url}{path}", timeout=_TIMEOUT_S)
+    except httpx.ConnectError:
+        raise ConfigError(f"nothing listens at {url}: start a service first, or check the address") from None
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+        raise ConfigError(f"{url}{path} does not answer: {type(error).__name__} {error}".rstrip()) from None
+    if response.status_code != 200:
+        raise ConfigError(f"{url}{path} answers HTTP {response.status_code}: the service is not ready, or not ours")
+    return response
+
+
+async def _served_models(client: httpx.AsyncClient, url: str) -> list[str]:
+    response = await _get(client, url, "/v1/models")
+    try:
+        body: Any = response.json()
+        served = [str(entry["id"]) for entry in body["data"]]
+    except (ValueError, LookupError, TypeError):
+        raise ConfigError(f"{url}/v1/models does not answer with a list of models") from None
+    if not served:
+        raise ConfigError(f"{url} serves no model")
+    return served

@@ -1,0 +1,172 @@
+"""The open-loop client: sends each request at its time, whether or not earlier ones have been answered."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import ssl
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from traces.answers import AnswerFacts, read_answer
+from traces.preflight import check_pictures, choose_models
+from traces.requests import TraceRequest
+from tridentserve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What became of one request. It was completed exactly when `error` is None.
+
+    `sent_s` counts from the start of the replay, `send_lateness_s` from when the request was due, `latency_s` from
+    sending to the last byte of the answer (or to the failure). `status` is the HTTP status, None without an answer.
+    `service_request_id` is the id that the service knows the request by.
+    """
+
+    request: TraceRequest
+    model: str
+    service_request_id: str
+    sent_s: float
+    send_lateness_s: float
+    latency_s: float
+    status: int | None
+    error: str | None
+    facts: AnswerFacts = field(default_factory=AnswerFacts)
+
+    @property
+    def slo_s(self) -> float | None:
+        """The deadline, counted from sending: the trace's, else the one that the service says it worked to."""
+        return self.facts.slo_s if self.request.slo_ms is None else self.request.slo_ms / 1000
+
+    @property
+    def slo_met(self) -> bool | None:
+        """Held against the latency that the client saw; the service's own word only where no deadline is known.
+        None when the request has no deadline, or failed without one."""
+        if self.slo_s is not None:
+            return self.error is None and self.latency_s <= self.slo_s
+        return self.facts.slo_met
+
+
+async def replay(
+    requests: Sequence[TraceRequest],
+    url: str,
+    *,
+    speed: float = 1.0,
+    model: str | None = None,
+    timeout_s: float = 600.0,
+    on_sent: Callable[[TraceRequest], None] | None = None,
+    on_done: Callable[[ReplayResult], None] | None = None,
+) -> list[ReplayResult]:
+    """Sends request i to `{url}/v1/images/generations` at `timestamp_s / speed` seconds; results are in the same order.
+
+    `model` is asked for instead of what the rows name. `on_sent` and `on_done` are called on the event loop as requests
+    are sent and end. A request that fails in whatever way is a result, never an exception. Before anything is sent this
+    raises `InvalidRequestError` for videos, `ConfigError` for bad arguments or when nothing listens at `url`,
+    `UnknownModelError` for unknown models.
+    """
+    check_pictures(requests)
+    url = url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"the address must start with http:// or https://, not {url!r}")
+    if not (math.isfinite(speed) and speed > 0 and timeout_s > 0):
+        raise ConfigError(f"speed and timeout must be above 0, not {speed} and {timeout_s}")
+    tls = ssl.create_default_context()
+    async with _client(tls) as client:
+        models = await choose_models(client, url, requests, model)
+    run_id = uuid.uuid4().hex[:8]  # two replays of one trace are not the same requests
+    run = _Run(url, tls, timeout_s, on_done, asyncio.get_running_loop().time())
+    tasks: dict[int, asyncio.Task[ReplayResult]] = {}
+    async with asyncio.TaskGroup() as group:
+        for index in sorted(range(len(requests)), key=lambda index: requests[index].timestamp_s):
+            due_s = requests[index].timestamp_s / speed
+            await asyncio.sleep(max(0.0, due_s - run.now_s()))
+            # Ids of a trace may hold what the service does not take in one; the index keeps them apart all the same.
+            service_request_id = f"{run_id}-{index}-{re.sub('[^A-Za-z0-9._:-]', '_', requests[index].request_id)[:80]}"
+            sending = run.send(requests[index], models[index], service_request_id, due_s)
+            tasks[index] = group.create_task(sending)
+            if on_sent is not None:
+                on_sent(requests[index])
+    return [tasks[index].result() for index in range(len(requests))]
+
+
+def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
+    """A client for one request, as each comes from a user of its own. No connection is used twice, so none is closed by
+    the server just as it is used again; and the cost of a send does not grow with the number in flight, as it does in
+    a shared pool (2,000 in flight: sends 2 s late). Our own time limit covers a request as a whole."""
+    return httpx.AsyncClient(verify=tls, timeout=None, trust_env=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What the requests of one replay share."""
+
+    url: str
+    tls: ssl.SSLContext
+    timeout_s: float
+    on_done: Callable[[ReplayResult], None] | None
+    start_s: float
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time() - self.start_s
+
+    async def send(self, request: TraceRequest, model: str, service_request_id: str, due_s: float) -> ReplayResult:
+        """One request from sending to its result."""
+        sent_s = self.now_s()
+        status, error, content = await self._post(_body(request, model, service_request_id))
+        latency_s = self.now_s() - sent_s
+        facts = AnswerFacts()
+        if error is None:
+            try:
+                # In a thread: decoding a large picture on the loop would make the next sends late.
+                facts = await asyncio.to_thread(read_answer, content, request.width, request.height)
+            except ValueError as failure:
+                error = str(failure)
+        result = ReplayResult(
+            request, model, service_request_id, sent_s, max(0.0, sent_s - due_s), latency_s, status, error, facts
+        )
+        if self.on_done is not None:
+            self.on_done(result)
+        return result
+
+    async def _post(self, body: dict[str, Any]) -> tuple[int | None, str | None, bytes]:
+        """HTTP status (None without an answer), error (None when the status is 200), and the body of the answer."""
+        try:
+            async with asyncio.timeout(self.timeout_s), _client(self.tls) as client:
+                response = await client.post(f"{self.url}/v1/images/generations", json=body)
+        except TimeoutError:
+            return None, f"no answer within {self.timeout_s:g} s", b""
+        except Exception as failure:  # whatever goes wrong with one request must not stop the others
+            return None, f"{type(failure).__name__}: {failure}".rstrip(": "), b""
+        if response.status_code != 200:
+            return response.status_code, f"HTTP {response.status_code}: {_error_message(response)}", b""
+        return 200, None, response.content
+
+
+def _body(request: TraceRequest, model: str, service_request_id: str) -> dict[str, Any]:
+    body = {
+        "model": model,
+        "prompt": request.prompt,
+        "negative_prompt": request.negative_prompt or None,
+        "size": f"{request.width}x{request.height}",
+        "num_inference_steps": request.num_inference_steps,
+        "guidance_scale": request.guidance_scale,
+        "seed": request.seed,
+        "slo_ms": request.slo_ms,
+        "request_id": service_request_id,
+        "response_format": "b64_json",
+    }
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _error_message(response: httpx.Response) -> str:
+    """The message of an OpenAI error body, else the start of whatever came, on one line."""
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = response.text
+    return " ".join(message.split())[:300]
