@@ -1,0 +1,10 @@
+"""Pipelines: one adapter per family turns a `diffusers` pipeline into three stages and a resumable denoising loop.
+
+`load_adapter` reads a model folder, `ensure_tiny` makes a small one with random weights. Imports torch and diffusers.
+"""
+
+from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.loading import load_adapter
+from tridentserve.pipelines.tiny import ensure_tiny
+
+__all__ = ["DenoisingState", "PipelineAdapter", "Tensors", "ensure_tiny", "load_adapter"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,11 @@ class LiveEngine:
         scheduler: Scheduler,
         workers: list[WorkerConfig],
         resources: WorkerResources,
+        abandon: Callable[[str, int, int], None],
         options: EngineOptions | None = None,
     ) -> None:
+        """`abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone."""
+        self._abandon = abandon
         self._options = options or EngineOptions()
         self._loop = asyncio.get_running_loop()
         self._fleet = Fleet(workers, resources, self._on_joined, self._on_lost)
@@ -80,6 +83,7 @@ class LiveEngine:
         self._jobs: dict[str, _Job] = {}  # by the id clients know
         self._by_key: dict[str, _Job] = {}
         self._attempts = 0
+        self._plans: dict[int, DispatchPlan] = {}  # given to workers, not reported yet
         self._tasks: set[asyncio.Task[None]] = set()
 
     # What the service calls.
@@ -226,6 +230,7 @@ class LiveEngine:
         job = self._by_key.get(plan.request_id)
         if job is None:
             return
+        self._plans[plan.plan_id] = plan
         job.workers.update(plan.workers)
         job.last_plan_id = plan.plan_id
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
@@ -237,6 +242,7 @@ class LiveEngine:
     async def _run_plan(self, job: _Job, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
         members = zip(plan.workers, calls, strict=True)
         reports = await asyncio.gather(*(self._run_member(job, plan, worker_id, call) for worker_id, call in members))
+        del self._plans[plan.plan_id]
         self._core.post(self._outcome(plan, reports))
 
     async def _run_member(
@@ -244,6 +250,7 @@ class LiveEngine:
     ) -> PlanReport:
         """One worker's part of a plan; returns its report, a failure when the worker is lost."""
         if call is None:
+            self._speak_for(worker_id, plan)
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
         try:
             async for reference in call:
@@ -290,6 +297,14 @@ class LiveEngine:
 
     def _on_lost(self, worker_id: WorkerId, error: str) -> None:
         self._core.post(ev.WorkerLost(worker_id, error))
+        for plan in self._plans.values():
+            if worker_id in plan.workers:
+                self._speak_for(worker_id, plan)
+
+    def _speak_for(self, worker_id: WorkerId, plan: DispatchPlan) -> None:
+        """A lost worker cannot tell the others of its instance that it will not come."""
+        if plan.group is not None:
+            self._abandon(plan.group, plan.workers.index(worker_id), plan.plan_id)
 
 
 def _same_request(job: _Job, spec: RequestSpec, inputs: GenerationInputs) -> bool:

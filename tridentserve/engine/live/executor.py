@@ -6,16 +6,13 @@ ask it before every step whether to go on, so that all members stop at the same 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tridentserve.engine.live.messages import Span
@@ -75,13 +72,17 @@ class StageExecutor:
     ) -> Execution:
         """Run all stages of a plan. `incoming` holds the leader's inputs (None for ENCODE and on followers).
 
-        Any error at a degree above 1 also breaks the process group, so that no other member waits for this one."""
+        After any error the other members of the instance do not wait for this one."""
         try:
             return self._execute(plan, inputs, incoming, control)
         except BaseException:
-            if plan.group is not None:
-                self._groups.drop(plan.group)
+            self.abandon(plan)
             raise
+
+    def abandon(self, plan: DispatchPlan) -> None:
+        """Let the other members of a plan know that this one will not run it (to its end)."""
+        if plan.group is not None:
+            self._groups.abandon(plan.group, plan.workers.index(self._worker_id), use=plan.plan_id)
 
     def _execute(
         self, plan: DispatchPlan, inputs: GenerationInputs, incoming: Parcel | None, control: StepControl
@@ -125,7 +126,7 @@ class StageExecutor:
             state = _shared(state, group)
         if state is None or state.step != first:
             raise HandoffError(f"plan {plan.plan_id} starts at step {first}, its state is at {state and state.step}")
-        with sequence_parallel(group) if group is not None else nullcontext():
+        with sequence_parallel(group):
             while state.step < last:
                 command = _Command.STOP if control.stopped else _Command.GO_ON
                 if (command if group is None else group.agree(command)) == _Command.STOP:
@@ -137,7 +138,8 @@ class StageExecutor:
     def _group(self, plan: DispatchPlan) -> SequenceGroup | None:
         if plan.group is None:
             return None
-        return self._groups.get(plan.group, plan.workers.index(self._worker_id), plan.degree)
+        rank = plan.workers.index(self._worker_id)
+        return self._groups.acquire(plan.group, rank, plan.degree, use=plan.plan_id)
 
 
 def _required(incoming: Parcel | None, plan: DispatchPlan) -> Parcel:
@@ -155,16 +157,9 @@ def _state_of(parcel: Parcel) -> DenoisingState:
     return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
 
 
-_VALUES = "values as JSON"
-
-
 def _shared(state: DenoisingState | None, group: SequenceGroup) -> DenoisingState:
     """The leader's state on all members of the group; others pass None."""
-    mine = None
-    if state is not None:
-        parcel = _parcel_of(state)
-        text = json.dumps(parcel.values).encode()
-        mine = {**parcel.tensors, _VALUES: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
-    tensors = group.broadcast_tensors(mine)
-    values = json.loads(bytes(tensors.pop(_VALUES).cpu().tolist()))
+    parcel = _parcel_of(state) if state is not None else Parcel({})
+    values = group.broadcast_json(parcel.values)
+    tensors = group.broadcast_tensors(parcel.tensors if state is not None else None)
     return _state_of(Parcel(tensors, values)) if state is None else state

@@ -13,9 +13,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
-from tridentserve.engine.live.nixl_link import LinkAddress
-from tridentserve.engine.live.worker import StageWorker
+from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -34,18 +32,18 @@ PlanCall = AsyncIterator[Awaitable[StepNote | PlanReport]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What Ray reserves per worker. With a placement group, worker i takes bundle `first_bundle` + i."""
+    """What Ray reserves per worker. With a placement group, worker i takes bundle `bundles[i]`."""
 
     num_cpus: float = 0.1
     num_gpus: float = 0.0
     group: PlacementGroup | None = None
-    first_bundle: int = 1
+    bundles: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class _Member:
     config: WorkerConfig
-    bundle: int
+    bundle: int | None
     handle: Any = None
     address: LinkAddress | None = None
     next_number: int = 0
@@ -62,8 +60,8 @@ class Fleet:
         on_lost: Callable[[WorkerId, str], None],
     ) -> None:
         self._members = {
-            config.spec.worker_id: _Member(config, resources.first_bundle + index)
-            for index, config in enumerate(configs)
+            config.spec.worker_id: _Member(config, bundle)
+            for config, bundle in zip(configs, resources.bundles or [None] * len(configs), strict=True)
         }
         self._resources = resources
         self._on_joined = on_joined
@@ -116,10 +114,13 @@ class Fleet:
             "num_gpus": self._resources.num_gpus,
             "max_concurrency": _MAX_CONCURRENCY,
         }
-        if self._resources.group is not None:
+        if self._resources.group is not None and member.bundle is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._resources.group, placement_group_bundle_index=member.bundle
             )
+        # Imported here: torch comes with it, which whoever only builds the application does not need.
+        from tridentserve.engine.live.worker import StageWorker
+
         return ray.remote(StageWorker).options(**options).remote(member.config)
 
     def _directory(self, worker_ids: Mapping[WorkerId, object]) -> dict[WorkerId, tuple[Any, LinkAddress | None]]:

@@ -40,6 +40,16 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkAddress:
+    """What a peer needs to write into this worker's slab. `name` is unique per incarnation of a worker."""
+
+    name: str
+    metadata: bytes
+    base: int
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """When a stage ran, in seconds of the Unix clock."""
 

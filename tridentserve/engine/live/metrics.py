@@ -7,14 +7,17 @@ bucket midpoints, so exact totals are counters beside them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from tridentserve.engine.live.handoff import HandoffBuffer, Transfer
 from tridentserve.engine.live.messages import Span
 from tridentserve.lifecycle import RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.stages import Stage
+
+if TYPE_CHECKING:
+    from tridentserve.engine.live.handoff import HandoffBuffer, Transfer
 
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 

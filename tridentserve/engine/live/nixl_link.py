@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from tridentserve.engine.live.messages import LinkAddress
 from tridentserve.errors import HandoffError
 
 # Well above any transfer between live peers; a dead peer is an error of NIXL's within a second.
@@ -25,16 +25,6 @@ T = TypeVar("T")
 
 class TransferStuckError(HandoffError):
     """A write has neither ended nor failed in time: its memory on both sides must not be used again."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkAddress:
-    """What a peer needs to write into this worker's slab. `name` is unique per incarnation of a worker."""
-
-    name: str
-    metadata: bytes
-    base: int
-    device_id: int
 
 
 class NixlLink:

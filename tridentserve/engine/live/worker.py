@@ -21,9 +21,9 @@ from PIL import Image
 
 from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
 from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey
-from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import WorkerMetrics
-from tridentserve.engine.live.nixl_link import LinkAddress, NixlLink
+from tridentserve.engine.live.nixl_link import NixlLink
 from tridentserve.engine.live.parcel import Layout
 from tridentserve.engine.live.peers import RayPeer
 from tridentserve.engine.live.replicas import ReplicaStore
@@ -55,7 +55,7 @@ class StageWorker:
         self._metrics = WorkerMetrics(config.spec.worker_id)
         self._replicas = ReplicaStore(config.sources, config.torch_device)
         store = connect_store(config.store_host, config.store_port)
-        groups = GroupCache(store, self._device, config.max_groups, config.group_timeout_s)
+        groups = GroupCache(store, self._device, capacity=config.max_groups, timeout_s=config.group_timeout_s)
         self._executor = StageExecutor(config.spec.worker_id, self._replicas, groups)
         slab = torch.zeros(config.handoff_bytes, dtype=torch.uint8, device=self._device)
         self._link = _start_link(config, slab)
@@ -74,6 +74,8 @@ class StageWorker:
     async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], LinkAddress | None]]) -> None:
         """Get to know peers; a peer that came back replaces its former self."""
         for worker_id, (handle, address) in peers.items():
+            if worker_id == self._config.spec.worker_id:
+                continue
             if worker_id in self._peers:
                 self._handoff.lose_peer(worker_id)
             if self._link is not None and address is not None:
@@ -134,7 +136,8 @@ class StageWorker:
                 execution = await self._execute(plan, inputs, control)
             return await self._report(plan, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
-            logger.warning("plan %d (%s) failed: %s", plan.plan_id, plan.request_id, error, exc_info=True)
+            is_ours = isinstance(error, TridentServeError)
+            logger.warning("plan %d of %s failed: %s", plan.plan_id, plan.request_id, error, exc_info=not is_ours)
             retry = not (isinstance(error, TridentServeError) and error.http_status < 500)
             message = f"{type(error).__name__}: {error}"
             return PlanReport(plan.plan_id, "failed", error=message, retry=retry), []
@@ -147,7 +150,11 @@ class StageWorker:
             return Execution(stopped=True)
         incoming = None
         if plan.leader == self._config.spec.worker_id and plan.input_id is not None and plan.source is not None:
-            incoming = await self._handoff.take(HandoffKey(plan.request_id, plan.input_id), plan.source)
+            try:
+                incoming = await self._handoff.take(HandoffKey(plan.request_id, plan.input_id), plan.source)
+            except BaseException:
+                await self._on_device(self._executor.abandon, plan)
+                raise
         execution = await self._on_device(self._executor.execute, plan, inputs, incoming, control)
         if execution.outputs is not None:
             key = HandoffKey(plan.request_id, plan.plan_id)

@@ -1,0 +1,44 @@
+# make serve   start the quickstart service on 127.0.0.1:8000 (Ctrl-C ends it)
+# make test    lint, types, tests: all that CI runs
+# Both make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
+
+PYTHON ?= python3
+CONFIG ?= deployments/quickstart.yaml
+BIN := .venv/bin
+
+# Ray: a token file that a local ray.init() leaves behind would turn token authentication on in later starts.
+export RAY_AUTH_MODE := disabled
+# Nothing is ever fetched at run time, and nothing is reported home.
+export HF_HUB_OFFLINE := 1
+export RAY_USAGE_STATS_ENABLED := 0
+# The proxy notices a dead replica in seconds (the default takes over 20).
+export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
+
+.PHONY: serve test test-all lint types install check clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed (make PYTHON=python3.11 ...)")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+check: install
+	$(BIN)/python scripts/check_config.py $(CONFIG)
+
+serve: check
+	$(BIN)/python scripts/serve.py $(CONFIG)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,116 @@
+"""The HTTP routes, as a FastAPI application over any `Backend`: what Ray Serve's ingress serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.backend import Backend, Update
+from deployments.errors_http import install_error_handlers
+from deployments.events_http import EventStreamResponse
+from deployments.handle_api import final_update
+from deployments.http_body import MAX_BODY_BYTES, read_json, until_disconnect
+from deployments.models import ServedModel
+from deployments.schemas import REQUEST_ID, ImageRequest, parse_request, to_request
+from tridentserve.errors import RequestNotFoundError
+
+HEARTBEAT_S = 10.0
+HEALTH_TIMEOUT_S = 5.0
+_IMAGE_BODY = {"required": True, "content": {"application/json": {"schema": ImageRequest.model_json_schema()}}}
+
+logger = logging.getLogger(__name__)
+
+
+def create_api(
+    backend: Backend,
+    models: Mapping[str, ServedModel],
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """The routes over one backend. `models` is not empty; its first model is the default of requests.
+
+    A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
+    also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
+    """
+    # The interactive pages of FastAPI load scripts from elsewhere; /openapi.json stays.
+    api = FastAPI(
+        title="TridentServe", version=version("tridentserve"), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    install_error_handlers(api)
+    created = int(time.time())
+
+    @api.post("/v1/images/generations", openapi_extra={"requestBody": _IMAGE_BODY})
+    async def create_images(request: Request) -> Response:
+        asked = parse_request(await read_json(request, max_body_bytes))
+        spec, inputs = to_request(asked, models)
+        updates = backend.generate(spec, inputs)
+        if asked.stream:
+            return EventStreamResponse(updates, heartbeat_s)
+        return JSONResponse(_images_answer(await until_disconnect(request.receive, final_update(updates))))
+
+    @api.delete("/v1/requests/{request_id}")
+    async def cancel_request(request_id: str) -> dict[str, Any]:
+        if not REQUEST_ID.fullmatch(request_id) or not await backend.cancel(request_id):
+            raise RequestNotFoundError("no unfinished request has this id")
+        return {"id": request_id, "object": "request.deleted", "deleted": True}
+
+    @api.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        entries = [
+            {"id": name, "object": "model", "created": created, "owned_by": "tridentserve", **model.to_json()}
+            for name, model in models.items()
+        ]
+        return {"object": "list", "data": entries}
+
+    @api.get("/health")
+    async def health() -> Response:
+        state = await _health(backend)
+        return JSONResponse(state, status_code=200 if state.get("status") == "ready" else 503)
+
+    @api.get("/")
+    async def about() -> dict[str, Any]:
+        return {
+            "name": "TridentServe",
+            "version": api.version,
+            "routes": [
+                "POST /v1/images/generations",
+                "DELETE /v1/requests/{request_id}",
+                "GET /v1/models",
+                "GET /health",
+                "GET /openapi.json",
+            ],
+            "documentation": "docs/api.md",
+        }
+
+    return api
+
+
+async def _health(backend: Backend) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            return await backend.health()
+    except Exception as error:
+        logger.warning("health check failed: %s", type(error).__name__)
+        return {"status": "unavailable", "workers": 0}
+
+
+def _images_answer(update: Update) -> dict[str, Any]:
+    """OpenAI's form, with what we know of the request beside it."""
+    about = {key: value for key, value in update.items() if key not in ("type", "images", "created")}
+    return {
+        "created": update["created"],
+        "data": [{"b64_json": b64encode(image).decode()} for image in update["images"]],
+        "output_format": "png",
+        "size": f"{update['width']}x{update['height']}",
+        "usage": {"peak_memory_mb": update["peak_memory_mb"]},
+        **about,
+    }

@@ -1,0 +1,251 @@
+"""The `args:` of the application in a Serve config file. Unknown keys are errors; messages say which key is wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from tridentserve.families import FAMILIES
+from tridentserve.stages import PlacementType, VirtualReplica
+
+CACHE_ENV = "TRIDENTSERVE_CACHE"
+WorkerPlacement = dict[str, PlacementType]
+
+
+def config_error(key: str, text: str) -> PydanticCustomError:
+    """A problem with `key`, which is relative to the model that is being validated."""
+    return PydanticCustomError("config", "{key}: {text}", {"key": key, "text": text})
+
+
+def describe_problems(error: ValidationError, prefix: str) -> list[str]:
+    """One line per problem, each beginning with the path of the key: `args.models[0].path: ...`."""
+    lines = []
+    for detail in error.errors(include_url=False, include_input=False):
+        path = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
+        text = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "config":
+            key = str(detail["ctx"]["key"])
+            path += key if key.startswith("[") or not key else f".{key}"
+            text = str(detail["ctx"]["text"])
+        elif detail["type"] == "extra_forbidden":
+            text = "unknown key; check its spelling"
+        lines.append(f"{path}: {text}")
+    return lines
+
+
+def _expanded(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+LocalPath = Annotated[Path, AfterValidator(_expanded)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
+
+
+class _Args(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Limits(_Args):
+    """The requests of a model. What is outside is refused before anything is made for it."""
+
+    min_side: int = Field(default=64, ge=16, description="pixels, of width and of height")
+    max_side: int = Field(default=2048, ge=16, description="pixels, of width and of height")
+    max_pixels: int = Field(default=2048 * 2048, ge=256, description="width times height")
+    max_steps: int = Field(default=100, ge=1)
+    max_outputs: int = Field(default=4, ge=1, description="pictures per request")
+    max_prompt_chars: int = Field(default=4096, ge=1)
+
+    @model_validator(mode="after")
+    def _some_size_is_left(self) -> Limits:
+        if not self.min_side <= self.max_side or self.max_pixels < self.min_side**2:
+            raise config_error("max_side", "the limits of sides and pixels leave no size at all")
+        return self
+
+
+class ModelArgs(_Args):
+    """One model. Exactly one of `path` (a diffusers folder) and `tiny` (a family; made at first start) is given."""
+
+    name: Name
+    path: LocalPath | None = None
+    tiny: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = Field(default=None, description="None: as the weights are stored")
+    limits: Limits = Limits()
+    profile_as: str | None = Field(default=None, description="its name in the profile tables; None: `name`")
+    slo_scale: float = Field(default=2.5, gt=0, description="SLO over the latency at the optimal degrees")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelArgs:
+        if (self.path is None) == (self.tiny is None):
+            raise config_error("path", "give exactly one of `path` (a diffusers folder) and `tiny` (a family)")
+        if self.tiny is not None and self.tiny not in FAMILIES:
+            raise config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
+        return self
+
+    @property
+    def profile_name(self) -> str:
+        return self.profile_as or self.name
+
+
+class ClusterArgs(_Args):
+    """The devices. One worker owns one GPU, or `cpu_threads` threads of a CPU."""
+
+    nodes: int = Field(default=1, ge=1)
+    workers_per_node: int = Field(ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    device_name: str = Field(default="cpu", description="as in the profile tables, such as `NVIDIA L20`")
+    memory_mb: int = Field(ge=1, description="of one worker, for weights, activations and the handoff buffer")
+    cpu_threads: int = Field(default=1, ge=1, description="torch threads of one worker")
+    cpus_per_worker: float = Field(default=0.1, ge=0, description="Ray's logical CPUs of one worker")
+
+    @model_validator(mode="after")
+    def _device_is_named(self) -> ClusterArgs:
+        if self.device == "cuda" and self.device_name == "cpu":
+            raise config_error("device_name", "name the GPU as the profile tables do, such as `NVIDIA L20`")
+        return self
+
+    @property
+    def num_workers(self) -> int:
+        return self.nodes * self.workers_per_node
+
+
+class LoadArgs(_Args):
+    """One kind of request that is expected, and its share among them; the automatic start placement is made for it."""
+
+    model: Name
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
+    num_inference_steps: int = Field(ge=1)
+    weight: float = Field(default=1.0, gt=0)
+
+
+class DispatchArgs(_Args):
+    tick_ms: float = Field(default=5, gt=0, description="shortest time between two ticks")
+    solver: Literal["highs", "cbc"] = "highs"
+    time_limit_ms: float = Field(default=100, gt=0, description="of one solve; then the greedy plan is used")
+    max_degree: int | None = Field(
+        default=None, ge=1, description="of sequence parallelism; None: all that were profiled"
+    )
+
+    @field_validator("max_degree")
+    @classmethod
+    def _power_of_two(cls, degree: int | None) -> int | None:
+        if degree is not None and degree & (degree - 1):
+            raise config_error("", "a degree is a power of two: 1, 2, 4, ...")
+        return degree
+
+
+class HandoffArgs(_Args):
+    capacity_mb: int = Field(
+        default=64, ge=1, description="of the receiver-side buffer of each worker; more goes to the host"
+    )
+    transport: Literal["nixl", "host"] = "nixl"
+
+
+def _cache_dir() -> Path:
+    return _expanded(Path(os.environ.get(CACHE_ENV) or "~/.cache/tridentserve"))
+
+
+class AppArgs(_Args):
+    """All of `args:`. `cluster.nodes` times `cluster.workers_per_node` workers serve all models together."""
+
+    models: list[ModelArgs] = Field(min_length=1)
+    cluster: ClusterArgs
+    placement: Literal["auto"] | list[WorkerPlacement] = "auto"
+    expected_load: list[LoadArgs] = []
+    profiles: list[str] = Field(default=["tiny-cpu"], min_length=1, description="built-in tables or paths of CSV files")
+    dispatch: DispatchArgs = DispatchArgs()
+    handoff: HandoffArgs = HandoffArgs()
+    max_queued_requests: int = Field(default=256, ge=1, description="unfinished requests; the next one gets 429")
+    max_retries: int = Field(default=2, ge=0, description="of a request whose worker failed")
+    max_result_age_s: float = Field(
+        default=60, ge=0, description="how long the same request_id gets a finished result again"
+    )
+    cache_dir: LocalPath = Field(default_factory=_cache_dir)
+    decision_log: LocalPath | None = Field(default=None, description="JSON lines of all events and effects")
+
+    @field_validator("models")
+    @classmethod
+    def _names_are_unique(cls, models: list[ModelArgs]) -> list[ModelArgs]:
+        names = [model.name for model in models]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise config_error(f"[{index}].name", f"{name!r} is used twice")
+        return models
+
+    @field_validator("placement", mode="plain")
+    @classmethod
+    def _placement_by_model(cls, value: Any, info: ValidationInfo) -> Literal["auto"] | list[WorkerPlacement]:
+        """The short form of one model (`EDC`) becomes the long form (`{model: EDC}`)."""
+        if value == "auto":
+            return "auto"
+        if not isinstance(value, list):
+            raise config_error("", "give `auto`, or a list with one entry per worker")
+        if "models" not in info.data:
+            return "auto"  # the models are wrong already: nothing can be said of the placement
+        names = [model.name for model in info.data["models"]]
+        return [_worker_placement(entry, f"[{index}]", names) for index, entry in enumerate(value)]
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> AppArgs:
+        if isinstance(self.placement, list):
+            _check_placement(self.placement, self)
+        names = [model.name for model in self.models]
+        for index, load in enumerate(self.expected_load):
+            if load.model not in names:
+                raise config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")
+        degree = self.dispatch.max_degree
+        if degree is not None and degree > self.cluster.workers_per_node:
+            raise config_error(
+                "dispatch.max_degree",
+                f"{degree} is more than cluster.workers_per_node ({self.cluster.workers_per_node}): "
+                "an instance never spans two nodes",
+            )
+        if self.handoff.capacity_mb >= self.cluster.memory_mb:
+            raise config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")
+        return self
+
+
+def _worker_placement(entry: Any, key: str, names: list[str]) -> WorkerPlacement:
+    if isinstance(entry, str | PlacementType):
+        if len(names) != 1:
+            raise config_error(key, "with several models, map each model to its type: {model: EDC}")
+        entry = {names[0]: entry}
+    if not isinstance(entry, dict):
+        raise config_error(key, "give a placement type such as EDC, or a mapping of models to types")
+    for name, kind in entry.items():
+        if name not in names:
+            raise config_error(key, f"unknown model; there are {', '.join(names)}")
+        if kind not in list(PlacementType):
+            raise config_error(key, f"unknown placement type; there are {', '.join(PlacementType)}")
+    return {name: PlacementType(kind) for name, kind in entry.items()}
+
+
+def _check_placement(placement: list[WorkerPlacement], args: AppArgs) -> None:
+    """As many entries as workers, and for each model workers that complete each other to virtual replicas."""
+    if len(placement) != args.cluster.num_workers:
+        raise config_error(
+            "placement", f"{len(placement)} entries for {args.cluster.num_workers} workers (nodes x workers_per_node)"
+        )
+    for model in args.models:
+        held = {worker[model.name] for worker in placement if model.name in worker}
+        virtual = [replica for replica in VirtualReplica if replica.primary in held]
+        if not virtual:
+            raise config_error("placement", f"no worker holds the diffuse stage (D) of {model.name!r}")
+        for replica in virtual:
+            for missing in set(replica.auxiliaries) - held:
+                raise config_error(
+                    "placement", f"{replica.primary} of {model.name!r} needs a worker of type {missing} as well"
+                )

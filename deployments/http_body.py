@@ -1,0 +1,80 @@
+"""Reads a JSON body under a size limit, and watches for clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from tridentserve.errors import InvalidRequestError
+
+MAX_BODY_BYTES = 1024 * 1024
+T = TypeVar("T")
+
+
+async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
+    """The body as a JSON value.
+
+    Raises HTTPException 413 (as soon as more than `max_bytes` are announced or have come) and 415 (another content
+    type, or a compressed body), `InvalidRequestError` when it is not JSON, `ClientDisconnect`.
+    """
+    _check_content_type(request)
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
+        _too_large(max_bytes)
+    body = bytearray()
+    async for chunk in request.stream():
+        if len(body) + len(chunk) > max_bytes:
+            _too_large(max_bytes)
+        body += chunk
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("the body is not valid JSON in UTF-8 (NaN and Infinity are not JSON)") from None
+
+
+def _check_content_type(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise HTTPException(415, "compressed bodies are not accepted; send it without Content-Encoding")
+    kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
+    charsets = {part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")}
+    if kind != "application/json" or not charsets <= {"utf-8", "utf8"}:
+        raise HTTPException(415, "the body must be JSON in UTF-8; send it with Content-Type: application/json")
+
+
+def _too_large(max_bytes: int) -> NoReturn:
+    # The rest of the body is still on its way: the connection is of no further use.
+    raise HTTPException(413, f"the body has more than {max_bytes} bytes", {"Connection": "close"})
+
+
+def _no_constant(_: str) -> NoReturn:
+    raise ValueError
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled, and has ended, when the client leaves or when this call is cancelled.
+
+    A server tells an application that its client has left by a message only (uvicorn), or by cancelling it too
+    (Ray Serve). Raises `ClientDisconnect`.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,50 @@
+"""The cost model of a configuration: its profile tables, read under the names of the served models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.config import AppArgs
+from profiler import CostModel, ProfileTable, read_table, shipped_table
+from tridentserve.errors import ProfileError
+
+
+def cost_model(args: AppArgs) -> CostModel:
+    """Stage times of all models of `args` on its device. Raises `ProfileError`, beginning with the key at fault."""
+    tables = []
+    for index, name in enumerate(args.profiles):
+        try:
+            tables.append(_table(name))
+        except ProfileError as error:
+            raise ProfileError(f"profiles[{index}]: {error}") from error
+    for index, model in enumerate(args.models):
+        if not any(row.model == model.profile_name for table in tables for row in table.rows):
+            known = sorted({row.model for table in tables for row in table.rows})
+            key = "name" if model.profile_as is None else "profile_as"
+            raise ProfileError(
+                f"models[{index}].{key}: {model.profile_name!r} is in none of the profile tables, which hold "
+                f"{', '.join(known)}; set profile_as to one of them, or profile the model"
+            )
+    try:
+        return CostModel([_renamed(table, args) for table in tables], args.cluster.device_name)
+    except ProfileError as error:
+        raise ProfileError(f"profiles: {error}") from error
+
+
+def _table(name: str) -> ProfileTable:
+    """A path ends with .csv; anything else is the name of a table that comes with the package."""
+    return read_table(name) if name.endswith(".csv") else shipped_table(name)
+
+
+def _renamed(table: ProfileTable, args: AppArgs) -> ProfileTable:
+    """The rows of the served models under their own names; two models may share one profile."""
+    rows = (
+        replace(row, model=model.name) for model in args.models for row in table.rows if row.model == model.profile_name
+    )
+    weights = (
+        replace(row, model=model.name)
+        for model in args.models
+        for row in table.weights
+        if row.model == model.profile_name
+    )
+    return ProfileTable(table.name, tuple(rows), tuple(weights))

@@ -1,0 +1,215 @@
+"""The body of an image request: which fields there are, and what of them can be served. Nothing is made before."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from deployments.models import ServedModel
+from tridentserve.errors import InvalidRequestError, UnknownModelError
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+MAX_SEED = 2**63 - 1
+MAX_GUIDANCE_SCALE = 100.0
+MAX_SLO_MS = 86_400_000.0
+_SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
+_RANDOM_SEEDS = 2**53  # every one of them survives a JSON parser that holds numbers as doubles
+_MAX_NAME_SHOWN = 64
+
+
+def _text(value: str) -> str:
+    """No NUL (tokenizers and C code end there) and no lone surrogate (it cannot be encoded)."""
+    if "\0" in value:
+        raise PydanticCustomError("text", "must not hold a NUL character")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise PydanticCustomError("text", "is not valid Unicode text (it holds a lone surrogate)")
+    return value
+
+
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("text", "must not be empty")
+    return value
+
+
+def _request_id(value: str) -> str:
+    if not REQUEST_ID.fullmatch(value):
+        raise PydanticCustomError(
+            "text", "must be 1 to 128 letters, digits and . _ : - and begin with a letter or a digit"
+        )
+    return value
+
+
+def _response_format(value: str) -> str:
+    if value == "url":
+        raise PydanticCustomError("text", "'url' is not supported, nothing is stored; use 'b64_json'")
+    if value != "b64_json":
+        raise PydanticCustomError("text", "must be 'b64_json'")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+
+
+class ImageRequest(BaseModel):
+    """The body of `POST /v1/images/generations`, and the dict of the Python handle. None means the default.
+
+    Limits that depend on the model are checked by `to_request`. `quality`, `background`, `output_format` and `user`
+    are what OpenAI's clients may send: accepted where they ask for what is served anyhow, without effect.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    prompt: Annotated[Text, AfterValidator(_not_blank)]
+    model: Text | None = None
+    n: int = Field(default=1, ge=1)
+    size: Text | None = Field(default=None, description="`WxH` or `auto`")
+    width: int | None = Field(default=None, ge=1)
+    height: int | None = Field(default=None, ge=1)
+    num_inference_steps: int | None = Field(default=None, ge=1)
+    guidance_scale: float | None = Field(default=None, ge=0, le=MAX_GUIDANCE_SCALE)
+    negative_prompt: Text = ""
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="None: a random one, told in the answer")
+    slo_ms: float | None = Field(
+        default=None, gt=0, le=MAX_SLO_MS, description="from arrival to answer; None: the service's"
+    )
+    request_id: Annotated[Text, AfterValidator(_request_id)] | None = Field(
+        default=None, description="the same id joins the running or finished request"
+    )
+    stream: bool = False
+    response_format: Annotated[Text, AfterValidator(_response_format)] = "b64_json"
+    output_format: Literal["png"] = "png"
+    quality: Literal["auto", "standard"] = "auto"
+    background: Literal["auto", "opaque"] = "auto"
+    user: Text | None = None
+
+
+def parse_request(body: Any) -> ImageRequest:
+    """The body with `extra_body` merged in. Raises `InvalidRequestError`, which never repeats a value of the body."""
+    if not isinstance(body, Mapping):
+        raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
+    fields = dict(body)
+    extra = fields.pop("extra_body", None)
+    if extra is not None:
+        if not isinstance(extra, Mapping):
+            raise InvalidRequestError("extra_body: must be an object of named fields", "extra_body")
+        for name in extra:
+            if name in fields or name == "extra_body":
+                raise InvalidRequestError(f"{_shown(name)}: must not be given twice (see extra_body)", _shown(name))
+        fields |= extra
+    for name in fields:
+        if name not in ImageRequest.model_fields:
+            known = ", ".join(sorted([*ImageRequest.model_fields, "extra_body"]))
+            raise InvalidRequestError(f"unknown field {_shown(name)}; there are {known}", _shown(name))
+    try:
+        return ImageRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def _shown(name: object) -> str:
+    """A field's name as it can be shown: short, ASCII. A client chose it, it may hold anything."""
+    shown = str(name).encode("ascii", "backslashreplace").decode("ascii")
+    return shown if len(shown) <= _MAX_NAME_SHOWN else shown[:_MAX_NAME_SHOWN] + "..."
+
+
+def _first_problem(error: ValidationError) -> InvalidRequestError:
+    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    name = str(detail["loc"][0])
+    message = "is required" if detail["type"] == "missing" else detail["msg"]
+    return InvalidRequestError(f"{name}: {message}", name)
+
+
+def to_request(
+    body: Mapping[str, Any] | ImageRequest, models: Mapping[str, ServedModel]
+) -> tuple[RequestSpec, GenerationInputs]:
+    """What the scheduler and the workers get of a body. `models` is not empty; its first model is the default.
+
+    Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
+    """
+    request = body if isinstance(body, ImageRequest) else parse_request(body)
+    model = _model(request.model, models)
+    limits = model.limits
+    _at_most("n", request.n, limits.max_outputs)
+    _at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
+    for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
+        if len(text) > limits.max_prompt_chars:
+            raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
+    shape = _shape(request, model)
+    steps = request.num_inference_steps or model.default_steps
+    guidance_scale = request.guidance_scale
+    spec = RequestSpec(
+        request_id=request.request_id or f"img-{uuid.uuid4().hex}",
+        model=model.name,
+        shape=shape,
+        num_inference_steps=steps,
+        num_outputs=request.n,
+        slo_s=None if request.slo_ms is None else request.slo_ms / 1000,
+    )
+    inputs = GenerationInputs(
+        prompt=request.prompt,
+        shape=shape,
+        num_inference_steps=steps,
+        guidance_scale=model.family.default_guidance_scale if guidance_scale is None else guidance_scale,
+        seed=secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed,
+        negative_prompt=request.negative_prompt,
+        num_outputs=request.n,
+    )
+    return spec, inputs
+
+
+def _model(name: str | None, models: Mapping[str, ServedModel]) -> ServedModel:
+    if name is None:
+        return next(iter(models.values()))
+    if name not in models:
+        raise UnknownModelError(f"model: this model is not served; there are {', '.join(models)}", "model")
+    return models[name]
+
+
+def _at_most(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise InvalidRequestError(f"{name}: must be at most {limit} for this model", name)
+
+
+def _shape(request: ImageRequest, model: ServedModel) -> Shape:
+    """Width and height, from `size` or from `width` and `height`, within what the model can make."""
+    width, height, param = _asked_size(request, model)
+    limits, multiple = model.limits, model.family.size_multiple
+    if width % multiple or height % multiple:
+        raise InvalidRequestError(f"{param}: width and height must be multiples of {multiple} for this model", param)
+    if min(width, height) < limits.min_side or max(width, height) > limits.max_side:
+        raise InvalidRequestError(
+            f"{param}: width and height must be {limits.min_side} to {limits.max_side} for this model", param
+        )
+    if width * height > limits.max_pixels:
+        raise InvalidRequestError(
+            f"{param}: width times height must be at most {limits.max_pixels} pixels for this model",
+            param,
+        )
+    return Shape(height=height, width=width)
+
+
+def _asked_size(request: ImageRequest, model: ServedModel) -> tuple[int, int, str]:
+    """Width, height and the field that is to blame for them. Both forms may be given when they agree."""
+    if (request.width is None) != (request.height is None):
+        missing = "width" if request.width is None else "height"
+        raise InvalidRequestError(f"{missing}: give both width and height, or size", missing)
+    asked = None if request.width is None or request.height is None else (request.width, request.height)
+    if request.size is None or request.size == "auto":
+        width, height = asked or (model.default_side, model.default_side)
+        param = "size" if asked is None else "width"
+        return width, height, param
+    match = _SIZE.fullmatch(request.size)
+    if match is None:
+        raise InvalidRequestError("size: must be `WxH` in pixels, such as 512x512, or `auto`", "size")
+    size = (int(match[1]), int(match[2]))
+    if asked is not None and asked != size:
+        raise InvalidRequestError("size: differs from width and height; give one of the two forms", "size")
+    return *size, "size"

@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""Check a Ray Serve config file: one line per problem, exit status 1 when there is any.
+
+Example: python scripts/check_config.py deployments/quickstart.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from deployments.check import config_problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="the YAML file that `serve run` would get")
+    problems = config_problems(parser.parse_args().file)
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

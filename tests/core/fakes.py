@@ -1,0 +1,82 @@
+"""Planners with known answers, for tests of the core alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.protocols import Assignment, PendingRequest, WorkerView
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.stages import PlacementType, Stage
+
+MODEL = "m"
+SHAPE = Shape(512, 512)
+SECONDS = {Stage.ENCODE: 0.5, Stage.DIFFUSE: 1.0, Stage.DECODE: 2.0}
+
+
+class FakeTimes:
+    """The same times for all sizes; D scales perfectly. Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.observed: list[tuple[Stage, int, float]] = []
+
+    def seconds(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> float:
+        return SECONDS[stage] / (degree if stage is Stage.DIFFUSE else 1)
+
+    def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+        return 1
+
+    def weights_bytes(self, model: str, stage: Stage) -> int:
+        return 1
+
+    def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
+        return (1, 2)
+
+    def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
+        return 2 if stage is Stage.DIFFUSE else 1
+
+    def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
+        self.observed.append((stage, degree, seconds))
+
+
+class FixedDispatcher:
+    """Sends every pending request to the same workers as soon as the primaries are idle."""
+
+    def __init__(self, encode: str, diffuse: str, decode: str) -> None:
+        self.encode, self.diffuse, self.decode = (tuple(names.split()) for names in (encode, diffuse, decode))
+        self.why_not: str | None = None
+
+    def dispatch(
+        self, pending: Sequence[PendingRequest], workers: Sequence[WorkerView], now_s: float
+    ) -> list[Assignment]:
+        idle = {worker.worker_id for worker in workers if worker.idle}
+        if not pending or not idle.issuperset(self.diffuse):
+            return []
+        first = min(pending, key=lambda request: request.deadline_s)
+        return [
+            Assignment(
+                request_id=first.spec.request_id,
+                primary=PlacementType.D,
+                encode=self.encode,
+                diffuse=self.diffuse,
+                decode=self.decode,
+                expected_finish_s=now_s,
+                reason="fixed",
+            )
+        ]
+
+    def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
+        return self.why_not
+
+
+def workers_of(types: dict[WorkerId, PlacementType]) -> tuple[list[WorkerSpec], PlacementPlan]:
+    specs = [WorkerSpec(worker_id, "node", 100) for worker_id in types]
+    replicas = {
+        worker_id: frozenset(Replica(MODEL, stage) for stage in kind.stages) for worker_id, kind in types.items()
+    }
+    return specs, PlacementPlan(replicas)
+
+
+def request(request_id: str, steps: int = 4, slo_s: float | None = None) -> RequestSpec:
+    return RequestSpec(request_id, MODEL, SHAPE, steps, slo_s=slo_s)

@@ -1,0 +1,191 @@
+"""Exact sequence parallelism by all-to-all (DeepSpeed Ulysses, arXiv 2309.14509, section 3), for joint attention.
+
+Between attentions every rank holds a contiguous share of the image tokens and all text tokens. Inside an attention it
+holds all tokens for its share of the heads: one all-to-all there, with queries, keys and values together, and one
+back, in which the text output of every head reaches every rank. Text is short and computed by all ranks.
+
+Hooks are installed once, when the model is loaded. They act inside `sequence_parallel(group)` only: degree 1 is the
+stock path, and changing the degree is entering another context.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from tridentserve.errors import ConfigError
+from tridentserve.parallel.groups import SequenceGroup
+
+
+class _Sharding:
+    """How the image tokens of the running forward pass are shared among the ranks of a group."""
+
+    def __init__(self, group: SequenceGroup) -> None:
+        self.group = group
+        self.sizes: list[int] = []
+
+    def shard(self, tokens: torch.Tensor, num_heads: int) -> torch.Tensor:
+        """This rank's image tokens, (batch, local, channels), of all, (batch, tokens, channels)."""
+        size = self.group.size
+        if num_heads % size:
+            raise ConfigError(
+                f"{num_heads} attention heads cannot be shared by {size} workers; use a degree that divides {num_heads}"
+            )
+        shards = tokens.tensor_split(size, dim=1)
+        self.sizes = [shard.shape[1] for shard in shards]
+        return shards[self.group.rank].contiguous()
+
+    def shard_positions(self, table: torch.Tensor) -> torch.Tensor:
+        """The rows of a positional table, (text + tokens, channels), that belong to what this rank holds."""
+        text, *shards = torch.split(table, [table.shape[0] - sum(self.sizes), *self.sizes])
+        return torch.cat([text, shards[self.group.rank]])
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """All image tokens, (batch, tokens, channels), on every rank."""
+        batch, _, channels = shard.shape
+        return torch.cat(self.group.all_gather(shard, [(batch, size, channels) for size in self.sizes]), dim=1)
+
+    def attention(
+        self,
+        sdpa: Callable[..., torch.Tensor],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        text_first: bool,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attention over all tokens. `query`, `key`, `value` and the result: (batch, heads, local + text, channels).
+
+        The text, if any, stands before or after the image tokens, as the family has it.
+        """
+        group, sizes = self.group, self.sizes
+        local = sizes[group.rank]
+        batch, heads, length, channels = query.shape
+        share = heads // group.size
+        text, image = _split(torch.stack([query, key, value]), length - local, text_first)
+        received = group.all_to_all(
+            image.chunk(group.size, dim=2), [(3, batch, share, size, channels) for size in sizes]
+        )
+        text = text.chunk(group.size, dim=2)[group.rank]
+        joint = _join(text, torch.cat(received, dim=3), text_first)
+
+        output = sdpa(*joint.unbind(0), **kwargs)
+
+        text, image = _split(output, length - local, text_first)
+        blocks = [_join(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
+        return torch.cat(group.all_to_all(blocks, [(batch, share, length, channels)] * group.size), dim=1)
+
+
+def _split(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Text and image tokens of (..., tokens, channels)."""
+    start = 0 if text_first else tokens.shape[-2] - text
+    image = tokens.narrow(-2, text, tokens.shape[-2] - text) if text_first else tokens.narrow(-2, 0, start)
+    return tokens.narrow(-2, start, text), image
+
+
+def _join(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torch.Tensor:
+    return torch.cat([text, image] if text_first else [image, text], dim=-2)
+
+
+_ACTIVE: ContextVar[_Sharding | None] = ContextVar("sequence_parallel", default=None)
+
+
+@contextmanager
+def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
+    """Inside, the transformers that were hooked run on all members of `group` together, each called with the same
+    arguments; all get the whole result. None, or a group of one, is the stock path.
+
+    Raises (from the forward pass) `ConfigError` before any collective when the heads cannot be shared by the group,
+    and `GroupError` when a member is lost.
+    """
+    token = _ACTIVE.set(_Sharding(group) if group is not None and group.size > 1 else None)
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+def install(
+    embedder: torch.nn.Module,
+    attentions: Iterable[torch.nn.Module],
+    output: torch.nn.Module,
+    *,
+    num_heads: int,
+    text_first: bool,
+    positions: torch.nn.Module | None = None,
+) -> None:
+    """Hook one transformer.
+
+    `embedder` gives the image tokens (batch, tokens, channels); they are shared out there. `attentions` are the joint
+    and the image-only attentions, with `num_heads` heads each; `text_first` says where text stands in them. `output`
+    is the last layer; image tokens are gathered after it. `positions` gives rotary tables, (text + tokens, channels)
+    each, and runs after the embedder.
+    """
+    embedder.register_forward_hook(functools.partial(_shard_tokens, num_heads))
+    output.register_forward_hook(_gather_tokens)
+    if positions is not None:
+        positions.register_forward_hook(_shard_positions)
+    for attention in attentions:
+        attention.forward = _sharded_forward(attention.forward, text_first)
+
+
+def _shard_tokens(num_heads: int, module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+    active = _ACTIVE.get()
+    return active.shard(output, num_heads) if active else None
+
+
+def _shard_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:
+    active = _ACTIVE.get()
+    return tuple(active.shard_positions(table) for table in output) if active else None
+
+
+def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+    active = _ACTIVE.get()
+    return active.gather(output) if active else None
+
+
+def _sharded_forward(stock: Callable[..., Any], text_first: bool) -> Callable[..., Any]:
+    """The stock forward of an attention, whose one call of SDPA becomes the parallel one inside a group."""
+
+    @functools.wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        active = _ACTIVE.get()
+        if active is None:
+            return stock(*args, **kwargs)
+        with _Redirect(active, text_first) as redirect:
+            result = stock(*args, **kwargs)
+        if redirect.calls != 1:
+            raise ConfigError(
+                f"an attention called scaled_dot_product_attention {redirect.calls} times, not once; under sequence "
+                "parallelism use the native attention backend"
+            )
+        return result
+
+    return forward
+
+
+class _Redirect(TorchFunctionMode):
+    """Sends calls of SDPA to a sharding: processors of all families, old and new, end in that function."""
+
+    def __init__(self, sharding: _Sharding, text_first: bool) -> None:
+        super().__init__()
+        self.sharding = sharding
+        self.text_first = text_first
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        self.calls += 1
+        return self.sharding.attention(func, *args, text_first=self.text_first, **kwargs)

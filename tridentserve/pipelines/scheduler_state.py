@@ -1,0 +1,81 @@
+"""The mutable state of a diffusers scheduler as plain tensors and JSON-able values, so that a request can move.
+
+All that a scheduler changes while it runs is in its `__dict__` (its config is fixed and stays behind). The tree of
+values below mirrors that dict; a tensor in it is replaced by a reference to an entry of the tensor dict.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tridentserve.errors import HandoffError
+from tridentserve.pipelines.base import Tensors
+
+_CONFIG = "_internal_dict"
+
+
+def new_scheduler(prototype: Any) -> Any:
+    """A fresh scheduler of the same class and config: every request has its own (0.3 to 0.9 ms)."""
+    return type(prototype).from_config(prototype.config)
+
+
+def dump(scheduler: Any, prefix: str = "scheduler.") -> tuple[Tensors, dict[str, Any]]:
+    """The state of a scheduler: tensors (named with `prefix`) and a JSON-able tree of values.
+
+    Raises `HandoffError` when the scheduler holds something that cannot be moved (a generator, say).
+    """
+    tensors: Tensors = {}
+    values = {
+        name: _flatten(value, f"{prefix}{name}", tensors) for name, value in vars(scheduler).items() if name != _CONFIG
+    }
+    return tensors, values
+
+
+def load(scheduler: Any, tensors: Tensors, values: dict[str, Any], device: torch.device) -> None:
+    """Put a dumped state into a scheduler of the same class and config. Tensors that the scheduler kept on the host
+    stay there; the others go to `device`."""
+    for name, value in values.items():
+        setattr(scheduler, name, _restore(value, tensors, device))
+
+
+def _flatten(value: Any, path: str, tensors: Tensors) -> Any:
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value
+        return {"tensor": path, "host": value.device.type == "cpu"}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(value)
+        return {"array": path}
+    if isinstance(value, np.generic):
+        return {"scalar": value.item(), "dtype": value.dtype.name}
+    if isinstance(value, list | tuple):
+        items = [_flatten(item, f"{path}.{index}", tensors) for index, item in enumerate(value)]
+        return {type(value).__name__: items}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _flatten(item, f"{path}.{key}", tensors) for key, item in value.items()}}
+    raise HandoffError(
+        f"the scheduler state {path} is a {type(value).__name__}, which cannot be moved between workers; "
+        "use a scheduler without such state (a deterministic one)"
+    )
+
+
+def _restore(value: Any, tensors: Tensors, device: torch.device) -> Any:
+    match value:
+        case {"tensor": path, "host": host}:
+            return tensors[path].to("cpu" if host else device)
+        case {"array": path}:
+            return tensors[path].cpu().numpy()
+        case {"scalar": item, "dtype": dtype}:
+            return np.dtype(dtype).type(item)
+        case {"list": items}:
+            return [_restore(item, tensors, device) for item in items]
+        case {"tuple": items}:
+            return tuple(_restore(item, tensors, device) for item in items)
+        case {"dict": items}:
+            return {key: _restore(item, tensors, device) for key, item in items.items()}
+        case _:
+            return value
