@@ -24,6 +24,7 @@ from tridentserve.errors import RequestNotFoundError
 
 HEARTBEAT_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
+_SERVING = ("ready", "degraded")
 _IMAGE_BODY = {"required": True, "content": {"application/json": {"schema": ImageRequest.model_json_schema()}}}
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def create_api(
     @api.get("/health")
     async def health() -> Response:
         state = await _health(backend)
-        return JSONResponse(state, status_code=200 if state.get("status") == "ready" else 503)
+        return JSONResponse(state, status_code=200 if state.get("status") in _SERVING else 503)
 
     @api.get("/")
     async def about() -> dict[str, Any]:

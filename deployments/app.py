@@ -1,6 +1,6 @@
 """The application: `import_path: deployments.app:build_app` in a Serve config file, with `args` as in `AppArgs`."""
 
-from __future__ import annotations
+# Without `from __future__ import annotations`: Ray Serve reads the class of `args` from the annotation itself.
 
 from ray import serve
 from ray.serve import Application

@@ -12,11 +12,11 @@ Updates of one request, in order (plain values, but for the PNG bytes of the pic
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
-from tridentserve.errors import InvalidRequestError, TridentServeError
+from tridentserve.errors import InvalidRequestError, TridentServeError, error_class
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 Update = dict[str, Any]
@@ -36,7 +36,8 @@ class Backend(Protocol):
         """Stop a request; False when it is unknown or has ended."""
 
     async def health(self) -> dict[str, Any]:
-        """{"status": "ready" or "starting" or another word, "workers": how many are ready, ...}."""
+        """{"status": "ready", "degraded" (with fewer workers than there should be) or another word for a service that
+        cannot take requests, "workers": how many are ready, ...}."""
 
 
 @asynccontextmanager
@@ -65,12 +66,6 @@ async def outcome_of(updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
 def error_of(update: Update) -> TridentServeError:
     """The exception that a "failed" update stands for, chosen by its code."""
     told = update["error"]
-    message, code = str(told["message"]), told.get("code")
-    kind = next((one for one in _subclasses(TridentServeError) if one.code == code), TridentServeError)
+    kind = error_class(str(told.get("code")))
+    message = str(told["message"])
     return kind(message, told.get("param")) if issubclass(kind, InvalidRequestError) else kind(message)
-
-
-def _subclasses(kind: type[TridentServeError]) -> Iterator[type[TridentServeError]]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from _subclasses(child)

@@ -13,9 +13,10 @@ from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicati
 
 from deployments.config import AppArgs, describe_problems
 from deployments.models import ServedModel, family_of
+from deployments.planning import plan_placement, worker_specs
 from deployments.profiles import cost_model
 from profiler import CostModel
-from tridentserve.errors import CheckpointError, ProfileError
+from tridentserve.errors import CheckpointError, PlacementError, ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -76,7 +77,7 @@ def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
         parsed = AppArgs.model_validate(args)
     except ValidationError as error:
         return describe_problems(error, key)
-    problems = []
+    problems: list[str] = []
     models: dict[str, ServedModel] = {}
     for index, model in enumerate(parsed.models):
         try:
@@ -87,7 +88,17 @@ def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
         times = cost_model(parsed)
     except ProfileError as error:
         return [*problems, f"{key}.{error}"]
-    return problems + [f"{key}.{line}" for line in _uncovered(parsed, models, times)]
+    problems += [f"{key}.{line}" for line in _uncovered(parsed, models, times)]
+    if not problems:
+        # Nodes get their names when the application starts; for planning only their number counts.
+        nodes = [
+            f"node-{index}" for index in range(parsed.cluster.nodes) for _ in range(parsed.cluster.workers_per_node)
+        ]
+        try:
+            plan_placement(parsed, times, worker_specs(parsed, nodes))
+        except (PlacementError, ProfileError) as error:
+            problems.append(f"{key}.placement: {error}")
+    return problems
 
 
 def _uncovered(args: AppArgs, models: Mapping[str, ServedModel], times: CostModel) -> Iterator[str]:

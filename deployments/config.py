@@ -203,6 +203,11 @@ class AppArgs(_Args):
         if isinstance(self.placement, list):
             _check_placement(self.placement, self)
         names = [model.name for model in self.models]
+        unexpected = [name for name in names if name not in [load.model for load in self.expected_load]]
+        if self.placement == "auto" and unexpected:
+            raise config_error(
+                "expected_load", f"`placement: auto` needs a size to expect of {', '.join(unexpected)}, at least one"
+            )
         for index, load in enumerate(self.expected_load):
             if load.model not in names:
                 raise config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ray import serve
@@ -10,9 +11,11 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments import handle_api
 from deployments.api import create_api
+from deployments.backend import closing
 from deployments.config import ModelArgs
 from deployments.models import served_models
 from deployments.remote import RemoteBackend
+from tridentserve.errors import TridentServeError
 
 
 @serve.ingress()
@@ -28,9 +31,24 @@ class Api:
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """See `deployments.handle_api.generate`."""
-        return await handle_api.generate(self._backend, self._models, body)
+        with _plain_errors():
+            return await handle_api.generate(self._backend, self._models, body)
 
     async def generate_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See `deployments.handle_api.generate_stream`."""
-        async for update in handle_api.generate_stream(self._backend, self._models, body):
-            yield update
+        with _plain_errors():
+            async with closing(handle_api.generate_stream(self._backend, self._models, body)) as updates:
+                async for update in updates:
+                    yield update
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Callers in other applications may not have this package: an error of ours could not be unpickled there.
+
+    Raises ValueError for what the caller can mend, RuntimeError for the rest; the text begins with the code."""
+    try:
+        yield
+    except TridentServeError as error:
+        kind = ValueError if error.http_status < 429 else RuntimeError
+        raise kind(f"{error.code}: {error}") from None

@@ -37,14 +37,15 @@ def _table(name: str) -> ProfileTable:
 
 
 def _renamed(table: ProfileTable, args: AppArgs) -> ProfileTable:
-    """The rows of the served models under their own names; two models may share one profile."""
+    """The rows of the served models under their own names, up to the largest degree that is to be used.
+    Two models may share one profile."""
+    max_degree = args.dispatch.max_degree or args.cluster.workers_per_node
+    names = [(model.name, model.profile_name) for model in args.models]
     rows = (
-        replace(row, model=model.name) for model in args.models for row in table.rows if row.model == model.profile_name
+        replace(row, model=name)
+        for name, profiled in names
+        for row in table.rows
+        if row.model == profiled and row.degree <= max_degree
     )
-    weights = (
-        replace(row, model=model.name)
-        for model in args.models
-        for row in table.weights
-        if row.model == model.profile_name
-    )
+    weights = (replace(row, model=name) for name, profiled in names for row in table.weights if row.model == profiled)
     return ProfileTable(table.name, tuple(rows), tuple(weights))

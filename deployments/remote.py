@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.backend import Update
@@ -16,7 +16,8 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 
 
 class RemoteBackend:
-    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator)."""
+    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator, whose "completed"
+    update holds references to the pictures instead of their bytes)."""
 
     def __init__(self, handle: Any) -> None:
         """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of streaming."""
@@ -58,3 +59,5 @@ def _our_errors() -> Iterator[None]:
         raise OverloadedError("the service has as many requests as it can queue; try again later") from error
     except (DeploymentUnavailableError, RayActorError) as error:
         raise WorkerError("the scheduler is not available at the moment; try again later") from error
+    except ObjectLostError as error:
+        raise WorkerError("the result was lost with the worker that held it; try again") from error

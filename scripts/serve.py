@@ -73,6 +73,7 @@ def _get(url: str) -> dict[str, Any] | None:
 def _announce(url: str, model: str, health: dict[str, Any], seconds: float) -> None:
     workers = "\n".join(f"    {worker}: {kind}" for worker, kind in health["placement"].items())
     body = f'{{"model": "{model}", "prompt": "a lighthouse at dawn", "size": "256x256", "num_inference_steps": 8}}'
+    decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     print(
         f"""
 TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
@@ -80,7 +81,7 @@ TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
 Try it:
     curl -s {url}/v1/images/generations -H 'Content-Type: application/json' \\
       -d '{body}' \\
-      | python3 -c 'import base64, json, sys; open("picture.png", "wb").write(base64.b64decode(json.load(sys.stdin)["data"][0]["b64_json"]))'
+      | python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})"
 Ctrl-C ends it.
 """,
         flush=True,

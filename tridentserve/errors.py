@@ -100,12 +100,17 @@ class GroupError(WorkerError):
     code = "group_failed"
 
 
-def http_status_of(code: str) -> int:
-    """The HTTP status of the error class with this code; 500 for a code that no class has."""
+def error_class(code: str) -> type[TridentServeError]:
+    """The class with this code; `TridentServeError` for a code that no class has."""
     todo: list[type[TridentServeError]] = [TridentServeError]
     while todo:
         kind = todo.pop()
         if kind.code == code:
-            return kind.http_status
+            return kind
         todo.extend(kind.__subclasses__())
-    return TridentServeError.http_status
+    return TridentServeError
+
+
+def http_status_of(code: str) -> int:
+    """The HTTP status of the error class with this code; 500 for a code that no class has."""
+    return error_class(code).http_status

@@ -1,0 +1,76 @@
+"""Ways to reach the API in tests: in this process, or as a real server on a free port of loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from deployments.api import create_api
+from tests.deployments.fake_backend import MODELS, FakeBackend
+
+IMAGES = "/v1/images/generations"
+
+
+def api(backend: FakeBackend, heartbeat_s: float = 10.0) -> FastAPI:
+    return create_api(backend, MODELS, heartbeat_s=heartbeat_s)
+
+
+def client(backend: FakeBackend) -> httpx.AsyncClient:
+    """Calls the application directly. Answers come as a whole: streams and disconnects need `served`."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api(backend)), base_url="http://test")
+
+
+@asynccontextmanager
+async def served(backend: FakeBackend, heartbeat_s: float = 10.0) -> AsyncIterator[int]:
+    """The port of a real uvicorn server."""
+    config = uvicorn.Config(api(backend, heartbeat_s), host="127.0.0.1", port=0, ws="none", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+def raw_request(body: dict[str, Any]) -> bytes:
+    """A whole POST as bytes, for clients that misbehave."""
+    content = json.dumps(body).encode()
+    head = f"POST {IMAGES} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names and data of server-sent events, comments left out."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        if not block.startswith(":"):
+            name, data = block.split("\n")
+            found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The error of an answer, once its form is right."""
+    content = answer.json()
+    assert set(content) == {"error"}
+    assert set(content["error"]) == {"message", "type", "param", "code"}
+    assert answer.headers["content-type"] == "application/json"
+    error: dict[str, Any] = content["error"]
+    return error

@@ -1,0 +1,112 @@
+"""A `Backend` that makes no pictures, what the front ends are tested over."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+
+from deployments.backend import Update
+from deployments.config import Limits
+from deployments.models import ServedModel
+from tridentserve.errors import RequestCancelledError
+from tridentserve.families import FAMILIES
+from tridentserve.requests import GenerationInputs, RequestSpec
+
+LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
+MODELS = {
+    "tiny-sd3": ServedModel("tiny-sd3", FAMILIES["sd3"], LIMITS),
+    "tiny-flux": ServedModel("tiny-flux", FAMILIES["flux"], Limits()),
+}
+
+
+@dataclass
+class FakeBackend:
+    """`step_s` is how long a step takes. `refuse` is raised before the first update, `fail` after the first step;
+    a `stop_after` cuts the updates short. `ended` gets the id of each request whose iterator was closed or ran out,
+    with how it ended."""
+
+    step_s: float = 0.0
+    refuse: Exception | None = None
+    fail: Exception | Update | None = None
+    stop_after: int | None = None
+    state: dict[str, Any] | Exception = field(default_factory=lambda: {"status": "ready", "workers": 4})
+    running: dict[str, tuple[RequestSpec, GenerationInputs]] = field(default_factory=dict)
+    seen: list[tuple[RequestSpec, GenerationInputs]] = field(default_factory=list)
+    ended: dict[str, str] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
+        if self.refuse is not None:
+            raise self.refuse
+        request_id = spec.request_id
+        self.running[request_id] = (spec, inputs)
+        self.seen.append((spec, inputs))
+        self.ended[request_id] = "closed"
+        try:
+            yield {"type": "queued", "request_id": request_id}
+            for step in range(1, spec.num_inference_steps + 1):
+                await asyncio.sleep(self.step_s)
+                yield {
+                    "type": "progress",
+                    "request_id": request_id,
+                    "step": step,
+                    "num_steps": spec.num_inference_steps,
+                }
+                if request_id in self.deleted:
+                    raise RequestCancelledError("the request was deleted")
+                if self.stop_after == step:
+                    return
+                if isinstance(self.fail, Exception):
+                    raise self.fail
+                if self.fail is not None:
+                    yield self.fail
+            self.ended[request_id] = "completed"
+            yield completed(spec, inputs)
+        except asyncio.CancelledError:
+            self.ended[request_id] = "cancelled"
+            raise
+        finally:
+            del self.running[request_id]
+
+    async def cancel(self, request_id: str) -> bool:
+        if request_id in self.running:
+            self.deleted.add(request_id)
+        return request_id in self.running
+
+    async def health(self) -> dict[str, Any]:
+        if isinstance(self.state, Exception):
+            raise self.state
+        return self.state
+
+
+def completed(spec: RequestSpec, inputs: GenerationInputs) -> Update:
+    return {
+        "type": "completed",
+        "request_id": spec.request_id,
+        "model": spec.model,
+        "images": [png(spec.shape.width, spec.shape.height)] * spec.num_outputs,
+        "seed": inputs.seed,
+        "width": spec.shape.width,
+        "height": spec.shape.height,
+        "created": 1_800_000_000,
+        "queue_s": 0.01,
+        "latency_s": 0.5,
+        "slo_s": spec.slo_s or 2.5,
+        "slo_met": True,
+        "stage_durations": {"encode": 0.1, "diffuse": 0.3, "decode": 0.1},
+        "timeline": [
+            {"stage": "encode", "workers": ["n0w0"], "degree": 1, "start_s": 1.0, "end_s": 1.1, "steps": None}
+        ],
+        "peak_memory_mb": 12.5,
+    }
+
+
+def png(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, "PNG")
+    return buffer.getvalue()

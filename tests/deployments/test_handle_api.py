@@ -1,0 +1,80 @@
+"""The Python handle: plain dicts in and out, and errors of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from deployments.handle_api import generate, generate_stream
+from tests.deployments.clients import until
+from tests.deployments.fake_backend import MODELS, FakeBackend
+from tridentserve.errors import (
+    InvalidRequestError,
+    RequestCancelledError,
+    TridentServeError,
+    UnknownModelError,
+    WorkerError,
+)
+
+BODY = {"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1", "seed": 7}
+
+
+async def test_a_result() -> None:
+    result = await generate(FakeBackend(), MODELS, {**BODY, "n": 2})
+    assert "type" not in result
+    assert (result["request_id"], result["model"], result["seed"]) == ("r1", "tiny-sd3", 7)
+    assert (result["width"], result["height"]) == (64, 32)
+    assert [image[:4] for image in result["images"]] == [b"\x89PNG"] * 2
+
+
+async def test_a_stream() -> None:
+    backend = FakeBackend()
+    updates = [update async for update in generate_stream(backend, MODELS, BODY)]
+    assert [update["type"] for update in updates] == ["queued", "progress", "progress", "completed"]
+    assert backend.ended == {"r1": "completed"}
+
+
+async def test_a_stream_that_is_left() -> None:
+    backend = FakeBackend()
+    updates = generate_stream(backend, MODELS, BODY)
+    async for _ in updates:
+        break
+    assert isinstance(updates, AsyncGenerator)
+    await updates.aclose()
+    assert backend.ended == {"r1": "closed"}
+
+
+async def test_a_call_that_is_cancelled() -> None:
+    backend = FakeBackend(step_s=5)
+    call = asyncio.create_task(generate(backend, MODELS, BODY))
+    await until(lambda: "r1" in backend.running)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert backend.ended == {"r1": "cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"prompt": ""}, InvalidRequestError),
+        ({**BODY, "model": "x"}, UnknownModelError),
+        ({**BODY, "size": "63x64"}, InvalidRequestError),
+    ],
+)
+async def test_bad_bodies(body: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await generate(FakeBackend(), MODELS, body)
+    with pytest.raises(error):
+        await anext(generate_stream(FakeBackend(), MODELS, body))
+
+
+async def test_failures_are_raised() -> None:
+    for fail in (RequestCancelledError("deleted"), WorkerError("lost")):
+        with pytest.raises(type(fail)):
+            await generate(FakeBackend(fail=fail), MODELS, BODY)
+    with pytest.raises(TridentServeError, match="without a result"):
+        await generate(FakeBackend(stop_after=1), MODELS, BODY)
