@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -67,13 +68,11 @@ def links() -> Iterator[tuple[NixlLink, NixlLink, torch.Tensor, torch.Tensor]]:
     slabs = [torch.zeros(CAPACITY, dtype=torch.uint8) for _ in range(2)]
     link_a, link_b = NixlLink("test-a", slabs[0]), NixlLink("test-b", slabs[1])
 
-    async def introduce() -> None:
-        await link_a.add_peer(link_b.address)
-        await link_b.add_peer(link_a.address)
-
-    asyncio.run(introduce())
+    for one, other in ((link_a, link_b), (link_b, link_a)):
+        one.add_peer(other.address).result()
     yield link_a, link_b, slabs[0], slabs[1]
-    gc.collect()
+    for link in (link_a, link_b):
+        link.close()
 
 
 @pytest.fixture
@@ -136,8 +135,10 @@ async def test_without_nixl(host_pair: Pair) -> None:
 
 
 async def test_nixl_fails_and_host_memory_serves(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*args: object) -> None:
-        raise HandoffError("the link is down")
+    def refuse(*args: object) -> Future[None]:
+        failed: Future[None] = Future()
+        failed.set_exception(HandoffError("the link is down"))
+        return failed
 
     link = pair.a._link
     assert link is not None
@@ -186,3 +187,12 @@ async def test_slots_of_a_lost_peer_are_freed(pair: Pair) -> None:
     assert pair.b.used_bytes > 0
     pair.b.lose_peer("a")
     assert pair.b.used_bytes == 0
+
+
+async def test_an_idle_link_takes_no_processor_time(pair: Pair) -> None:
+    """NIXL's own progress thread would take a whole core."""
+    pair.a.keep(KEY, parcel_of())
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    before_s = time.process_time()
+    await asyncio.sleep(0.5)
+    assert time.process_time() - before_s < 0.1

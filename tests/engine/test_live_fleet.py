@@ -247,9 +247,14 @@ async def test_nothing_is_left_in_the_buffers(plans: Plans) -> None:
 
 
 async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> None:
+    import ray
     from ray.util.state import list_actors
 
-    names = {actor.repr_name for actor in list_actors(detail=True) if actor.class_name == "StageWorker"}
+    names = {
+        actor.repr_name
+        for actor in list_actors(address=ray.get_runtime_context().gcs_address, detail=True)
+        if actor.class_name == "StageWorker"
+    }
     assert {f"StageWorker({worker_id}, sd3:EDC)" for worker_id in WORKERS} <= names
 
 

@@ -3,6 +3,13 @@
 `load_adapter` reads a model folder, `ensure_tiny` makes a small one with random weights. Imports torch and diffusers.
 """
 
+import os
+
+# Read when the libraries are imported. Models come from local folders, so no library has anything to ask the hub;
+# and every worker would print that image processors, which no pipeline here uses, want torchvision.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.pipelines.tiny import ensure_tiny

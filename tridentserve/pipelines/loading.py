@@ -87,7 +87,7 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
     component_class = _component_class(folder, name, library, class_name)
     kwargs: dict[str, Any] = {}
     if weight_files(folder, name, library):
-        kwargs = {"use_safetensors": True, ("torch_dtype" if library == "diffusers" else "dtype"): dtype}
+        kwargs = {"use_safetensors": True, "dtype": dtype}
         if library == "diffusers":
             # Asked for explicitly: where accelerate is not installed, the default only adds a warning.
             kwargs["low_cpu_mem_usage"] = is_accelerate_available()
@@ -95,7 +95,12 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
         component = component_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise _damaged(folder / name, class_name, error) from error
-    return component.to(device).eval() if isinstance(component, torch.nn.Module) else component
+    if not isinstance(component, torch.nn.Module):
+        return component
+    if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
+        # Without accelerate, diffusers keeps the precision of the file where its first tensor is a float32 buffer.
+        torch.nn.Module.to(component, dtype)
+    return component.to(device).eval()
 
 
 def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -73,10 +74,12 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class _Slot:
-    """A reserved part of the slab. `doomed`: the request has ended, free it when the writer is done with it."""
+    """A reserved part of the slab. `arrived` is done when the producer's bytes are there. `doomed`: the request has
+    ended, free it when the writer is done with it."""
 
     offset: int
     producer: WorkerId
+    arrived: Future[None]
     layout: Layout | None = None
     doomed: bool = False
 
@@ -170,7 +173,7 @@ class HandoffBuffer:
             if target is None:
                 return False
             parcel.pack_into(self._slab[staging : staging + layout.nbytes], layout)
-            await self._link.write(peer.link_name, staging, target, layout.nbytes, key.note())
+            await asyncio.wrap_future(self._link.write(peer.link_name, staging, target, layout.nbytes, key.note()))
             await peer.commit(key, layout)
         except TransferStuckError:
             staging = None  # neither side's slot is given back: bytes may still move
@@ -190,18 +193,18 @@ class HandoffBuffer:
     # The consumer's side.
 
     async def reserve(self, key: HandoffKey, producer: WorkerId, nbytes: int) -> int | None:
-        if key in self._inbox.slots or key in self._inbox.host or self._has_ended(key):
+        if self._link is None or key in self._inbox.slots or key in self._inbox.host or self._has_ended(key):
             return None
         offset = self._allocator.allocate(nbytes)
         if offset is not None:
-            self._inbox.slots[key] = _Slot(offset, producer)
+            self._inbox.slots[key] = _Slot(offset, producer, self._link.expect(key.note()))
         return offset
 
     async def commit(self, key: HandoffKey, layout: Layout) -> None:
         slot = self._inbox.slots.get(key)
-        if slot is None or self._link is None:
+        if slot is None:
             raise HandoffError(f"{self._worker_id} has no slot reserved for plan {key.plan_id}")
-        await self._link.wait_for(key.note())
+        await asyncio.wrap_future(slot.arrived)
         slot.layout = layout
         if slot.doomed:
             self._free(key)
@@ -239,7 +242,10 @@ class HandoffBuffer:
         return key in self._inbox.host or (slot is not None and slot.layout is not None)
 
     def _free(self, key: HandoffKey) -> None:
-        self._allocator.free(self._inbox.slots.pop(key).offset)
+        slot = self._inbox.slots.pop(key)
+        if self._link is not None and not slot.arrived.done():
+            self._link.stop_expecting(key.note())
+        self._allocator.free(slot.offset)
 
     # The end of a request, and of a peer.
 

@@ -79,7 +79,7 @@ class StageWorker:
             if worker_id in self._peers:
                 self._handoff.lose_peer(worker_id)
             if self._link is not None and address is not None:
-                await self._link.add_peer(address)
+                await asyncio.wrap_future(self._link.add_peer(address))
             self._peers[worker_id] = RayPeer(handle, address.name if address is not None else None)
 
     async def watch(self) -> None:

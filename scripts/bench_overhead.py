@@ -1,0 +1,134 @@
+"""Latency of the service over the stock diffusers pipeline in one process: one request at a time, degree 1.
+
+Both run the same tiny model, size, steps and number of threads on this machine, in turn, in one run. The service is a
+whole one: HTTP, Api, Scheduler, one worker, PNG and base64 of the answer; the stock pipeline ends with a PIL picture.
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import diffusers
+import httpx
+import numpy as np
+import ray
+import torch
+from PIL import Image
+from ray import serve
+
+from deployments.app import build_app
+from deployments.config import AppArgs
+from tridentserve.pipelines.tiny import ensure_tiny
+
+_PROMPT, _SEED = "a lighthouse at dawn", 7
+_PIPELINES = {"sd3": diffusers.StableDiffusion3Pipeline, "flux": diffusers.FluxPipeline}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", choices=sorted(_PIPELINES), default="sd3")
+    parser.add_argument("--side", type=int, default=256, help="width and height in pixels")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=7, help="pairs of runs that are counted, after one that is not")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of the worker and of the stock pipeline")
+    options = parser.parse_args()
+    args = AppArgs.model_validate(
+        {
+            "models": [{"name": "model", "tiny": options.family, "profile_as": f"tiny-{options.family}"}],
+            "cluster": {"workers_per_node": 1, "memory_mb": 1024, "cpu_threads": options.threads},
+            "placement": ["EDC"],
+        }
+    )
+    print(f"machine: {platform.platform()}, {os.cpu_count()} cores, torch {torch.__version__}, ray {ray.__version__}")
+    print(f"command: python {' '.join(sys.argv)}")
+    torch.set_num_threads(options.threads)
+    stock = _stock_pipeline(options.family, args.cache_dir)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
+    try:
+        url = _start_service(args)
+        pairs = [_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    _report(pairs, options)
+    return 0
+
+
+def _stock_pipeline(family: str, cache_dir: Path) -> Any:
+    pipeline = _PIPELINES[family].from_pretrained(ensure_tiny(family, cache_dir), local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _start_service(args: AppArgs) -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
+    serve.run(build_app(args), name="tridentserve", route_prefix="/")
+    return f"http://127.0.0.1:{port}"
+
+
+def _pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of the stock pipeline and of the service for the same picture, which must be the same."""
+    began_s = time.perf_counter()
+    expected = stock(
+        prompt=_PROMPT,
+        width=options.side,
+        height=options.side,
+        num_inference_steps=options.steps,
+        guidance_scale=5.0,
+        generator=torch.Generator("cpu").manual_seed(_SEED),
+    ).images[0]
+    between_s = time.perf_counter()
+    body = {
+        "prompt": _PROMPT,
+        "size": f"{options.side}x{options.side}",
+        "num_inference_steps": options.steps,
+        "guidance_scale": 5.0,
+        "seed": _SEED,
+    }
+    answer = httpx.post(f"{url}/v1/images/generations", json=body, timeout=600.0)
+    ended_s = time.perf_counter()
+    answer.raise_for_status()
+    got = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+    if not np.array_equal(np.asarray(got), np.asarray(expected)):
+        raise SystemExit("the service's picture is not the stock pipeline's")
+    return between_s - began_s, ended_s - between_s
+
+
+def _report(pairs: list[tuple[float, float]], options: argparse.Namespace) -> None:
+    stock_s, service_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratios = [service / stock for stock, service in pairs]
+    print(f"stock pipeline: median {stock_s:.3f} s; service: median {service_s:.3f} s; {options.runs} pairs")
+    print(f"ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
+    result = {
+        "family": options.family,
+        "side": options.side,
+        "steps": options.steps,
+        "runs": options.runs,
+        "stock_s": round(stock_s, 4),
+        "service_s": round(service_s, 4),
+        "ratio": round(statistics.median(ratios), 4),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""One running service for the end-to-end tests: two tiny models on four CPU workers, reached over HTTP and handles."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+# E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder.
+PLACEMENT: list[dict[str, str]] = [
+    {"tiny-flux": "E", "tiny-sd3": "EDC"},
+    {"tiny-flux": "D"},
+    {"tiny-flux": "D"},
+    {"tiny-flux": "C"},
+]
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where the service listens, and where it writes its decisions."""
+
+    url: str
+    decision_log: Path
+    args: dict[str, Any]
+
+    def generate(self, timeout_s: float = 120.0, **body: Any) -> dict[str, Any]:
+        """The answer to one picture request."""
+        answer = httpx.post(f"{self.url}/v1/images/generations", json=body, timeout=timeout_s)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def decisions(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.decision_log.read_text().splitlines()]
+
+
+def picture(b64_json: str) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(b64_json))))
+
+
+@pytest.fixture(scope="session")
+def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    from ray import serve
+
+    from deployments.app import build_app
+    from deployments.config import AppArgs
+
+    log = tmp_path_factory.mktemp("service") / "decisions.jsonl"
+    args = {
+        "models": [
+            {"name": "tiny-flux", "tiny": "flux", "limits": {"max_side": 512, "max_steps": 1000}},
+            {"name": "tiny-sd3", "tiny": "sd3", "limits": {"max_side": 512}},
+        ],
+        "cluster": {"workers_per_node": 4, "memory_mb": 512, "cpus_per_worker": 0.1},
+        "placement": PLACEMENT,
+        "profiles": ["/tmp/smoke.csv"],
+        "cache_dir": str(tiny_cache),
+        "decision_log": str(log),
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
+    serve.run(build_app(AppArgs.model_validate(args)), name="tridentserve", route_prefix="/")
+    yield Service(f"http://127.0.0.1:{port}", log, args)
+    serve.shutdown()

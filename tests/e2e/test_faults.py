@@ -1,0 +1,178 @@
+"""Clients that leave, requests that are deleted, workers that are killed: the others lose nothing, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.e2e.conftest import Service, picture
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not in {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+def worker_handles() -> dict[str, Any]:
+    """The live stage workers of the service, by id."""
+    import ray
+    from ray.util.state import list_actors
+
+    found = {}
+    for actor in list_actors(address=ray.get_runtime_context().gcs_address, detail=True):
+        if actor.class_name == "StageWorker" and actor.state == "ALIVE" and "(n0w" in (actor.repr_name or ""):
+            found[actor.repr_name.split("(")[1].split(",")[0]] = actor
+    return found
+
+
+def long_request(request_id: str) -> dict[str, Any]:
+    return {
+        "model": "tiny-flux",
+        "prompt": "long",
+        "size": "256x256",
+        "num_inference_steps": 900,
+        "request_id": request_id,
+    }
+
+
+def running(service: Service, request_id: str) -> bool:
+    """A denoising plan of this request has been given out."""
+    return any(
+        effect["kind"] == "run" and "diffuse" in effect["plan"]["stages"]
+        for decision in service.decisions()
+        for effect in decision["effects"]
+        if effect.get("plan", {}).get("request_id", "").startswith(request_id + "~")
+    )
+
+
+def stopped_in_s(service: Service, request_id: str) -> float:
+    """From the abort to the report that the plan has stopped; infinite while there is none."""
+    decisions = service.decisions()
+    aborts = [
+        (decision["now_s"], effect["plan_id"])
+        for decision in decisions
+        for effect in decision["effects"]
+        if effect["kind"] == "abort" and effect["request_id"].startswith(request_id + "~")
+    ]
+    for aborted_s, plan_id in aborts:
+        for decision in decisions:
+            if decision["event"]["kind"] == "plan_stopped" and decision["event"]["plan_id"] == plan_id:
+                return float(decision["now_s"] - aborted_s)
+    return float("inf")
+
+
+def test_delete_stops_a_request_within_a_step(service: Service) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, f"{service.url}/v1/images/generations", json=long_request("del"), timeout=120)
+        wait_until(lambda: running(service, "del"), 20, "the request runs")
+        time.sleep(0.5)
+        assert httpx.delete(f"{service.url}/v1/requests/del").status_code == 200
+        answer = waiting.result(timeout=20)
+    assert answer.status_code == 499
+    assert answer.json()["error"]["code"] == "cancelled"
+    wait_until(lambda: stopped_in_s(service, "del") < 2.0, 5, "the plan has stopped")
+    assert httpx.delete(f"{service.url}/v1/requests/del").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_stops_its_request(service: Service, stream: bool) -> None:
+    request_id = f"gone-{stream}"
+    with ThreadPoolExecutor(1) as pool:
+        command = ["curl", "-sN", "--max-time", "3", f"{service.url}/v1/images/generations"]
+        body = json.dumps({**long_request(request_id), "stream": stream})
+        pool.submit(
+            subprocess.run,
+            [*command, "-H", "Content-Type: application/json", "-d", body],
+            check=False,
+            capture_output=True,
+        )
+        wait_until(lambda: running(service, request_id), 20, "the request runs")
+    wait_until(lambda: stopped_in_s(service, request_id) < 2.0, 10, "the plan has stopped")
+
+
+def test_the_same_request_id_joins(service: Service) -> None:
+    body = {"model": "tiny-sd3", "prompt": "once", "size": "64x64", "num_inference_steps": 8, "request_id": "same"}
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: service.generate(**body), range(3)))
+    answers.append(service.generate(**body))
+    assert len({answer["data"][0]["b64_json"] for answer in answers}) == 1
+    assert sum("same~" in json.dumps(decision["event"]) for decision in service.decisions()) == 1
+    other = httpx.post(f"{service.url}/v1/images/generations", json={**body, "prompt": "another"})
+    assert other.status_code == 422
+
+
+def test_a_killed_worker_costs_no_request(service: Service) -> None:
+    """SIGKILL a denoiser while requests run on it: all complete, and it comes back."""
+    victim = worker_handles()["n0w1"]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(
+                service.generate, model="tiny-flux", prompt="kill", size="128x128", num_inference_steps=40, seed=5
+            )
+            for _ in range(4)
+        ]
+        time.sleep(1.0)
+        os.kill(victim.pid, signal.SIGKILL)
+        answers = [one.result(timeout=120) for one in asked]
+    assert len({answer["data"][0]["b64_json"] for answer in answers}) == 1 or all(
+        np.abs(
+            picture(a["data"][0]["b64_json"]).astype(int) - picture(answers[0]["data"][0]["b64_json"]).astype(int)
+        ).max()
+        <= 1
+        for a in answers
+    )
+    assert any(decision["event"]["kind"] == "worker_lost" for decision in service.decisions())
+    wait_until(lambda: httpx.get(f"{service.url}/health").json()["workers"] == 4, 60, "the worker is back")
+    assert worker_handles()["n0w1"].pid != victim.pid
+
+
+def metrics_text(ray: Any) -> str:
+    """What Prometheus would scrape from Ray."""
+    port = ray.nodes()[0]["MetricsExportPort"]
+    return httpx.get(f"http://{ray.util.get_node_ip_address()}:{port}/metrics").text
+
+
+def test_metrics_are_exported(service: Service) -> None:
+    import ray
+
+    names = (
+        "stage_seconds_bucket",
+        "stage_runs_total",
+        "queue_length",
+        "slo_total",
+        "requests_total",
+        "request_latency_seconds_bucket",
+        "handoff_bytes_total",
+        "handoff_used_bytes",
+        "workers_alive",
+    )
+
+    def missing() -> list[str]:
+        text = metrics_text(ray)
+        return [name for name in names if f"\nray_tridentserve_{name}{{" not in text]
+
+    # Ray's processes report every few seconds.
+    wait_until(lambda: not missing(), 30, f"metrics {missing()}")
+
+
+def test_nothing_is_left_in_the_handoff_buffers(service: Service) -> None:
+    import ray
+
+    def levels() -> list[float]:
+        lines = metrics_text(ray).splitlines()
+        return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("ray_tridentserve_handoff_parcels{")]
+
+    service.generate(model="tiny-flux", prompt="the last one", size="64x64", num_inference_steps=2)
+    wait_until(lambda: bool(levels()) and not any(levels()), 30, "all parcels are dropped")

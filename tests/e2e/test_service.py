@@ -1,0 +1,181 @@
+"""A prompt becomes a picture, over HTTP, through a handle and from a trace; bad input gets no further than the API."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deployments.config import AppArgs
+from deployments.planning import make_scheduler, plan_placement, worker_specs
+from deployments.profiles import cost_model
+from tests.e2e.conftest import PLACEMENT, Service, picture
+from tridentserve.decisions import decode_decision, replay
+from tridentserve.pipelines.tiny import ensure_tiny
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_ready(service: Service) -> None:
+    health = httpx.get(f"{service.url}/health").json()
+    assert (health["status"], health["workers"]) == ("ready", 4)
+    assert health["placement"]["n0w3"] == "tiny-flux:C"
+
+
+@pytest.mark.parametrize("model", ["tiny-flux", "tiny-sd3"])
+def test_the_picture_is_the_stock_pipelines(service: Service, tiny_cache: Path, model: str) -> None:
+    import diffusers
+
+    answer = service.generate(
+        model=model, prompt="a red fox", size="160x96", num_inference_steps=5, seed=11, guidance_scale=4.0, n=2
+    )
+    torch.set_num_threads(1)
+    family = model.removeprefix("tiny-")
+    kind = {"flux": diffusers.FluxPipeline, "sd3": diffusers.StableDiffusion3Pipeline}[family]
+    pipeline = kind.from_pretrained(ensure_tiny(family, tiny_cache), local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    expected = pipeline(
+        prompt="a red fox",
+        width=160,
+        height=96,
+        num_inference_steps=5,
+        guidance_scale=4.0,
+        num_images_per_prompt=2,
+        generator=torch.Generator("cpu").manual_seed(11),
+    ).images
+    exact = all(run["degree"] == 1 for run in answer["timeline"])
+    for got, stock in zip(answer["data"], expected, strict=True):
+        difference = np.abs(picture(got["b64_json"]).astype(int) - np.asarray(stock).astype(int)).max()
+        assert difference <= (0 if exact else 1)
+    assert set(answer["stage_durations"]) == {"encode", "diffuse", "decode"}
+
+
+def test_stages_run_where_the_placement_says(service: Service) -> None:
+    answer = service.generate(model="tiny-flux", prompt="apart", size="64x64", num_inference_steps=3)
+    ran = {run["stage"]: set(run["workers"]) for run in answer["timeline"]}
+    assert (ran["encode"], ran["decode"]) == ({"n0w0"}, {"n0w3"})
+    assert ran["diffuse"] <= {"n0w1", "n0w2"}
+
+
+def test_many_at_once(service: Service) -> None:
+    def one(index: int) -> dict[str, Any]:
+        model = ("tiny-flux", "tiny-sd3")[index % 2]
+        return service.generate(model=model, prompt=f"number {index}", size="64x64", num_inference_steps=4, seed=index)
+
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(one, range(12)))
+    assert len({answer["request_id"] for answer in answers}) == 12
+    again = one(3)
+    assert np.array_equal(picture(again["data"][0]["b64_json"]), picture(answers[3]["data"][0]["b64_json"]))
+
+
+def test_progress_is_streamed(service: Service) -> None:
+    body = {"model": "tiny-flux", "prompt": "x", "size": "64x64", "num_inference_steps": 6, "stream": True}
+    with httpx.stream("POST", f"{service.url}/v1/images/generations", json=body, timeout=60.0) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    steps = [event["step"] for event in events if event["type"] == "image_generation.progress"]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert picture(events[-1]["b64_json"]).shape == (64, 64, 3)
+
+
+def test_another_ray_app_gets_a_picture_through_the_handle(service: Service) -> None:
+    from ray import serve
+
+    @serve.deployment(ray_actor_options={"num_cpus": 0.1})
+    class Caller:
+        async def ask(self) -> tuple[bytes, list[str]]:
+            body = {"model": "tiny-sd3", "prompt": "from afar", "size": "80x64", "num_inference_steps": 3}
+            handle: Any = serve.get_app_handle("tridentserve")
+            result = await handle.generate.remote(body)
+            kinds = [u["type"] async for u in handle.options(stream=True).generate_stream.remote(body)]
+            return result["images"][0], kinds
+
+    caller: Any = serve.run(Caller.bind(), name="caller", route_prefix=None)
+    try:
+        png, kinds = caller.ask.remote().result(timeout_s=60)
+    finally:
+        serve.delete("caller")
+    assert Image.open(io.BytesIO(png)).size == (80, 64)
+    assert (kinds[0], kinds[-1]) == ("queued", "completed")
+    assert kinds.count("progress") == 3
+
+
+def test_the_handle_refuses_what_http_refuses(service: Service) -> None:
+    from ray import serve
+
+    handle: Any = serve.get_app_handle("tridentserve")
+    with pytest.raises(ValueError, match=r"invalid_request: .* multiples of 16"):
+        handle.generate.remote({"prompt": "x", "size": "65x64"}).result(timeout_s=30)
+
+
+def test_bad_input_is_refused_before_the_scheduler_hears_of_it(service: Service) -> None:
+    before = len(service.decisions())
+    url = f"{service.url}/v1/images/generations"
+    for body in (
+        {"prompt": "x", "size": "65x64"},
+        {"prompt": "x", "size": "4096x4096"},
+        {"prompt": " "},
+        {"prompt": "x", "model": "nope"},
+        {"prompt": "x", "colour": "red"},
+        {"prompt": "x\0"},
+    ):
+        answer = httpx.post(url, json=body)
+        assert answer.status_code == 422
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    nan = httpx.post(
+        url, content='{"prompt": "x", "guidance_scale": NaN}', headers={"content-type": "application/json"}
+    )
+    assert nan.status_code == 422
+    assert httpx.post(url, json={"prompt": "x" * (1 << 20)}).status_code == 413
+    assert len(service.decisions()) == before
+
+
+def test_a_trace_is_replayed(service: Service, tmp_path: Path) -> None:
+    lines = [
+        f"Request(request_id={i}, timestamp={i * 0.25}, height={size}, width={size}, num_frames=1, prompt='a city', "
+        f"negative_prompt='blurry', num_inference_steps=6)"
+        for i, size in enumerate([64, 128, 64, 256, 64, 128, 64, 64])
+    ]
+    trace = tmp_path / "trace.txt"
+    trace.write_text("\n".join(lines))
+    command = [
+        sys.executable,
+        "scripts/replay_trace.py",
+        str(trace),
+        "--url",
+        service.url,
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run([*command, "--model", "tiny-flux"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert (summary["completed_requests"], summary["failed_requests"]) == (8, 0)
+    spans = [e for e in json.loads((tmp_path / "out/trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {"encode", "diffuse", "decode"} <= {event["args"]["stage"] for event in spans}
+    assert len({event["tid"] for event in spans}) >= 3
+
+
+def test_the_decision_log_replays_to_the_same_effects(service: Service) -> None:
+    args = AppArgs.model_validate(service.args)
+    times = cost_model(args)
+    decisions = [decode_decision(line) for line in service.decision_log.read_text().splitlines()]
+    nodes = [d.event.worker.node_id for d in decisions if d.event.kind == "worker_joined"][:4]
+    specs = worker_specs(args, nodes)
+    scheduler = make_scheduler(args, times, specs, plan_placement(args, times, specs))
+    assert len(PLACEMENT) == len(specs)
+    replayed = list(replay(decisions, scheduler))
+    assert len(replayed) > 50
+    for decision, effects in replayed:
+        assert decision.effects == effects

@@ -1,0 +1,114 @@
+"""Real processes that run posted functions together: the members of the groups under test.
+
+Starting a process with torch and diffusers costs seconds, so a module's tests share one pool. A function gets its
+`Member` first, then the arguments; it must be at the top level of a module.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from tridentserve.parallel import SequenceGroup, connect_store, make_group
+from tridentserve.pipelines import PipelineAdapter, load_adapter
+from tridentserve.stages import Stage
+
+CPU = torch.device("cpu")
+TIMEOUT_S = 20.0
+REPLY_TIMEOUT_S = 120.0
+
+
+@dataclass
+class Member:
+    """What one process keeps between the functions it runs. `rank` and `size` are those of the posted call."""
+
+    store: Store
+    rank: int = 0
+    size: int = 1
+    groups: dict[str, SequenceGroup] = field(default_factory=dict)
+    adapters: dict[Path, PipelineAdapter] = field(default_factory=dict)
+
+    def group(self, name: str, timeout_s: float = TIMEOUT_S) -> SequenceGroup:
+        """The group of this call's members."""
+        key = f"{name}/{self.size}"
+        if key not in self.groups:
+            self.groups[key] = make_group(self.store, key, self.rank, self.size, CPU, timeout_s)
+        return self.groups[key]
+
+    def adapter(self, folder: Path) -> PipelineAdapter:
+        if folder not in self.adapters:
+            self.adapters[folder] = load_adapter(folder, frozenset({Stage.DIFFUSE}))
+        return self.adapters[folder]
+
+
+class Pool:
+    """`size` processes, which the tests' own process serves the store for."""
+
+    def __init__(self, size: int) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._store = connect_store(is_server=True)
+        self._members = [self._start() for _ in range(size)]
+
+    def run(self, function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
+        """Run on the first `size` members together; what each returned, or the exception it raised."""
+        self.post(function, size, *arguments)
+        return self.results(range(size))
+
+    def post(self, function: Callable[..., Any], size: int, *arguments: Any) -> None:
+        for rank in range(size):
+            self._members[rank][1].send((function, rank, size, arguments))
+
+    def results(self, ranks: Sequence[int]) -> list[Any]:
+        results = []
+        for rank in ranks:
+            connection = self._members[rank][1]
+            if not connection.poll(REPLY_TIMEOUT_S):
+                raise TimeoutError(f"member {rank} has not answered")
+            results.append(connection.recv())
+        return results
+
+    def kill(self, rank: int) -> None:
+        process = self._members[rank][0]
+        process.kill()
+        process.join()
+
+    def replace(self, rank: int) -> None:
+        """A new process instead of one that was killed."""
+        self._members[rank] = self._start()
+
+    def close(self) -> None:
+        for process, connection in self._members:
+            connection.close()
+            process.kill()
+            process.join()
+
+    def _start(self) -> tuple[Any, Connection]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs, self._store.port), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
+
+
+def _serve(connection: Connection, store_port: int) -> None:
+    torch.set_num_threads(1)
+    member = Member(connect_store(port=store_port))
+    while True:
+        try:
+            function, member.rank, member.size, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            result = function(member, *arguments)
+        except Exception as error:
+            error.add_note(traceback.format_exc())
+            result = error
+        connection.send(result)

@@ -1,0 +1,162 @@
+"""Denoising by several processes together equals denoising by one, whatever the shape, and across changes of degree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parallel.members import Member, Pool
+from tests.pipelines.models import final_latents, load_stage, make_inputs, start
+from tridentserve.errors import ConfigError
+from tridentserve.parallel import SequenceGroup, sequence_parallel
+from tridentserve.pipelines import DenoisingState, load_adapter
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+Model = Callable[[str], Path]
+TOLERANCE = 1e-4
+
+# Heights and widths in pixels; a token is 16 x 16 of them.
+EVEN = {"height": 64, "width": 96}
+UNEVEN = {"height": 112, "width": 80}  # 35 tokens
+FEWER_TOKENS_THAN_MEMBERS = {"height": 16, "width": 48}
+TWO_OUTPUTS = {"height": 48, "width": 80, "num_outputs": 2}
+
+
+def run_steps(
+    member: Member,
+    folder: Path,
+    state: dict[str, Any],
+    steps: int,
+    spoil: Callable[[SequenceGroup], None] | None = None,
+) -> dict[str, Any]:
+    """Some steps by all members; the state comes as plain data, and goes back so."""
+    group = member.group("steps" if spoil is None else spoil.__name__)
+    if spoil is not None:
+        spoil(group)
+    with sequence_parallel(group):
+        return plain(member.adapter(folder).step(of_plain(state), steps))
+
+
+def plain(state: DenoisingState) -> dict[str, Any]:
+    """A state as the pipes between processes take it."""
+    return asdict(state) | {"tensors": {name: tensor.numpy() for name, tensor in state.tensors.items()}}
+
+
+def of_plain(data: dict[str, Any]) -> DenoisingState:
+    return DenoisingState(**data | {"tensors": {k: torch.from_numpy(v.copy()) for k, v in data["tensors"].items()}})
+
+
+def denoise(
+    pool: Pool,
+    folder: Path,
+    inputs: GenerationInputs,
+    degrees: list[int],
+    spoil: Callable[[SequenceGroup], None] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Latents after one step at each of the degrees in turn, which all members must agree on."""
+    state = plain(start(folder, inputs))
+    for degree in degrees:
+        results = pool.run(run_steps, degree, folder, state, 1, spoil)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+            assert np.array_equal(result["tensors"]["latents"], results[0]["tensors"]["latents"])
+        state = results[-1]
+    latents: np.ndarray[Any, Any] = state["tensors"]["latents"]
+    return latents
+
+
+def difference(folder: Path, inputs: GenerationInputs, latents: np.ndarray[Any, Any]) -> float:
+    """The largest difference to what one process makes."""
+    expected = final_latents(folder, inputs).numpy()
+    assert np.abs(expected).max() > 0.1
+    return float(np.abs(latents - expected).max())
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+@pytest.mark.parametrize(
+    "changes",
+    [EVEN, UNEVEN, FEWER_TOKENS_THAN_MEMBERS, TWO_OUTPUTS],
+    ids=["even", "uneven", "fewer-tokens-than-members", "two-outputs"],
+)
+@pytest.mark.parametrize("variant", ["sd3", "sd3-medium", "flux", "flux-schnell"])
+def test_degree_does_not_change_the_result(
+    pool: Pool, model: Model, variant: str, changes: dict[str, Any], degree: int
+) -> None:
+    inputs = make_inputs(**changes, steps=3)
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [degree] * 3)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("degrees", [[2, 1, 1], [2, 4, 4], [1, 2, 4], [4, 2, 1]], ids=str)
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_degree_may_change_at_any_step(pool: Pool, model: Model, variant: str, degrees: list[int]) -> None:
+    inputs = make_inputs(**UNEVEN, steps=3)
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, degrees)) <= TOLERANCE
+
+
+def disturb(group: SequenceGroup) -> None:
+    """One of the buffers that rank 0 receives in each all-to-all is 1 % too large."""
+    _wrap(group, lambda received: [received[0], *(block * 1.01 for block in received[1:])])
+
+
+def reorder(group: SequenceGroup) -> None:
+    """Rank 0 takes what it receives in the wrong order where the shapes allow it."""
+    _wrap(group, lambda received: received[::-1] if len({block.shape for block in received}) == 1 else received)
+
+
+def _wrap(group: SequenceGroup, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
+    exchange = SequenceGroup.all_to_all
+
+    def wrong(blocks: Any, shapes: Any) -> list[torch.Tensor]:
+        received = exchange(group, blocks, shapes)
+        return change(received) if group.rank == 0 else received
+
+    group.all_to_all = wrong  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("spoil", [disturb, reorder], ids=["one-percent", "order"])
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_a_wrong_buffer_would_be_noticed(
+    pool: Pool, model: Model, variant: str, spoil: Callable[[SequenceGroup], None]
+) -> None:
+    inputs = make_inputs(**EVEN, steps=1)
+    state = plain(start(model(variant), inputs))
+    spoiled, *_ = pool.run(run_steps, 2, model(variant), state, 1, spoil)
+    assert difference(model(variant), inputs, spoiled["tensors"]["latents"]) > 10 * TOLERANCE
+
+
+def test_outside_of_a_group_nothing_changes(model: Model) -> None:
+    inputs = make_inputs(**EVEN)
+    with sequence_parallel(None):
+        inside = final_latents(model("sd3"), inputs)
+    assert torch.equal(inside, final_latents(model("sd3"), inputs))
+
+
+class _Untouchable(SequenceGroup):
+    """A group of which no collective may be called."""
+
+    def __init__(self, size: int) -> None:
+        self.name, self.rank, self.size = "untouchable", 0, size
+
+
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_heads_that_cannot_be_shared_are_refused_before_any_collective(model: Model, variant: str) -> None:
+    diffuse = load_stage(model(variant), Stage.DIFFUSE)
+    state = start(model(variant), make_inputs(**EVEN))
+    with sequence_parallel(_Untouchable(3)), pytest.raises(ConfigError, match=r"4 attention heads .* by 3 workers"):
+        diffuse.step(state)
+    assert diffuse.step(state).step == 1
+
+
+def test_an_attention_that_goes_around_sdpa_is_refused(model: Model) -> None:
+    adapter: Any = load_adapter(model("flux"), frozenset({Stage.DIFFUSE}))
+    adapter.pipe.transformer.transformer_blocks[0].attn.processor = lambda attn, image, text, mask, rope: (image, text)
+    with sequence_parallel(_Untouchable(2)), pytest.raises(ConfigError, match="0 times, not once"):
+        adapter.step(start(model("flux"), make_inputs(**EVEN)))

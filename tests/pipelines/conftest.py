@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.pipelines.models import model_folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model variant by name."""
+    cache_dir = tmp_path_factory.mktemp("models")
+    return lambda variant: model_folder(variant, cache_dir)

@@ -1,0 +1,96 @@
+"""Model folders looked at without torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.pipelines.models import edit_json
+from tridentserve.checkpoints import detect_family, safetensors_bytes, stage_weights_bytes
+from tridentserve.errors import CheckpointError
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.stages import Stage
+
+Model = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("variant", ["sd3", "sd3-without-t5", "flux"])
+def test_stage_bytes_are_those_of_the_loaded_weights(model: Model, variant: str) -> None:
+    for stage, expected in stage_weights_bytes(model(variant)).items():
+        adapter = load_adapter(model(variant), frozenset({stage}))
+        assert isinstance(adapter, DiffusersAdapter)
+        tensors = {
+            tensor.data_ptr(): tensor.nbytes
+            for module in adapter.pipe.components.values()
+            if isinstance(module, torch.nn.Module)
+            for tensor in module.state_dict().values()
+        }
+        assert sum(tensors.values()) == expected
+
+
+def test_bytes_at_half_precision(model: Model) -> None:
+    stored, half = stage_weights_bytes(model("flux")), stage_weights_bytes(model("flux"), element_bytes=2)
+    assert {stage: 2 * size for stage, size in half.items()} == stored
+
+
+def test_family_comes_from_the_pipeline_class(model: Model) -> None:
+    assert detect_family(model("sd3")).name == "sd3"
+    assert detect_family(model("flux-schnell")).name == "flux"
+
+
+def test_shards_are_added_up(model: Model, tmp_path: Path) -> None:
+    for component, library in (("transformer", "diffusers"), ("vae", "diffusers"), ("text_encoder", "transformers")):
+        (tmp_path / component).mkdir()
+        stem = "model" if library == "transformers" else "diffusion_pytorch_model"
+        for shard in (1, 2):
+            save_file({f"w{shard}": torch.zeros(shard, 5)}, tmp_path / component / f"{stem}-{shard}.safetensors")
+        index = {"weight_map": {"w1": f"{stem}-1.safetensors", "w2": f"{stem}-2.safetensors"}}
+        (tmp_path / component / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+    edit = {"transformer": ["diffusers", "T"], "vae": ["diffusers", "V"], "text_encoder": ["transformers", "C"]}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **edit}))
+    assert stage_weights_bytes(tmp_path) == dict.fromkeys(Stage, 60)
+    (tmp_path / "vae" / "diffusion_pytorch_model-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lists shards that are missing: \['diffusion_pytorch_model-2"):
+        stage_weights_bytes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"abc", struct.pack("<Q", 2**60), struct.pack("<Q", 4) + b"nope", struct.pack("<Q", 2) + b"[]"],
+    ids=["empty", "short", "huge-header", "no-json", "no-object"],
+)
+def test_files_that_are_no_safetensors_are_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors file"):
+        safetensors_bytes(path)
+
+
+def test_a_truncated_file_is_noticed_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.zeros(100)}, path)
+    assert safetensors_bytes(path) == 400
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is cut short"):
+        safetensors_bytes(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "\x00"])
+def test_an_index_that_is_no_object_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model_index.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"model_index\.json (holds no JSON object|cannot be read)"):
+        detect_family(tmp_path)
+
+
+def test_an_index_without_a_class_is_refused(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    edit_json(tmp_path / "model_index.json", vae=["diffusers", "AutoencoderKL"])
+    with pytest.raises(CheckpointError, match="names the pipeline class 'None'"):
+        detect_family(tmp_path)

@@ -1,0 +1,118 @@
+"""What is loaded of a model folder, and what is said of folders that cannot be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.pipelines.models import edit_json
+from tridentserve.errors import CheckpointError
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.stages import Stage
+
+Model = Callable[[str], Path]
+DIFFUSE = frozenset({Stage.DIFFUSE})
+
+
+@pytest.fixture
+def copy(model: Model, tmp_path: Path) -> Path:
+    """A folder of its own, to be spoiled."""
+    return Path(shutil.copytree(model("sd3"), tmp_path / "model"))
+
+
+def loaded_modules(folder: Path, stages: frozenset[Stage], dtype: torch.dtype | None = None) -> dict[str, torch.dtype]:
+    adapter = load_adapter(folder, stages, dtype=dtype)
+    assert isinstance(adapter, DiffusersAdapter)
+    modules = {name: part for name, part in adapter.pipe.components.items() if isinstance(part, torch.nn.Module)}
+    assert not any(module.training for module in modules.values())
+    assert all(parameter.device.type == "cpu" for module in modules.values() for parameter in module.parameters())
+    return {name: next(module.parameters()).dtype for name, module in modules.items()}
+
+
+@pytest.mark.parametrize(
+    ("variant", "stage", "components"),
+    [
+        ("sd3", Stage.ENCODE, {"text_encoder", "text_encoder_2", "text_encoder_3"}),
+        ("sd3-without-t5", Stage.ENCODE, {"text_encoder", "text_encoder_2"}),
+        ("sd3", Stage.DIFFUSE, {"transformer"}),
+        ("sd3", Stage.DECODE, {"vae"}),
+        ("flux", Stage.ENCODE, {"text_encoder", "text_encoder_2"}),
+        ("flux", Stage.DIFFUSE, {"transformer"}),
+    ],
+)
+def test_a_stage_holds_its_own_weights_only(model: Model, variant: str, stage: Stage, components: set[str]) -> None:
+    assert loaded_modules(model(variant), frozenset({stage})) == dict.fromkeys(components, torch.float32)
+
+
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_several_stages_share_one_adapter_and_a_dtype_can_be_chosen(model: Model, variant: str) -> None:
+    stages = frozenset({Stage.DIFFUSE, Stage.DECODE})
+    expected = dict.fromkeys(("transformer", "vae"), torch.bfloat16)
+    assert loaded_modules(model(variant), stages, torch.bfloat16) == expected
+
+
+def test_no_stage_at_all_is_refused(model: Model) -> None:
+    with pytest.raises(CheckpointError, match="name at least one of encode, diffuse, decode"):
+        load_adapter(model("sd3"), frozenset())
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere/model_index\.json is missing"):
+        load_adapter(tmp_path / "nowhere", DIFFUSE)
+
+
+def test_an_unsupported_pipeline_is_named(copy: Path) -> None:
+    edit_json(copy / "model_index.json", _class_name="KandinskyPipeline")
+    with pytest.raises(CheckpointError, match=r"'KandinskyPipeline', which is not supported; use .*FluxPipeline"):
+        load_adapter(copy, DIFFUSE)
+
+
+def test_a_missing_component_is_named(copy: Path) -> None:
+    shutil.rmtree(copy / "transformer")
+    with pytest.raises(CheckpointError, match=r"transformer is missing although .*model_index\.json lists it"):
+        load_adapter(copy, DIFFUSE)
+
+
+def test_weights_that_are_no_safetensors_are_not_loaded(copy: Path) -> None:
+    weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+    with pytest.raises(CheckpointError, match=r"only safetensors are loaded: save .* safe_serialization=True"):
+        load_adapter(copy, DIFFUSE)
+
+
+def test_weights_of_other_stages_may_be_absent(copy: Path) -> None:
+    """A worker that holds one stage can do with the files of that stage and the configs of the models."""
+    for component in ("text_encoder", "text_encoder_2", "text_encoder_3"):
+        shutil.rmtree(copy / component)
+    (copy / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    assert load_adapter(copy, DIFFUSE).family == "sd3"
+
+
+def test_a_damaged_weight_file_is_named(copy: Path) -> None:
+    weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="transformer cannot be loaded as SD3Transformer2DModel"):
+        load_adapter(copy, DIFFUSE)
+
+
+def test_weights_of_another_shape_are_refused(copy: Path) -> None:
+    edit_json(copy / "transformer" / "config.json", attention_head_dim=32)
+    with pytest.raises(CheckpointError, match="transformer cannot be loaded"):
+        load_adapter(copy, DIFFUSE)
+
+
+def test_a_missing_config_of_a_stub_is_named(copy: Path) -> None:
+    (copy / "vae" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="vae cannot be loaded as AutoencoderKL"):
+        load_adapter(copy, DIFFUSE)
+
+
+def test_an_unknown_component_class_is_named(copy: Path) -> None:
+    edit_json(copy / "model_index.json", transformer=["my_models", "BigTransformer"])
+    with pytest.raises(CheckpointError, match=r"wants my_models\.BigTransformer for 'transformer'"):
+        load_adapter(copy, DIFFUSE)
