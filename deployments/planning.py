@@ -60,6 +60,7 @@ def make_scheduler(
         DispatchOptions(
             solver=_SOLVERS[args.dispatch.solver],
             time_limit_s=args.dispatch.time_limit_ms / 1000,
+            max_degree=args.dispatch.max_degree,
             handoff_reserve_bytes=args.handoff.capacity_mb * _MIB,
         ),
     )

@@ -152,7 +152,9 @@ class Scheduler:
         request = self._requests[assignment.request_id]
         request.legs = _legs(assignment)
         request.done = None
-        self._pool.reserve(assignment.diffuse, assignment.request_id)
+        spec, degree = request.spec, len(assignment.diffuse)
+        until_s = now_s + self._stage_s(spec, Stage.ENCODE, 1) + self._stage_s(spec, Stage.DIFFUSE, degree)
+        self._pool.reserve(assignment.diffuse, assignment.request_id, until_s)
         return self._run_next_leg(request, now_s, assignment.reason)
 
     def _run_next_leg(self, request: _Request, now_s: float, reason: str) -> ev.Effect:

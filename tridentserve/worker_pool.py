@@ -26,6 +26,7 @@ class _Worker:
     incarnation: int = 0
     queue: dict[int, _Queued] = field(default_factory=dict)
     reserved_by: str | None = None
+    reserved_until_s: float = 0.0
 
     def free_at_s(self, now_s: float) -> float:
         """When the queue is expected to be empty; an overdue head counts as ending now."""
@@ -33,7 +34,7 @@ class _Worker:
         for queued in self.queue.values():
             begin_s = free_s if queued.started_s is None else queued.started_s
             free_s = max(free_s, begin_s + queued.expected_s)
-        return free_s
+        return free_s if self.reserved_by is None else max(free_s, self.reserved_until_s)
 
 
 class WorkerPool:
@@ -74,10 +75,11 @@ class WorkerPool:
             if head is not None and head.started_s is None:
                 head.started_s = now_s
 
-    def reserve(self, worker_ids: Iterable[WorkerId], request_id: str) -> None:
-        """Keep primaries free for a request whose E still runs elsewhere."""
+    def reserve(self, worker_ids: Iterable[WorkerId], request_id: str, until_s: float) -> None:
+        """Keep primaries for a request until its D has ended, which is expected at `until_s`."""
         for worker_id in worker_ids:
-            self._workers[worker_id].reserved_by = request_id
+            worker = self._workers[worker_id]
+            worker.reserved_by, worker.reserved_until_s = request_id, until_s
 
     def release(self, request_id: str) -> None:
         for worker in self._workers.values():

@@ -120,6 +120,8 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
     first = apart.plan(ev.Tick())
     apart.on(ev.RequestArrived(request("second")))
     assert apart.on(ev.Tick()) == []
+    free_at_s = {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views(0.0)}
+    assert (free_at_s["e"], free_at_s["d0"]) == (0.5, 0.5 + 4 * 0.5)
     (effect,) = apart.finish(first, 0.0, 1.0)
     assert apart.on(ev.Tick(), 1.0) == []
     assert isinstance(effect, ev.Run)

@@ -1,0 +1,61 @@
+"""A placement that a person wrote down: types per worker from a configuration, checked for coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import PlacementError
+from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.stages import PlacementType, VirtualReplica
+
+
+def fixed_placement(
+    types: Sequence[str | Mapping[str, str]], workers: Sequence[WorkerSpec], models: Sequence[str], epoch: int = 0
+) -> PlacementPlan:
+    """The plan that gives worker i the i-th entry of `types`.
+
+    An entry is a type name (`EDC`, `DC`, `ED`, `D`, `E`, `C`), which then holds for every model in `models`, or a
+    mapping of model to type name. Raises `PlacementError` when the counts differ, a type or a model is unknown, a model
+    is not covered, or a primary could never run because a stage it lacks is on no auxiliary.
+    """
+    if len(types) != len(workers) or not workers:
+        raise PlacementError(f"the placement lists {len(types)} workers and there are {len(workers)}; list each once")
+    if not models:
+        raise PlacementError("the placement has no models; name at least one")
+    entries = zip(workers, types, strict=True)
+    held = {worker.worker_id: _held(worker.worker_id, entry, models) for worker, entry in entries}
+    for model in models:
+        _check_covered(model, {worker_id: kinds[model] for worker_id, kinds in held.items() if model in kinds})
+    replicas = {
+        worker_id: frozenset(Replica(model, stage) for model, kind in kinds.items() for stage in kind.stages)
+        for worker_id, kinds in held.items()
+    }
+    return PlacementPlan(replicas, reason="as configured", epoch=epoch)
+
+
+def _held(worker_id: str, entry: str | Mapping[str, str], models: Sequence[str]) -> dict[str, PlacementType]:
+    names = dict.fromkeys(models, entry) if isinstance(entry, str) else dict(entry)
+    held: dict[str, PlacementType] = {}
+    for model, name in names.items():
+        if model not in models:
+            raise PlacementError(f"worker {worker_id}: model {model!r} is not served; served are {', '.join(models)}")
+        if name not in tuple(PlacementType):
+            known = ", ".join(PlacementType)
+            raise PlacementError(f"worker {worker_id}: {name!r} is no placement type; use one of {known}")
+        held[model] = PlacementType(name)
+    return held
+
+
+def _check_covered(model: str, kinds: Mapping[str, PlacementType]) -> None:
+    present = set(kinds.values())
+    if not any(kind.is_primary for kind in present):
+        raise PlacementError(f"no worker holds the diffuse stage of {model}; place EDC, DC, ED or D somewhere")
+    for replica in VirtualReplica:
+        missing = [kind for kind in replica.auxiliaries if kind not in present]
+        if replica.primary in present and missing:
+            worker_id = next(worker_id for worker_id, kind in kinds.items() if kind is replica.primary)
+            raise PlacementError(
+                f"worker {worker_id} holds {replica.primary} of {model} and can never run a request: no worker holds "
+                f"{' or '.join(missing)} alone; place that too"
+            )

@@ -1,0 +1,82 @@
+"""Split: how many workers of a virtual replica's share are primaries, and how many auxiliaries.
+
+TridentServe, arXiv 2510.02838, appendix C.1, "Split()" and the alignment step of "PackPerMachine()".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tridentserve.errors import PlacementError
+from tridentserve.stages import PlacementType, VirtualReplica
+
+# Rates are measured: a capacity this much short of another counts as equal.
+_TOLERANCE = 1e-9
+
+Counts = dict[PlacementType, int]
+
+
+def smallest_workable(replica: VirtualReplica, min_primaries: int = 1) -> int:
+    """The fewest workers that cover E, D and C: enough primaries for the narrowest degree, one of each auxiliary."""
+    return min_primaries + len(replica.auxiliaries)
+
+
+def split(replica: VirtualReplica, budget: int, rates: Mapping[PlacementType, float], min_primaries: int = 1) -> Counts:
+    """Workers per placement type, `budget` in all.
+
+    `rates` are requests per second and worker of the primary and of each auxiliary. Primaries are as many as leave
+    every auxiliary able to keep up, n_aux v_aux >= n_pri v_pri: floor(budget / (1 + sum v_pri / v_aux)), one fewer
+    while rounding breaks that. What remains goes to the auxiliary with the largest deficit. With a budget too small
+    for that, feasibility comes first: `min_primaries`, at least one of each auxiliary.
+    Raises `PlacementError` when the budget is below `smallest_workable`.
+    """
+    smallest = smallest_workable(replica, min_primaries)
+    if budget < smallest:
+        raise PlacementError(f"{replica} needs at least {smallest} workers, its share is {budget}; add workers")
+    if not replica.auxiliaries:
+        return {replica.primary: budget}
+    load = 1 + sum(rates[replica.primary] / rates[auxiliary] for auxiliary in replica.auxiliaries)
+    most = budget - len(replica.auxiliaries)
+    primaries = min(max(int(budget / load + _TOLERANCE), min_primaries), most)
+    while True:
+        counts = {replica.primary: primaries, **_share_out(replica, budget - primaries, rates)}
+        if primaries == min_primaries or keeps_up(replica, counts, rates):
+            return counts
+        primaries -= 1
+
+
+def keeps_up(
+    replica: VirtualReplica, counts: Mapping[PlacementType, int], rates: Mapping[PlacementType, float]
+) -> bool:
+    """Whether every auxiliary type is at least as fast as the primaries together."""
+    primary_rate = counts[replica.primary] * rates[replica.primary]
+    return all(counts[kind] * rates[kind] >= primary_rate * (1 - _TOLERANCE) for kind in replica.auxiliaries)
+
+
+def pad_to_degrees(
+    replica: VirtualReplica, counts: Counts, rates: Mapping[PlacementType, float], degrees: Sequence[int]
+) -> Counts:
+    """Raise the primaries to a multiple of each degree in turn, by workers borrowed from the auxiliaries, where those
+    still keep up; elsewhere leave them, so that a degree is never bought with a congested stage."""
+    padded = dict(counts)
+    for degree in sorted(degrees):
+        missing = -padded[replica.primary] % degree
+        auxiliary_total = sum(padded[kind] for kind in replica.auxiliaries) - missing
+        if missing == 0 or auxiliary_total < len(replica.auxiliaries):
+            continue
+        attempt = {
+            replica.primary: padded[replica.primary] + missing,
+            **_share_out(replica, auxiliary_total, rates),
+        }
+        if keeps_up(replica, attempt, rates):
+            padded = attempt
+    return padded
+
+
+def _share_out(replica: VirtualReplica, budget: int, rates: Mapping[PlacementType, float]) -> Counts:
+    """One worker for each auxiliary, the others one by one to the type with the least capacity."""
+    counts = dict.fromkeys(replica.auxiliaries, 1)
+    for _ in range(budget - len(counts)):
+        slowest = min(replica.auxiliaries, key=lambda kind: (counts[kind] * rates[kind], kind))
+        counts[slowest] += 1
+    return counts

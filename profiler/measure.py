@@ -1,0 +1,182 @@
+"""The offline profiler: measures every stage of a model at every size and degree, and makes a profile table of it.
+
+TridentServe, arXiv 2510.02838, section 5.1 ("Profiler"). Needs torch and diffusers, but no Ray: it runs on any machine
+with the device in question. Degrees above 1 run in processes of their own, joined by gloo (CPU) or NCCL (CUDA).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+
+from profiler.measure_stages import (
+    Member,
+    Sample,
+    Source,
+    num_steps,
+    sample_decode,
+    sample_diffuse,
+    sample_encode,
+    set_threads,
+)
+from profiler.tables import ProfileRow, ProfileTable, WeightsRow
+from tridentserve.checkpoints import detect_family, read_json, stage_weights_bytes
+from tridentserve.errors import ProfileError
+from tridentserve.parallel import connect_store
+from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.stages import Stage
+
+_PROMPT = "a lighthouse on a cliff above the sea at dawn, seen from a small boat, oil on canvas"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """`repeats`: timed runs per point, of which the median counts. `passes`: how often all points are gone over; the
+    lowest median counts, since other load on a machine only ever adds. `num_threads`: torch threads of one worker."""
+
+    repeats: int = 10
+    passes: int = 1
+    num_threads: int = 1
+
+
+Point = tuple[Stage, Shape, int]
+
+
+def points(shapes: Sequence[Shape], degrees: Sequence[int]) -> list[Point]:
+    """What `measure` measures in one pass, in order: ENCODE and DECODE at degree 1, DIFFUSE at every degree."""
+    return [
+        (stage, shape, degree)
+        for shape in shapes
+        for stage in Stage
+        for degree in (sorted(degrees) if stage is Stage.DIFFUSE else (1,))
+    ]
+
+
+def measure(
+    source: Source,
+    model: str,
+    shapes: Sequence[Shape],
+    degrees: Sequence[int],
+    options: MeasureOptions,
+    on_point: Callable[[Point, Sample], None] = lambda point, sample: None,
+) -> ProfileTable:
+    """The table of one model on one device. `on_point` hears of each measured point.
+
+    Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
+    not allow, `CheckpointError` for a folder that cannot be loaded.
+    """
+    _check(source, shapes, degrees)
+    source = _on_rank(source, 0)
+    set_threads(options.num_threads)
+    best: dict[Point, Sample] = {}
+    with _Processes(source, max(degrees), options) as processes:
+        for _ in range(options.passes):
+            for point, sample in processes.samples(points(shapes, degrees)):
+                on_point(point, sample)
+                seconds = min(sample.seconds, best[point].seconds if point in best else sample.seconds)
+                best[point] = replace(sample, seconds=seconds)
+    device = device_name(source.device)
+    where = f"measured: median of {options.repeats} in the fastest of {options.passes} passes"
+    rows = [
+        ProfileRow(model, device, stage, shape, degree, 1, sample.seconds, sample.peak_bytes, where)
+        for (stage, shape, degree), sample in best.items()
+    ]
+    weights = stage_weights_bytes(source.folder, _element_bytes(source))
+    held = [WeightsRow(model, stage, weights[stage], "measured: safetensors headers") for stage in Stage]
+    return ProfileTable(model, tuple(rows), tuple(held))
+
+
+def device_name(device: str) -> str:
+    """What the `gpu` column says: `cpu`, or the name CUDA gives the GPU."""
+    return "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(torch.device(device))
+
+
+class _Processes:
+    """One process per rank above 0, kept for all points; rank 0 and degree 1 run in this process."""
+
+    def __init__(self, source: Source, max_degree: int, options: MeasureOptions) -> None:
+        self._source = source
+        self._repeats = options.repeats
+        self._stack = ExitStack()
+        self._store = connect_store(is_server=True)
+        self._groups_made = 0
+        context = multiprocessing.get_context("spawn")
+        self._ranks = [
+            self._stack.enter_context(
+                ProcessPoolExecutor(1, context, initializer=set_threads, initargs=(options.num_threads,))
+            )
+            for _ in range(1, max_degree)
+        ]
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def samples(self, wanted: Sequence[Point]) -> Iterator[tuple[Point, Sample]]:
+        """Measure points in order; ENCODE of a shape comes before its other stages, which use its condition."""
+        condition = b""
+        for stage, shape, degree in wanted:
+            steps = num_steps(self._repeats) if stage is Stage.DIFFUSE else 1
+            inputs = GenerationInputs(_PROMPT, shape, steps, guidance_scale=self._guidance, seed=0)
+            if stage is Stage.ENCODE:
+                sample, condition = sample_encode(self._source, inputs, self._repeats)
+            elif stage is Stage.DECODE:
+                sample = sample_decode(self._source, inputs, condition, self._repeats)
+            else:
+                sample = self._diffuse(inputs, condition, degree)
+            yield (stage, shape, degree), sample
+
+    @property
+    def _guidance(self) -> float:
+        return detect_family(self._source.folder).default_guidance_scale
+
+    def _diffuse(self, inputs: GenerationInputs, condition: bytes, degree: int) -> Sample:
+        if degree == 1:
+            return sample_diffuse(self._source, inputs, condition, self._repeats)
+        self._groups_made += 1
+        members = [Member(self._store.port, f"profile-{self._groups_made}", rank, degree) for rank in range(degree)]
+        futures = [
+            self._ranks[member.rank - 1].submit(
+                sample_diffuse, _on_rank(self._source, member.rank), inputs, condition, self._repeats, member
+            )
+            for member in members[1:]
+        ]
+        leader = sample_diffuse(_on_rank(self._source, 0), inputs, condition, self._repeats, members[0])
+        peaks = [leader.peak_bytes, *(future.result().peak_bytes for future in futures)]
+        return Sample(leader.seconds, max(peaks))
+
+
+def _on_rank(source: Source, rank: int) -> Source:
+    """One GPU per rank; ranks on the CPU share it."""
+    return source if torch.device(source.device).type == "cpu" else replace(source, device=f"cuda:{rank}")
+
+
+def _element_bytes(source: Source) -> int | None:
+    """Bytes per weight in the number format it is loaded in (see `load_adapter` for the default)."""
+    default = "float32" if torch.device(source.device).type == "cpu" else "bfloat16"
+    dtype: torch.dtype = getattr(torch, source.dtype or default)
+    return dtype.itemsize
+
+
+def _check(source: Source, shapes: Sequence[Shape], degrees: Sequence[int]) -> None:
+    family = detect_family(source.folder)
+    for shape in shapes:
+        if shape.height % family.size_multiple or shape.width % family.size_multiple:
+            multiple = family.size_multiple
+            raise ProfileError(f"{family.name} makes no {shape}: both sides must be multiples of {multiple}")
+    if not shapes or not degrees:
+        raise ProfileError("there is nothing to measure; name at least one size and one degree")
+    if any(degree < 1 or degree & (degree - 1) for degree in degrees):
+        raise ProfileError(f"degrees are {list(degrees)}; they must be powers of two")
+    heads = read_json(source.folder / "transformer" / "config.json").get("num_attention_heads", 0)
+    if heads % max(degrees):
+        raise ProfileError(f"{heads} attention heads cannot be shared by {max(degrees)} workers; measure fewer degrees")
+    if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < max(degrees):
+        raise ProfileError(f"degree {max(degrees)} needs as many GPUs; there are {torch.cuda.device_count()}")

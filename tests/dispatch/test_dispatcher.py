@@ -1,0 +1,224 @@
+"""The dispatcher as a whole: types, degrees, auxiliaries, memory, deadlines, and the reasons it gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch import DispatchOptions, IlpDispatcher
+from profiler.memory import held_weights_bytes, stages_peak_bytes
+from tests.dispatch.cluster import request, worker, workers
+from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds
+from tridentserve.plans import Replica
+from tridentserve.protocols import Dispatcher, PendingRequest, WorkerView
+from tridentserve.requests import Shape
+from tridentserve.stages import PlacementType, Stage
+
+SMALL, MIDDLE, LARGE = SHAPES[0], SHAPES[1], SHAPES[2]
+TIMES = cost_model()
+IDLE: Dispatcher = IlpDispatcher(TIMES, DispatchOptions(time_limit_s=30.0))
+ENCODE_S = 0.02
+
+
+def decode_s(shape: Shape) -> float:
+    return TIMES.seconds("one", Stage.DECODE, shape)
+
+
+def test_a_lone_request_runs_together_on_one_worker() -> None:
+    (assignment,) = IDLE.dispatch([request("r", SMALL)], workers(2, "EDC"), now_s=3.0)
+    assert assignment.primary is PlacementType.EDC
+    assert assignment.encode == assignment.diffuse == assignment.decode == ("n0-w0",)
+    run_s = ENCODE_S + 20 * step_seconds(SMALL, 1) + decode_s(SMALL)
+    assert assignment.expected_finish_s == pytest.approx(3.0 + run_s)
+    assert assignment.reason == f"EDC degree 1, {1000 - 3 - run_s:.2f} s to spare, uncontended"
+
+
+def test_a_large_request_uses_efficient_width_and_decodes_on_the_leader() -> None:
+    (assignment,) = IDLE.dispatch([request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
+    assert assignment.diffuse == ("n0-w0", "n0-w1", "n0-w2", "n0-w3")
+    assert assignment.encode == assignment.diffuse
+    assert assignment.decode == ("n0-w0",)
+
+
+def test_the_degree_can_be_limited() -> None:
+    limited = IlpDispatcher(TIMES, DispatchOptions(max_degree=2))
+    (assignment,) = limited.dispatch([request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
+    assert len(assignment.diffuse) == 2
+
+
+def test_width_is_shared_out_under_load() -> None:
+    pending = [request(f"r{i}", LARGE) for i in range(4)]
+    assignments = IDLE.dispatch(pending, workers(4, "EDC"), now_s=0.0)
+    assert [len(assignment.diffuse) for assignment in assignments] == [1, 1, 1, 1]
+    assert {assignment.diffuse[0] for assignment in assignments} == {f"n0-w{i}" for i in range(4)}
+    assert all(assignment.reason.endswith(", ilp") for assignment in assignments)
+
+
+def test_a_deadline_calls_for_width() -> None:
+    tight_s = ENCODE_S + 20 * step_seconds(MIDDLE, 4) + decode_s(MIDDLE) + 0.01
+    (assignment,) = IDLE.dispatch([request("r", MIDDLE, tight_s)], workers(4, "EDC"), now_s=0.0)
+    assert len(assignment.diffuse) == 4
+    (relaxed,) = IDLE.dispatch([request("r", MIDDLE)], workers(4, "EDC"), now_s=0.0)
+    assert len(relaxed.diffuse) < 4
+
+
+def test_auxiliaries_take_the_stages_that_the_primary_lacks() -> None:
+    views = [worker("d", "D"), worker("e1", "E", free_at_s=7.0), worker("e2", "E", free_at_s=6.0), worker("c", "C")]
+    (assignment,) = IDLE.dispatch([request("r", SMALL)], views, now_s=5.0)
+    assert (assignment.encode, assignment.diffuse, assignment.decode) == (("e2",), ("d",), ("c",))
+    run_s = ENCODE_S + 20 * step_seconds(SMALL, 1) + decode_s(SMALL)
+    assert assignment.expected_finish_s == pytest.approx(6.0 + run_s)
+
+
+def test_an_auxiliary_in_the_same_node_is_preferred_and_queues_spread() -> None:
+    views = [worker("a-e", "E", node="a"), worker("b-e", "E", node="b"), *workers(2, "DC", node="b")]
+    assignments = IDLE.dispatch([request("r1", SMALL), request("r2", SMALL)], views, now_s=0.0)
+    assert [assignment.encode for assignment in assignments] == [("b-e",), ("a-e",)]
+
+
+def test_less_communication_is_preferred_among_equals() -> None:
+    views = [worker("1", "D"), worker("2", "DC"), worker("3", "EDC"), worker("4", "E"), worker("5", "C")]
+    order = []
+    while views and (assignments := IDLE.dispatch([request("r", SMALL)], views, now_s=0.0)):
+        order.append(assignments[0].primary)
+        views = [view for view in views if view.worker_id not in assignments[0].diffuse]
+    assert order == [PlacementType.EDC, PlacementType.DC, PlacementType.D]
+
+
+def test_a_type_without_its_auxiliary_is_no_candidate() -> None:
+    assert IDLE.dispatch([request("r", SMALL)], [worker("d", "DC"), worker("x", "EDC", free_at_s=9.0)], 0.0) == []
+    why = IDLE.can_ever_run(request("r", SMALL).spec, [worker("d", "DC"), worker("c", "C")])
+    assert why == "one cannot make 256x256 here: DC workers: there is no auxiliary for encode"
+
+
+def test_a_stopped_request_goes_on_without_encoding() -> None:
+    views = [worker("d", "DC")]  # no auxiliary for E, and none needed
+    (assignment,) = IDLE.dispatch([request("r", SMALL, steps_done=15)], views, now_s=0.0)
+    assert assignment.encode == ()
+    assert assignment.expected_finish_s == pytest.approx(5 * step_seconds(SMALL, 1) + decode_s(SMALL))
+
+
+def test_memory_decides_the_type_and_the_degree() -> None:
+    # At 1024x1024: E 400 MiB, D 800 and 391 / k, C 100 and 1536. EDC needs 2836, DC 2436.
+    tight = workers(1, "EDC", memory_bytes=2835 * MIB)
+    spec = request("r", LARGE).spec
+    assert IDLE.dispatch([request("r", LARGE)], tight, 0.0) == []
+    assert IDLE.can_ever_run(spec, tight) == (
+        f"one cannot make 1024x1024 here: EDC workers have {1535 * MIB} bytes free beside their weights and need "
+        f"{1536 * MIB}"
+    )
+    dc = worker("dc", "DC", memory_bytes=2436 * MIB)
+    assert IDLE.can_ever_run(spec, [*tight, dc, worker("e", "E")]) is None
+    reserved = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=1))
+    assert reserved.can_ever_run(spec, workers(1, "EDC", memory_bytes=2836 * MIB)) is not None
+    # D alone: 800 + 196 MiB at degree 2 fits, 800 + 391 at degree 1 does not.
+    pair = [*workers(2, "D", memory_bytes=1100 * MIB), worker("e", "E"), worker("c", "C")]
+    (assignment,) = IDLE.dispatch([request("r", LARGE)], pair, 0.0)
+    assert len(assignment.diffuse) == 2
+    small_c = [*pair[:3], worker("c", "C", memory_bytes=1000 * MIB)]
+    assert "no auxiliary has the memory for decode" in str(IDLE.can_ever_run(spec, small_c))
+
+
+def test_what_is_not_profiled_or_not_placed_is_said() -> None:
+    views = workers(1, "EDC")
+    for wrong, why in (
+        (request("r", SMALL, model="three"), "no worker holds the diffuse stage of three"),
+        (request("r", SMALL, model="two"), "no worker holds the diffuse stage of two"),
+        (request("r", Shape(64, 64)), "outside the profiled sizes"),
+    ):
+        assert why in str(IDLE.can_ever_run(wrong.spec, views))
+    assert IDLE.dispatch([request("r", Shape(64, 64)), request("ok", SMALL)], views, 0.0)[0].request_id == "ok"
+
+
+def test_several_outputs_need_their_memory_and_time() -> None:
+    (assignment,) = IDLE.dispatch([request("r", SMALL, num_outputs=3)], workers(1, "EDC"), 0.0)
+    expected_s = ENCODE_S + 3 * (20 * step_seconds(SMALL, 1) + decode_s(SMALL))
+    assert assignment.expected_finish_s == pytest.approx(expected_s)
+    assert IDLE.can_ever_run(request("r", LARGE, num_outputs=3).spec, workers(1, "EDC")) is not None
+
+
+def test_the_earliest_deadline_goes_first_among_equals() -> None:
+    pending = [request("later", SMALL, 60.0), request("first", SMALL, 50.0), request("last", SMALL, 70.0)]
+    assignments = IDLE.dispatch(pending, workers(2, "EDC"), 0.0)
+    assert [assignment.request_id for assignment in assignments] == ["first", "later"]
+
+
+def test_an_overdue_request_runs_and_says_that_it_is_late() -> None:
+    (assignment,) = IDLE.dispatch([request("r", SMALL, 1.0)], workers(1, "EDC"), now_s=50.0)
+    late_s = assignment.expected_finish_s - 1.0
+    assert assignment.reason == f"EDC degree 1, late by {late_s:.2f} s, uncontended"
+
+
+def test_a_worker_of_two_models_is_given_to_one() -> None:
+    views = workers(1, "EDC", "two:EDC", memory_bytes=2 * EDC_BYTES)
+    assignments = IDLE.dispatch([request("a", SMALL), request("b", SMALL, model="two")], views, 0.0)
+    assert len(assignments) == 1
+
+
+def test_an_auxiliary_that_is_taken_as_a_primary_of_another_model_is_busy() -> None:
+    shared = [worker("both", "two:EDC", "E", memory_bytes=2 * EDC_BYTES), worker("e", "E"), worker("d", "DC")]
+    assignments = IDLE.dispatch([request("a", SMALL), request("b", SMALL, model="two")], shared, 0.0)
+    assert {assignment.request_id: assignment.encode for assignment in assignments} == {"a": ("e",), "b": ("both",)}
+
+
+def cluster_of(entries: list[tuple[str, int, float | None]]) -> list[WorkerView]:
+    return [
+        worker(f"w{i:02d}", kind, node=f"n{node}", free_at_s=free_at_s)
+        for i, (kind, node, free_at_s) in enumerate(entries)
+    ]
+
+
+def requests_of(entries: list[tuple[Shape, float, str, int]]) -> list[PendingRequest]:
+    return [
+        request(f"r{i}", shape, slo_s, model=model, steps_done=done)
+        for i, (shape, slo_s, model, done) in enumerate(entries)
+    ]
+
+
+kinds = st.sampled_from(["EDC", "DC", "ED", "D", "E", "C", "two:EDC"])
+free_at_s = st.one_of(st.none(), st.floats(0, 40))
+views = st.lists(st.tuples(kinds, st.integers(0, 2), free_at_s), max_size=12).map(cluster_of)
+shapes, models = st.sampled_from(SHAPES[:3]), st.sampled_from(["one", "two"])
+requests = st.lists(st.tuples(shapes, st.floats(0, 60), models, st.integers(0, 20)), max_size=8).map(requests_of)
+
+
+@settings(deadline=None)
+@given(requests, views, st.floats(0, 30))
+def test_assignments_are_valid_whatever_the_cluster(
+    pending: list[PendingRequest], views: list[WorkerView], now_s: float
+) -> None:
+    assignments = IDLE.dispatch(pending, views, now_s)
+    assert assignments == IDLE.dispatch(list(reversed(pending)), list(reversed(views)), now_s)
+    by_id = {view.worker_id: view for view in views}
+    specs = {entry.spec.request_id: entry for entry in pending}
+    used = [worker_id for assignment in assignments for worker_id in assignment.diffuse]
+    assert len(used) == len(set(used))
+    assert len({assignment.request_id for assignment in assignments}) == len(assignments)
+    for assignment in assignments:
+        entry = specs[assignment.request_id]
+        stages = {Stage.ENCODE: assignment.encode, Stage.DIFFUSE: assignment.diffuse, Stage.DECODE: assignment.decode}
+        assert all(by_id[worker_id].idle for worker_id in assignment.diffuse)
+        assert len({by_id[worker_id].node_id for worker_id in assignment.diffuse}) == 1
+        assert len(assignment.diffuse) in (1, 2, 4)
+        assert bool(assignment.encode) == (entry.steps_done == 0)
+        assert assignment.expected_finish_s > now_s
+        for stage, ids in stages.items():
+            for worker_id in ids:
+                view = by_id[worker_id]
+                assert Replica(entry.spec.model, stage) in view.replicas
+                degree = len(ids) if stage is Stage.DIFFUSE else 1
+                need = stages_peak_bytes(TIMES, entry.spec.model, [stage], entry.spec.shape, degree)
+                assert held_weights_bytes(TIMES, view.replicas) + need <= view.memory_bytes
+
+
+@settings(deadline=None)
+@given(requests)
+def test_an_idle_worker_is_not_left_idle_while_something_could_run_there(pending: list[PendingRequest]) -> None:
+    cluster = [*workers(2, "EDC"), *workers(2, "two:EDC", node="n1")]
+    assignments = IDLE.dispatch(pending, cluster, now_s=0.0)
+    for model in ("one", "two"):
+        waiting = [entry for entry in pending if entry.spec.model == model]
+        served = [a for a in assignments if any(entry.spec.request_id == a.request_id for entry in waiting)]
+        assert len(served) >= min(1, len(waiting))
+        assert len(served) == len(waiting) or sum(len(assignment.diffuse) for assignment in served) == 2

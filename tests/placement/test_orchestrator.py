@@ -1,0 +1,177 @@
+"""The start plan: V0 while memory allows, shares by work, every demanded type workable, errors with their cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch import DispatchOptions, IlpDispatcher
+from placement import LoadShare, Orchestrator
+from profiler import CostModel
+from tests.profiler.synthetic import DEGREES, EDC_BYTES, MIB, SHAPES, cost_model, table
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import PlacementError, ProfileError
+from tridentserve.plans import PlacementPlan
+from tridentserve.protocols import WorkerView
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.stages import PlacementType, Stage
+
+SMALL, LARGE = SHAPES[0], SHAPES[3]
+TIMES = cost_model()
+
+
+def cluster(nodes: int, per_node: int, memory_bytes: int = EDC_BYTES) -> list[WorkerSpec]:
+    return [WorkerSpec(f"n{n}-w{i}", f"n{n}", memory_bytes, "gpu") for n in range(nodes) for i in range(per_node)]
+
+
+def orchestrator(reserve_bytes: int = 10 * MIB, degrees: tuple[int, ...] = DEGREES) -> Orchestrator:
+    return Orchestrator(TIMES, reserve_bytes, degrees)
+
+
+def types(plan: PlacementPlan, model: str = "one") -> Counter[PlacementType | None]:
+    counts = Counter(plan.type_of(worker_id, model) for worker_id in plan.replicas)
+    del counts[None]
+    return counts
+
+
+def test_everything_is_together_while_memory_allows() -> None:
+    plan = orchestrator().plan([LoadShare("one", SMALL, 20)], cluster(1, 4), epoch=3)
+    assert types(plan) == {PlacementType.EDC: 4}
+    assert plan.epoch == 3
+    assert plan.reason == "one V0 brings 100% of the work: 4 EDC"
+
+
+def replica_with(memory_mib: int, shape: Shape) -> set[PlacementType | None]:
+    return set(types(orchestrator().plan([LoadShare("one", shape, 20)], cluster(1, 4, memory_mib * MIB))))
+
+
+def test_the_first_virtual_replica_that_fits_is_taken() -> None:
+    # At 1024x1024: weights 400 + 800 + 100 MiB, peaks E 50, D 391 at degree 1 (196, 98 wider), C 1536 MiB.
+    shape = SHAPES[2]
+    assert replica_with(1300 + 1536 + 10, shape) == {PlacementType.EDC}
+    assert replica_with(1300 + 1536 + 9, shape) == {PlacementType.DC, PlacementType.E}
+    # Without C beside it, ED needs 1200 + 391 MiB, but C alone needs 100 + 1536.
+    assert replica_with(900 + 1536 + 9, shape) == {PlacementType.ED, PlacementType.C}
+
+
+def test_stages_are_apart_where_no_two_fit() -> None:
+    # 512x512: D 800 + 98 MiB, C 100 + 384, E 400 + 50; ED would need 1298 at degree 1, DC 1284 whatever the degree.
+    assert replica_with(1200 + 50 + 9, SHAPES[1]) == {PlacementType.D, PlacementType.E, PlacementType.C}
+
+
+def test_a_size_that_fits_nowhere_is_named() -> None:
+    with pytest.raises(
+        PlacementError, match=r"one at 2048x2048 fits on no worker: stage C alone needs \d+ bytes .* has 3145"
+    ):
+        orchestrator().plan([LoadShare("one", LARGE, 20)], cluster(1, 4))
+
+
+def test_workers_are_shared_by_work_and_every_model_is_covered() -> None:
+    load = [LoadShare("one", SMALL, 20, weight=100), LoadShare("two", SHAPES[1], 20, weight=100)]
+    plan = orchestrator().plan(load, cluster(2, 8))
+    one, two = types(plan, "one"), types(plan, "two")
+    assert sum(one.values()) + sum(two.values()) == 16
+    assert sum(two.values()) > 2 * sum(one.values())
+    rare = orchestrator().plan([*load, LoadShare("two", SMALL, 1, weight=0)], cluster(2, 8))
+    assert rare == plan
+    tiny = orchestrator().plan([LoadShare("one", SMALL, 1, weight=1e-6), load[1]], cluster(1, 4))
+    assert sum(types(tiny, "one").values()) == 1
+
+
+def test_heavy_requests_get_their_own_virtual_replica_beside_the_light_ones() -> None:
+    load = [LoadShare("one", SMALL, 20, weight=10), LoadShare("one", SHAPES[2], 20, weight=1)]
+    memory_bytes = (900 + 1536 + 20) * MIB
+    plan = orchestrator().plan(load, cluster(2, 8, memory_bytes))
+    found = types(plan)
+    assert {PlacementType.EDC, PlacementType.DC, PlacementType.E} <= set(found)
+    assert "one V0 brings" in plan.reason
+    assert "one V1 brings" in plan.reason
+    # Two workers cannot hold V0 and V1 both: V1, which runs all of the load, takes them.
+    assert types(orchestrator().plan(load, cluster(1, 2, memory_bytes))) == {PlacementType.DC: 1, PlacementType.E: 1}
+
+
+@pytest.mark.parametrize(
+    ("load", "workers", "message"),
+    [
+        ([], cluster(1, 1), "the load is empty"),
+        ([LoadShare("one", SMALL, 20, weight=0.0)], cluster(1, 1), "the load is empty"),
+        ([LoadShare("one", SMALL, 20)], [], "there are no workers"),
+        ([LoadShare("one", SMALL, 20)], [WorkerSpec("w", "n", 0)], "worker w has 0 bytes of memory"),
+        ([LoadShare("one", SMALL, 20)], cluster(1, 1) * 2, "worker n0-w0 is in the cluster 2 times"),
+        (
+            [LoadShare("one", SMALL, 20), LoadShare("two", SMALL, 20)],
+            cluster(1, 1),
+            "1 workers are too few; needed at least: one V0 1, two V0 1. Add workers",
+        ),
+    ],
+)
+def test_what_cannot_be_placed_is_a_named_error(load: list[LoadShare], workers: list[WorkerSpec], message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        orchestrator().plan(load, workers)
+
+
+def test_bad_settings_and_loads_are_refused() -> None:
+    with pytest.raises(PlacementError, match="handoff_reserve_bytes is -1"):
+        Orchestrator(TIMES, -1, DEGREES)
+    for degrees in ([], [3], [0]):
+        with pytest.raises(PlacementError, match="give powers of two"):
+            Orchestrator(TIMES, 0, degrees)
+    with pytest.raises(PlacementError, match=r"one was profiled at degrees \(1, 2, 4\), in use are \(8,\)"):
+        orchestrator(degrees=(8,)).plan([LoadShare("one", SMALL, 20)], cluster(1, 8))
+    with pytest.raises(PlacementError, match="weight is nan"):
+        LoadShare("one", SMALL, 20, weight=float("nan"))
+    with pytest.raises(PlacementError, match="num_inference_steps is 0"):
+        LoadShare("one", SMALL, 0)
+    with pytest.raises(ProfileError, match="'three' is not in the profile"):
+        orchestrator().plan([LoadShare("three", SMALL, 20)], cluster(1, 1))
+
+
+def test_memory_may_force_primaries_together() -> None:
+    # Without the peaks of C, 2048x2048 needs 1300 + 1562 / k MiB for EDC and 800 + 1562 / k for D.
+    rows = [replace(row, peak_bytes=MIB) if row.stage is Stage.DECODE else row for row in table().rows]
+    wide = Orchestrator(CostModel([replace(table(), rows=tuple(rows))], "gpu"), 0, DEGREES)
+    load = [LoadShare("one", LARGE, 20), LoadShare("two", SMALL, 20)]
+    uneven = [WorkerSpec(f"n{n}-w{i}", f"n{n}", 2100 * MIB) for n, size in enumerate((1, 2, 1)) for i in range(size)]
+    plan = wide.plan(load, uneven)
+    assert [plan.type_of(f"n1-w{i}", "one") for i in range(2)] == [PlacementType.EDC] * 2
+    with pytest.raises(PlacementError, match="two needs 2 EDC workers in one node and gets 1"):
+        wide.plan([LoadShare("one", LARGE, 20), LoadShare("two", LARGE, 20)], uneven)
+    with pytest.raises(PlacementError, match="one at 2048x2048 fits on no worker: stage D alone"):
+        wide.plan(load, cluster(3, 1, 2100 * MIB))
+
+
+shares = st.builds(
+    LoadShare,
+    model=st.sampled_from(["one", "two"]),
+    shape=st.sampled_from(SHAPES[:3]),
+    num_inference_steps=st.integers(1, 50),
+    weight=st.floats(0.001, 1000),
+)
+
+
+# Two models with each stage of each size on a worker of its own need 6 workers; 1024x1024 needs 1646 MiB for C.
+sizes = st.tuples(st.integers(1, 4), st.integers(2, 8)).filter(lambda size: size[0] * size[1] >= 6)
+
+
+@settings(deadline=None)
+@given(st.lists(shares, min_size=1, max_size=5), sizes, st.integers(1646, 4000))
+def test_plans_serve_all_of_the_load_and_are_deterministic(
+    load: list[LoadShare], size: tuple[int, int], memory_mib: int
+) -> None:
+    workers = cluster(*size, memory_mib * MIB)
+    plan = orchestrator().plan(load, workers)
+    assert plan == orchestrator().plan(list(reversed(load)), list(reversed(workers)))
+    assert set(plan.replicas) == {worker.worker_id for worker in workers}
+    assert all(len({replica.model for replica in held}) == 1 for held in plan.replicas.values())
+    # The dispatcher checks memory, degrees and coverage on its own.
+    views = [
+        WorkerView(w.worker_id, w.node_id, w.memory_bytes, plan.replicas[w.worker_id], idle=True, free_at_s=0.0)
+        for w in workers
+    ]
+    dispatcher = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=10 * MIB))
+    for share in load:
+        assert dispatcher.can_ever_run(RequestSpec("r", share.model, share.shape, 20), views) is None

@@ -1,0 +1,177 @@
+"""The cost model: exact where it was profiled, honest where it was not, and corrected by what it sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler import CostModel, ProfileTable, shipped_table
+from profiler.cost_model import MAX_CORRECTION
+from profiler.memory import peak_bytes_by_degree
+from tests.profiler.synthetic import DEGREES, SHAPES, WEIGHTS_BYTES, cost_model, row, step_seconds, table
+from tridentserve.errors import ProfileError
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+
+def test_it_is_a_stage_times() -> None:
+    times: StageTimes = cost_model()
+    assert times.degrees("one", Stage.DIFFUSE) == DEGREES
+    assert times.degrees("one", Stage.ENCODE) == (1,)
+    assert times.weights_bytes("one", Stage.DIFFUSE) == WEIGHTS_BYTES[Stage.DIFFUSE]
+
+
+def test_exact_at_profiled_points() -> None:
+    times = cost_model()
+    for shape in SHAPES:
+        for degree in DEGREES:
+            assert times.seconds("one", Stage.DIFFUSE, shape, degree) == step_seconds(shape, degree)
+    assert times.peak_bytes("two", Stage.DECODE, Shape(512, 512)) == 1536 * 512 * 512
+
+
+sides = st.integers(16, 128).map(lambda n: 16 * n)
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(Shape, sides, sides), min_size=2, max_size=10), st.sampled_from(DEGREES))
+def test_monotone_in_tokens_between_them(shapes: list[Shape], degree: int) -> None:
+    times = cost_model()
+    ordered = sorted(shapes, key=lambda shape: shape.tokens)
+    for smaller, larger in pairwise(ordered):
+        seconds = [times.seconds("one", Stage.DIFFUSE, shape, degree) for shape in (smaller, larger)]
+        peaks = [times.peak_bytes("one", Stage.DIFFUSE, shape, degree) for shape in (smaller, larger)]
+        assert seconds[0] <= seconds[1] * (1 + 1e-9)
+        assert peaks[0] <= peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "degree", "batch", "message"),
+    [
+        ("three", SHAPES[0], 1, 1, r"model 'three' is not in the profile tables of device 'gpu' \(there: one, two\)"),
+        ("one", Shape(128, 128), 1, 1, "128x128 is outside the profiled sizes, 256x256 to 2048x2048; profile it"),
+        ("one", Shape(2048, 2064), 2, 1, "--sizes 2064x2048"),
+        ("one", SHAPES[0], 8, 1, r"was not profiled at degree 8 \(only at \(1, 2, 4\)\)"),
+        ("one", SHAPES[0], 1, 0, "a batch of 0 cannot be timed"),
+    ],
+)
+def test_what_was_not_profiled_is_an_error_that_says_so(
+    model: str, shape: Shape, degree: int, batch: int, message: str
+) -> None:
+    for ask in (cost_model().seconds, cost_model().peak_bytes):
+        with pytest.raises(ProfileError, match=message):
+            ask(model, Stage.DIFFUSE, shape, degree, batch)
+
+
+def test_unknown_models_have_no_degrees_and_no_weights() -> None:
+    for ask in (cost_model().degrees, cost_model().weights_bytes):
+        with pytest.raises(ProfileError, match="'three' is not in the profile"):
+            ask("three", Stage.DIFFUSE)
+
+
+def test_the_optimal_degree_is_the_highest_efficient_one() -> None:
+    times = cost_model()
+    found = [times.optimal_degree("one", Stage.DIFFUSE, shape) for shape in SHAPES]
+    for shape, degree in zip(SHAPES, found, strict=True):
+        efficient = [k for k in DEGREES if step_seconds(shape, 1) / (k * step_seconds(shape, k)) > 0.8]
+        assert degree == max(efficient)
+    assert found[0] == 1
+    assert found[-1] > 1
+
+
+def test_a_batch_is_read_where_profiled_and_grows_in_proportion_beyond() -> None:
+    shape = SHAPES[0]
+    with_batch = replace(table(), rows=(*table().rows, row("one", Stage.DIFFUSE, shape, 1, 0.03, 900, batch=4)))
+    times = CostModel([with_batch], "gpu")
+    single_s = step_seconds(shape, 1)
+    assert times.seconds("one", Stage.DIFFUSE, shape, 1, batch=2) == pytest.approx(2 * single_s)
+    assert times.seconds("one", Stage.DIFFUSE, shape, 1, batch=4) == 0.03
+    assert times.seconds("one", Stage.DIFFUSE, shape, 1, batch=8) == pytest.approx(0.06)
+    assert times.peak_bytes("one", Stage.DIFFUSE, shape, 1, batch=8) == 1800
+    # The batch was not profiled at this size, and encoding takes a batch at the price of one.
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 1, 4) == pytest.approx(4 * step_seconds(SHAPES[1], 1))
+    assert times.seconds("one", Stage.ENCODE, shape, 1, batch=8) == times.seconds("one", Stage.ENCODE, shape)
+
+
+@settings(deadline=None)
+@given(st.floats(1 / MAX_CORRECTION, MAX_CORRECTION), st.floats(0.9, 1.1))
+def test_a_wrong_table_converges(factor: float, noise: float) -> None:
+    times = cost_model()
+    tabled_s = times.seconds("one", Stage.DIFFUSE, SHAPES[1], 2)
+    for number in range(40):
+        times.observe("one", Stage.DIFFUSE, SHAPES[1], 2, 1, factor * tabled_s * (noise if number % 2 else 1 / noise))
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 2) == pytest.approx(factor * tabled_s, rel=0.15)
+
+
+def test_a_correction_is_bounded_and_stays_with_its_key() -> None:
+    times = cost_model()
+    before = {degree: times.seconds("one", Stage.DIFFUSE, SHAPES[1], degree) for degree in DEGREES}
+    for _ in range(50):
+        times.observe("one", Stage.DIFFUSE, SHAPES[1], 2, 1, 1e9)
+        times.observe("one", Stage.DIFFUSE, SHAPES[1], 4, 1, -1.0)
+        times.observe("one", Stage.DIFFUSE, SHAPES[1], 4, 1, float("nan"))
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 2) <= MAX_CORRECTION * before[2]
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 1) == before[1]
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 4) == before[4]
+    assert times.seconds("two", Stage.DIFFUSE, SHAPES[1], 2) == before[2]
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[2], 2) == step_seconds(SHAPES[2], 2)
+
+
+def without(stage: Stage, *, weights: bool = False) -> ProfileTable:
+    whole = table()
+    if weights:
+        return replace(whole, weights=tuple(held for held in whole.weights if held.stage is not stage))
+    return replace(whole, rows=tuple(entry for entry in whole.rows if entry.stage is not stage))
+
+
+def heavier(whole: ProfileTable) -> ProfileTable:
+    """Other weights, and no rows that another table may have."""
+    weights = tuple(replace(held, weights_bytes=held.weights_bytes + 1) for held in whole.weights)
+    return replace(whole, rows=(), weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("tables", "device", "message"),
+    [
+        ([table()], "NVIDIA L20", r"no profile row is for device 'NVIDIA L20' \(devices profiled: gpu\)"),
+        ([], "gpu", "devices profiled: none"),
+        ([table(), table()], "gpu", "one encode 256x256 at degree 1, batch 1 is in another table too"),
+        ([table(("one",)), heavier(table(("two", "one")))], "gpu", "one encode has other weights_bytes elsewhere"),
+        ([without(Stage.DECODE)], "gpu", "one has no decode rows at degree 1 and batch 1"),
+        ([without(Stage.DECODE, weights=True)], "gpu", "one has no weights_bytes for decode"),
+    ],
+)
+def test_tables_that_cannot_stand_alone_are_refused(tables: list[ProfileTable], device: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        CostModel(tables, device)
+
+
+def test_a_degree_without_batch_1_is_refused() -> None:
+    extra = replace(table(), rows=(*table().rows, row("one", Stage.DECODE, SHAPES[0], 2, 1.0, 1, batch=2)))
+    with pytest.raises(ProfileError, match="one decode at degree 2 has no batch 1 rows"):
+        CostModel([extra], "gpu")
+
+
+def test_a_degree_that_covers_fewer_sizes_is_left_out_there() -> None:
+    rows = tuple(r for r in table().rows if r.degree < 4 or r.shape.height >= 1024)
+    times = CostModel([replace(table(), rows=rows)], "gpu")
+    assert sorted(peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), SHAPES[0], DEGREES)) == [1, 2]
+    assert times.optimal_degree("one", Stage.DIFFUSE, SHAPES[0]) == 1
+    with pytest.raises(ProfileError, match="outside the profiled sizes"):
+        peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), Shape(64, 64), DEGREES)
+
+
+def test_the_shipped_table_covers_the_tiny_models() -> None:
+    times = CostModel([shipped_table("tiny-cpu")], "cpu")
+    assert times.models == ("tiny-flux", "tiny-sd3")
+    for model in times.models:
+        assert times.degrees(model, Stage.DIFFUSE) == (1, 2, 4)
+        for shape in (Shape(64, 64), Shape(80, 64), Shape(1024, 64), Shape(720, 1024), Shape(1024, 1024)):
+            seconds = [times.seconds(model, Stage.DIFFUSE, shape, degree) for degree in (1, 2, 4)]
+            assert min(seconds) > 0.001
+            assert times.seconds(model, Stage.DECODE, shape) > 0.001
+            assert times.seconds(model, Stage.ENCODE, shape) > 0.001
