@@ -20,7 +20,7 @@ from tridentserve.engine.live import updates
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
 from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
-from tridentserve.engine.live.metrics import EngineMetrics
+from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.updates import Update
 from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
@@ -83,6 +83,7 @@ class LiveEngine:
         self._jobs: dict[str, _Job] = {}  # by the id clients know
         self._by_key: dict[str, _Job] = {}
         self._attempts = 0
+        self._reporter: asyncio.Task[None] | None = None
         self._plans: dict[int, DispatchPlan] = {}  # given to workers, not reported yet
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -92,8 +93,19 @@ class LiveEngine:
         """Start the scheduler and all workers; returns when all can take plans."""
         self._core.start()
         await self._fleet.start()
+        self._reporter = self._loop.create_task(self._report_levels())
+
+    async def _report_levels(self) -> None:
+        while True:
+            states = [record.state for record in self._lifecycle.records.values()]
+            self._metrics.levels(
+                states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
+            )
+            await asyncio.sleep(GAUGE_PERIOD_S)
 
     async def stop(self) -> None:
+        if self._reporter is not None:
+            self._reporter.cancel()
         await self._fleet.stop()
         self._core.stop()
 
@@ -181,10 +193,6 @@ class LiveEngine:
                     self._requeued(effect)
                 case ev.Finish() | ev.Reject():
                     self._ended(effect.request_id)
-        states = [record.state for record in self._lifecycle.records.values()]
-        self._metrics.levels(
-            states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
-        )
 
     def _stop_plan(self, effect: ev.Abort) -> None:
         job = self._by_key.get(effect.request_id)

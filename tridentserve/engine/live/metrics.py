@@ -19,6 +19,8 @@ from tridentserve.stages import Stage
 if TYPE_CHECKING:
     from tridentserve.engine.live.handoff import HandoffBuffer, Transfer
 
+# Ray drops a gauge that is not set for a while: levels are told again this often.
+GAUGE_PERIOD_S = 2.0
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 
 

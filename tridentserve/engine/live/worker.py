@@ -22,7 +22,7 @@ from PIL import Image
 from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
 from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey
 from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig
-from tridentserve.engine.live.metrics import WorkerMetrics
+from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
 from tridentserve.engine.live.nixl_link import NixlLink
 from tridentserve.engine.live.parcel import Layout
 from tridentserve.engine.live.peers import RayPeer
@@ -69,6 +69,7 @@ class StageWorker:
         """Load the replicas of the placement. Returns the address peers write to, None without NIXL."""
         for replica in sorted(self._config.replicas):
             await self._on_device(self._replicas.load, replica)
+        self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
         return self._link.address if self._link is not None else None
 
     async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], LinkAddress | None]]) -> None:
@@ -81,6 +82,11 @@ class StageWorker:
             if self._link is not None and address is not None:
                 await asyncio.wrap_future(self._link.add_peer(address))
             self._peers[worker_id] = RayPeer(handle, address.name if address is not None else None)
+
+    async def _report_levels(self) -> None:
+        while True:
+            self._metrics.handoff_level(self._handoff)
+            await asyncio.sleep(GAUGE_PERIOD_S)
 
     async def watch(self) -> None:
         """Never returns: whoever waits for it hears at once when this process ends."""
@@ -126,7 +132,6 @@ class StageWorker:
     async def forget(self, request_id: str, last_plan_id: int) -> None:
         """Drop what is kept of a request that has ended or starts again."""
         self._handoff.forget(request_id, last_plan_id)
-        self._metrics.handoff_level(self._handoff)
 
     async def _run_in_turn(
         self, number: int, plan: DispatchPlan, inputs: GenerationInputs, control: StepControl
@@ -168,7 +173,6 @@ class StageWorker:
         if execution.images is not None:
             pictures = await asyncio.to_thread(lambda images: [_png(image) for image in images], execution.images)
         self._metrics.plan_done(plan, execution.spans)
-        self._metrics.handoff_level(self._handoff)
         report = PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
