@@ -64,7 +64,7 @@ def main() -> int:
         url = _start_service(args)
         pairs = [_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
     finally:
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
     _report(pairs, options)
     return 0

@@ -73,4 +73,4 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
     serve.run(build_app(AppArgs.model_validate(args)), name="tridentserve", route_prefix="/")
     yield Service(f"http://127.0.0.1:{port}", log, args)
-    serve.shutdown()
+    serve.shutdown()  # type: ignore[no-untyped-call]

@@ -30,11 +30,12 @@ def worker_handles() -> dict[str, Any]:
     import ray
     from ray.util.state import list_actors
 
-    found = {}
-    for actor in list_actors(address=ray.get_runtime_context().gcs_address, detail=True):
-        if actor.class_name == "StageWorker" and actor.state == "ALIVE" and "(n0w" in (actor.repr_name or ""):
-            found[actor.repr_name.split("(")[1].split(",")[0]] = actor
-    return found
+    alive = [
+        (actor.repr_name or "", actor)
+        for actor in list_actors(address=ray.get_runtime_context().gcs_address, detail=True)
+        if actor.class_name == "StageWorker" and actor.state == "ALIVE"
+    ]
+    return {name.split("(")[1].split(",")[0]: actor for name, actor in alive if "(n0w" in name}
 
 
 def long_request(request_id: str) -> dict[str, Any]:
@@ -103,7 +104,13 @@ def test_a_client_that_leaves_stops_its_request(service: Service, stream: bool) 
 
 
 def test_the_same_request_id_joins(service: Service) -> None:
-    body = {"model": "tiny-sd3", "prompt": "once", "size": "64x64", "num_inference_steps": 8, "request_id": "same"}
+    body: dict[str, Any] = {
+        "model": "tiny-sd3",
+        "prompt": "once",
+        "size": "64x64",
+        "num_inference_steps": 8,
+        "request_id": "same",
+    }
     with ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(lambda _: service.generate(**body), range(3)))
     answers.append(service.generate(**body))

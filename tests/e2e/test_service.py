@@ -101,7 +101,7 @@ def test_another_ray_app_gets_a_picture_through_the_handle(service: Service) -> 
             kinds = [u["type"] async for u in handle.options(stream=True).generate_stream.remote(body)]
             return result["images"][0], kinds
 
-    caller: Any = serve.run(Caller.bind(), name="caller", route_prefix=None)
+    caller: Any = serve.run(Caller.bind(), name="caller", route_prefix=None)  # type: ignore[attr-defined]
     try:
         png, kinds = caller.ask.remote().result(timeout_s=60)
     finally:
