@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import ray
 from ray import serve
@@ -77,8 +77,9 @@ class Scheduler:
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
         """See `deployments.backend.Backend`; pictures come as references, not as bytes."""
-        async for update in self._started().generate(spec, inputs, client=uuid4().hex):
-            yield update
+        async with aclosing(self._started().generate(spec, inputs)) as updates:
+            async for update in updates:
+                yield update
 
     async def cancel(self, request_id: str) -> bool:
         return self._started().cancel(request_id)

@@ -59,11 +59,13 @@ class PlanStopped:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """A plan ended badly. `retry` is False when trying again cannot help (a bad input, say)."""
+    """A plan ended badly. `retry` is False when trying again cannot help (a bad input, say); `code` is the code of a
+    class in `tridentserve.errors` then."""
 
     plan_id: int
     error: str
     retry: bool = True
+    code: str = "worker_failed"
     kind: Literal["plan_failed"] = "plan_failed"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import Assignment, Dispatcher, PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec
@@ -112,11 +113,17 @@ class Scheduler:
         why_not = self._dispatcher.can_ever_run(spec, self._pool.views_when_idle())
         if why_not is not None:
             return [ev.Reject(spec.request_id, "invalid_request", why_not)]
-        slo_s = spec.slo_s
-        if slo_s is None:
-            slo_s = self._options.slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * self._optimal_latency_s(spec)
+        try:
+            slo_s = self._slo_s(spec)
+        except ProfileError as error:
+            return [ev.Reject(spec.request_id, "invalid_request", str(error))]
         self._requests[spec.request_id] = _Request(spec, arrival_s=now_s, slo_s=slo_s)
         return []
+
+    def _slo_s(self, spec: RequestSpec) -> float:
+        if spec.slo_s is not None:
+            return spec.slo_s
+        return self._options.slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * self._optimal_latency_s(spec)
 
     def _cancelled(self, request_id: str) -> list[ev.Effect]:
         request = self._requests.get(request_id)
@@ -152,9 +159,13 @@ class Scheduler:
         request = self._requests[assignment.request_id]
         request.legs = _legs(assignment)
         request.done = None
-        spec, degree = request.spec, len(assignment.diffuse)
-        until_s = now_s + self._stage_s(spec, Stage.ENCODE, 1) + self._stage_s(spec, Stage.DIFFUSE, degree)
-        self._pool.reserve(assignment.diffuse, assignment.request_id, until_s)
+        self._pool.reserve(
+            assignment.diffuse, assignment.request_id, self._diffuse_end_s(request.spec, assignment, now_s)
+        )
+        for leg in request.legs[1:]:
+            if Stage.DIFFUSE not in leg.stages:
+                seconds = sum(self._stage_s(request.spec, stage, 1) for stage in leg.stages)
+                self._pool.promise(leg.workers, assignment.request_id, seconds)
         return self._run_next_leg(request, now_s, assignment.reason)
 
     def _run_next_leg(self, request: _Request, now_s: float, reason: str) -> ev.Effect:
@@ -186,7 +197,7 @@ class Scheduler:
         """A lone auxiliary stage can go to any worker that holds it; D, with its reserved workers, cannot."""
         if len(leg.stages) > 1 or leg.stages[0] is Stage.DIFFUSE:
             return None
-        holders = self._pool.holders(Replica(model, leg.stages[0]))
+        holders = self._pool.holders(Replica(model, leg.stages[0]), like=leg.workers[0])
         if not holders:
             return None
         return _Leg(leg.stages, (min(holders, key=lambda worker: (self._pool.free_at_s(worker, now_s), worker)),))
@@ -236,7 +247,7 @@ class Scheduler:
         if request is None:
             return []
         if not event.retry:
-            return [self._reject(request, "internal_error", event.error)]
+            return [self._reject(request, event.code, event.error)]
         return [self._again(request, event.error)]
 
     def _observe(self, plan: DispatchPlan, spec: RequestSpec, spans: Sequence[ev.StageSpan]) -> None:
@@ -256,6 +267,11 @@ class Scheduler:
         return sum(
             self._stage_s(spec, stage, self._times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
         )
+
+    def _diffuse_end_s(self, spec: RequestSpec, assignment: Assignment, now_s: float) -> float:
+        begin_s = max(self._pool.free_at_s(worker, now_s) for worker in assignment.encode)
+        encode_s = self._stage_s(spec, Stage.ENCODE, 1)
+        return begin_s + encode_s + self._stage_s(spec, Stage.DIFFUSE, len(assignment.diffuse))
 
     def _stage_s(self, spec: RequestSpec, stage: Stage, degree: int) -> float:
         seconds = self._times.seconds(spec.model, stage, spec.shape, degree, spec.num_outputs)

@@ -27,6 +27,8 @@ class _Worker:
     queue: dict[int, _Queued] = field(default_factory=dict)
     reserved_by: str | None = None
     reserved_until_s: float = 0.0
+    # Seconds of work that comes when a request's D has ended, by request.
+    promised_s: dict[str, float] = field(default_factory=dict)
 
     def free_at_s(self, now_s: float) -> float:
         """When the queue is expected to be empty; an overdue head counts as ending now."""
@@ -34,7 +36,9 @@ class _Worker:
         for queued in self.queue.values():
             begin_s = free_s if queued.started_s is None else queued.started_s
             free_s = max(free_s, begin_s + queued.expected_s)
-        return free_s if self.reserved_by is None else max(free_s, self.reserved_until_s)
+        if self.reserved_by is not None:
+            free_s = max(free_s, self.reserved_until_s)
+        return free_s + sum(self.promised_s.values())
 
 
 class WorkerPool:
@@ -58,9 +62,14 @@ class WorkerPool:
     def all_alive(self, worker_ids: Iterable[WorkerId]) -> bool:
         return all(self._workers[worker_id].alive for worker_id in worker_ids)
 
-    def holders(self, replica: Replica) -> list[WorkerId]:
-        """The live workers that hold a replica."""
-        return [worker_id for worker_id, worker in self._workers.items() if worker.alive and replica in worker.replicas]
+    def holders(self, replica: Replica, like: WorkerId) -> list[WorkerId]:
+        """The live workers that hold a replica and have as much memory as worker `like`."""
+        memory_bytes = self._workers[like].spec.memory_bytes
+        return [
+            worker_id
+            for worker_id, worker in self._workers.items()
+            if worker.alive and replica in worker.replicas and worker.spec.memory_bytes >= memory_bytes
+        ]
 
     def start(self, plan: DispatchPlan, expected_s: float, now_s: float) -> None:
         for worker_id in plan.workers:
@@ -81,8 +90,15 @@ class WorkerPool:
             worker = self._workers[worker_id]
             worker.reserved_by, worker.reserved_until_s = request_id, until_s
 
+    def promise(self, worker_ids: Iterable[WorkerId], request_id: str, seconds: float) -> None:
+        """Count work that is due on these workers once the request's D has ended."""
+        for worker_id in worker_ids:
+            self._workers[worker_id].promised_s[request_id] = seconds
+
     def release(self, request_id: str) -> None:
+        """Drop the reservations and promises of a request."""
         for worker in self._workers.values():
+            worker.promised_s.pop(request_id, None)
             if worker.reserved_by == request_id:
                 worker.reserved_by = None
 

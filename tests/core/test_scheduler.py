@@ -129,6 +129,17 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
     assert apart.plan(ev.Tick(), 2.0).request_id == "second"
 
 
+def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
+    """Else the next request's decode would be sent to the same worker, since nothing waits there yet."""
+    apart.on(ev.RequestArrived(request("r")))
+    encode = apart.plan(ev.Tick())
+    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views(0.0)}["c"] == 2.0
+    (effect,) = apart.finish(encode, 0.0, 1.0)
+    assert isinstance(effect, ev.Run)
+    apart.on(ev.RequestCancelled("r"), 1.5)
+    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views(1.5)}["c"] == 1.5
+
+
 def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
     apart.on(ev.RequestArrived(request("queued")))
     assert [type(effect) for effect in apart.on(ev.RequestCancelled("queued"))] == [ev.Reject]

@@ -63,7 +63,6 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
         ],
         "cluster": {"workers_per_node": 4, "memory_mb": 512, "cpus_per_worker": 0.1},
         "placement": PLACEMENT,
-        "profiles": ["/tmp/smoke.csv"],
         "cache_dir": str(tiny_cache),
         "decision_log": str(log),
     }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey, Transfer
-from tridentserve.engine.live.nixl_link import NixlLink
+from tridentserve.engine.live.nixl_link import NixlLink, TransferStuckError
 from tridentserve.engine.live.parcel import Parcel
 from tridentserve.errors import HandoffError
 
@@ -135,10 +135,10 @@ async def test_without_nixl(host_pair: Pair) -> None:
 
 
 async def test_nixl_fails_and_host_memory_serves(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> Future[None]:
+    def refuse(*args: object) -> tuple[Future[None], Future[None]]:
         failed: Future[None] = Future()
         failed.set_exception(HandoffError("the link is down"))
-        return failed
+        return failed, Future()
 
     link = pair.a._link
     assert link is not None
@@ -196,3 +196,31 @@ async def test_an_idle_link_takes_no_processor_time(pair: Pair) -> None:
     before_s = time.process_time()
     await asyncio.sleep(0.5)
     assert time.process_time() - before_s < 0.1
+
+
+async def test_a_write_that_takes_too_long_keeps_its_memory_until_it_has_ended(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: Future[None] = Future()
+    settled: Future[None] = Future()
+    link = pair.a._link
+    assert link is not None
+    monkeypatch.setattr(link, "write", lambda *args: (ended, settled))
+    ended.set_exception(TransferStuckError("stuck"))
+    pair.a.keep(KEY, parcel_of())
+    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    assert pair.paths == ["host"]
+    assert min(pair.a.used_bytes, pair.b.used_bytes) > 0
+    settled.set_result(None)
+    await asyncio.sleep(0.05)
+    assert (pair.a.used_bytes, pair.b.used_bytes) == (0, 0)
+
+
+async def test_a_producer_that_dies_while_it_writes_leaves_nobody_waiting(pair: Pair) -> None:
+    await pair.b.reserve(KEY, "a", 64)
+    commit = asyncio.create_task(pair.b.commit(KEY, parcel_of().layout()))
+    await asyncio.sleep(0.01)
+    pair.b.lose_peer("a")
+    with pytest.raises(HandoffError, match="given up"):
+        await asyncio.wait_for(commit, 5.0)
+    assert pair.b.used_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -15,6 +16,8 @@ from tridentserve.scheduler import Scheduler
 
 # While requests wait, dispatch is tried again this often even if nothing has happened: deadlines slip by themselves.
 _RETRY_S = 0.25
+
+logger = logging.getLogger(__name__)
 
 Listener = Callable[[float, Event, list[Effect]], None]
 
@@ -37,7 +40,8 @@ class CoreThread:
         self._on_crash = on_crash
         self._tick_s = tick_s
         self._log_path = log_path
-        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[float, Event] | None] = queue.SimpleQueue()
+        self._last_s = 0.0
         self._started_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="scheduler-core", daemon=True)
 
@@ -54,7 +58,7 @@ class CoreThread:
         self._thread.join(timeout=10.0)
 
     def post(self, event: Event) -> None:
-        self._inbox.put(event)
+        self._inbox.put((self.now_s(), event))
 
     def now_s(self) -> float:
         """The scheduler's time: seconds since this object was made."""
@@ -65,8 +69,7 @@ class CoreThread:
             if self._log_path is None:
                 self._loop(None)
             else:
-                self._log_path.parent.mkdir(parents=True, exist_ok=True)
-                with self._log_path.open("w", buffering=1) as log:
+                with _new_log(self._log_path) as log:
                     self._loop(log)
         except BaseException as error:
             self._on_crash(error)
@@ -80,21 +83,40 @@ class CoreThread:
             if wait_s is None and self._scheduler.num_pending:
                 wait_s = _RETRY_S
             try:
-                event = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
+                item = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
             except queue.Empty:
-                self._handle(Tick(), log)
+                self._tick(log)
                 next_tick_s, dirty = self.now_s() + self._tick_s, False
                 continue
-            if event is None:
+            if item is None:
                 return
-            self._handle(event, log)
+            # The time of an event is when it was posted: a solve in between counts as waiting.
+            self._handle(item[1], item[0], log)
             dirty = True
 
-    def _handle(self, event: Event, log: IO[str] | None) -> None:
-        now_s = self.now_s()
+    def _tick(self, log: IO[str] | None) -> None:
+        try:
+            self._handle(Tick(), self.now_s(), log)
+        except Exception:  # a planner's defect: requests wait, what runs goes on, the next tick may do better
+            logger.exception("a tick failed")
+
+    def _handle(self, event: Event, at_s: float, log: IO[str] | None) -> None:
+        now_s = self._last_s = max(self._last_s, at_s)
         effects = self._scheduler.on(event, now_s)
         if isinstance(event, Tick) and not effects:
             return  # nothing was decided, and nothing has changed
         if log is not None:
-            log.write(encode_decision(Decision(now_s, event, effects)) + "\n")
+            try:
+                log.write(encode_decision(Decision(now_s, event, effects)) + "\n")
+            except (OSError, ValueError) as error:  # a full disk is no reason to stop serving
+                logger.error("the decision log misses an entry: %s", error)
         self._listener(now_s, event, effects)
+
+
+def _new_log(path: Path) -> IO[str]:
+    """An empty log. One that is there already, of a service that has ended, is kept under the time of its end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        ended = time.strftime("%Y%m%dT%H%M%S", time.localtime(path.stat().st_mtime))
+        path.rename(path.with_name(f"{path.stem}.{ended}{path.suffix}"))
+    return path.open("w", buffering=1)

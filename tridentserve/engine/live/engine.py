@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from tridentserve import events as ev
 from tridentserve.engine.live import updates
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
+from tridentserve.engine.live.jobs import Job, JobBook
 from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.updates import Update
+from tridentserve.errors import WorkerError
 from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -39,23 +41,6 @@ class EngineOptions:
     max_requests: int = 1000
     max_result_age_s: float = 300.0
     decision_log: Path | None = None
-
-
-@dataclass(slots=True)
-class _Job:
-    """A request and the clients that wait for it. `key` is its id inside the scheduler: a request id that was
-    cancelled may be used again, and is another request then."""
-
-    key: str
-    spec: RequestSpec
-    inputs: GenerationInputs
-    waiters: dict[str, asyncio.Queue[Update]] = field(default_factory=dict)
-    workers: set[WorkerId] = field(default_factory=set)
-    last_plan_id: int = -1
-    images: list[Any] = field(default_factory=list)
-    peak_memory_bytes: int = 0
-    latest: Update | None = None
-    is_done: bool = False
 
 
 class LiveEngine:
@@ -80,9 +65,7 @@ class LiveEngine:
         self._clock_offset_s = time.time() - self._core.now_s()
         self._lifecycle = Lifecycle()
         self._metrics = EngineMetrics()
-        self._jobs: dict[str, _Job] = {}  # by the id clients know
-        self._by_key: dict[str, _Job] = {}
-        self._attempts = 0
+        self._jobs = JobBook(self._options.max_result_age_s)
         self._reporter: asyncio.Task[None] | None = None
         self._plans: dict[int, DispatchPlan] = {}  # given to workers, not reported yet
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,24 +100,24 @@ class LiveEngine:
     def workers_alive(self) -> list[WorkerId]:
         return self._fleet.alive
 
-    async def generate(self, spec: RequestSpec, inputs: GenerationInputs, client: str) -> AsyncIterator[Update]:
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncGenerator[Update, None]:
         """Take in a request, or join the one with the same id; yields updates, the last one `completed` or `failed`.
 
-        `client` names who waits: when the last one has left (`leave`, or this iterator closed), the request stops."""
-        job = self._jobs.get(spec.request_id)
-        if job is None:
-            if sum(not other.is_done for other in self._jobs.values()) >= self._options.max_requests:
-                yield updates.failed(spec.request_id, "overloaded", "the queue is full, try again later")
-                return
-            job = self._admit(spec, inputs)
-        elif not _same_request(job, spec, inputs):
+        Closing this iterator early means that the client has left: when the last one has, the request stops."""
+        job = self._jobs.joinable(spec.request_id)
+        if job is not None and not job.is_same(spec, inputs):
             message = "request_id has been used for another request: choose a new one"
             yield updates.failed(spec.request_id, "invalid_request", message, "request_id")
             return
-        inbox: asyncio.Queue[Update] = asyncio.Queue()
-        job.waiters[client] = inbox
-        if job.latest is not None:
-            inbox.put_nowait(job.latest)
+        if job is None and self._jobs.num_unfinished >= self._options.max_requests:
+            self._metrics.refused(spec.model)
+            yield updates.failed(spec.request_id, "overloaded", "the queue is full, try again later")
+            return
+        if job is None:
+            job = self._jobs.admit(spec, inputs)
+            job.tell(updates.queued(spec.request_id))
+            self._core.post(ev.RequestArrived(replace(spec, request_id=job.key)))
+        inbox = job.join()
         try:
             while True:
                 update = await inbox.get()
@@ -142,34 +125,16 @@ class LiveEngine:
                 if update["type"] in ("completed", "failed"):
                     return
         finally:
-            self.leave(spec.request_id, client)
-
-    def leave(self, request_id: str, client: str) -> None:
-        """A client has gone; nothing happens when it had left already."""
-        job = self._jobs.get(request_id)
-        if job is not None and job.waiters.pop(client, None) is not None and not job.waiters and not job.is_done:
-            self.cancel(request_id)
+            if self._jobs.leave(job, inbox):
+                self.cancel(spec.request_id)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request for all its clients. False when it is unknown or has ended."""
-        job = self._jobs.get(request_id)
-        if job is None or job.is_done:
+        job = self._jobs.withdraw(request_id)
+        if job is None:
             return False
         self._core.post(ev.RequestCancelled(job.key))
         return True
-
-    def _admit(self, spec: RequestSpec, inputs: GenerationInputs) -> _Job:
-        self._attempts += 1
-        job = _Job(f"{spec.request_id}~{self._attempts}", spec, inputs)
-        self._jobs[spec.request_id] = self._by_key[job.key] = job
-        self._tell(job, updates.queued(spec.request_id))
-        self._core.post(ev.RequestArrived(replace(spec, request_id=job.key)))
-        return job
-
-    def _tell(self, job: _Job, update: Update) -> None:
-        job.latest = update
-        for inbox in job.waiters.values():
-            inbox.put_nowait(update)
 
     # From the scheduler.
 
@@ -195,12 +160,12 @@ class LiveEngine:
                     self._ended(effect.request_id)
 
     def _stop_plan(self, effect: ev.Abort) -> None:
-        job = self._by_key.get(effect.request_id)
-        if job is not None:
-            self._call(job.workers, "stop", effect.plan_id)
+        plan = self._plans.get(effect.plan_id)
+        if plan is not None:
+            self._call({plan.leader}, "stop", plan.plan_id)  # the leader stops all members at one step boundary
 
     def _requeued(self, effect: ev.Requeue) -> None:
-        job = self._by_key.get(effect.request_id)
+        job = self._jobs.unfinished(effect.request_id)
         if job is not None:
             logger.warning("request %s starts again: %s", job.spec.request_id, effect.reason)
             self._metrics.retried(job.spec.model)
@@ -208,19 +173,15 @@ class LiveEngine:
 
     def _ended(self, key: str) -> None:
         record = self._lifecycle.records.get(key)
-        job = self._by_key.pop(key, None)
         self._lifecycle.drop(key)
-        if record is None or job is None:
-            return
-        self._metrics.request_ended(record)
-        self._forget(job)
-        job.is_done = True
-        self._tell(job, self._final_update(job, record))
-        # A cancelled request may be asked for anew; the result of another stays for clients that lost the answer.
-        age_s = 0.0 if record.state is RequestState.CANCELLED else self._options.max_result_age_s
-        self._loop.call_later(age_s, self._drop, job)
+        # Only a result is worth keeping: who got an error may ask again.
+        job = self._jobs.end(key, keep=record is not None and record.state is RequestState.COMPLETED)
+        if record is not None and job is not None:
+            self._metrics.request_ended(record)
+            self._forget(job)
+            job.tell(self._final_update(job, record))
 
-    def _final_update(self, job: _Job, record: RequestRecord) -> Update:
+    def _final_update(self, job: Job, record: RequestRecord) -> Update:
         request_id = job.spec.request_id
         if record.state is not RequestState.COMPLETED:
             return updates.failed(request_id, record.error_code or "internal_error", record.error or "no reason given")
@@ -228,18 +189,16 @@ class LiveEngine:
             request_id, record, job.inputs, job.images, job.peak_memory_bytes, self._clock_offset_s
         )
 
-    def _drop(self, job: _Job) -> None:
-        if self._jobs.get(job.spec.request_id) is job:
-            del self._jobs[job.spec.request_id]
-
     # To and from the workers.
 
     def _spawn(self, plan: DispatchPlan) -> None:
-        job = self._by_key.get(plan.request_id)
+        job = self._jobs.unfinished(plan.request_id)
         if job is None:
             return
         self._plans[plan.plan_id] = plan
         job.workers.update(plan.workers)
+        if plan.push_to is not None:
+            job.workers.add(plan.push_to)
         job.last_plan_id = plan.plan_id
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
         calls = [self._fleet.run(worker_id, plan, job.inputs) for worker_id in plan.workers]
@@ -247,39 +206,52 @@ class LiveEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run_plan(self, job: _Job, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
+    async def _run_plan(self, job: Job, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
         members = zip(plan.workers, calls, strict=True)
         reports = await asyncio.gather(*(self._run_member(job, plan, worker_id, call) for worker_id, call in members))
         del self._plans[plan.plan_id]
         self._core.post(self._outcome(plan, reports))
 
-    async def _run_member(
-        self, job: _Job, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None
-    ) -> PlanReport:
-        """One worker's part of a plan; returns its report, a failure when the worker is lost."""
+    async def _run_member(self, job: Job, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None) -> PlanReport:
+        """One worker's part of a plan; returns its report, a failure when the worker is lost. Never raises: the
+        scheduler would wait for the plan for ever."""
         if call is None:
             self._speak_for(worker_id, plan)
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
         try:
-            async for reference in call:
-                item = await reference
-                if isinstance(item, StepNote):
-                    self._progressed(job, item)
-                    continue
-                if item.num_images:
-                    # Only references: the pictures themselves need not pass through this process.
-                    job.images = [await anext(call) for _ in range(item.num_images)]
-                job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
-                return item
+            return await self._listen(job, call)
         except RayError as error:
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
-        return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: ended without a report")
+        except Exception as error:
+            logger.exception("plan %d of %s failed in the engine", plan.plan_id, plan.request_id)
+            return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {type(error).__name__}")
+
+    async def _listen(self, job: Job, call: PlanCall) -> PlanReport:
+        """The report of one worker, with the notes before it and the pictures behind it taken in."""
+        async for reference in call:
+            item = await reference
+            if isinstance(item, StepNote):
+                self._progressed(job, item)
+                continue
+            # Only references: the pictures themselves need not pass through this process. A worker that dies before
+            # it has sent all leaves an error in the place of one, and nothing for the others.
+            images = [await anext(call, None) for _ in range(item.num_images)]
+            if None in images or call.completed() in images:
+                raise WorkerError("the worker was lost before it had sent all pictures")
+            if images:
+                job.images = images
+            job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
+            return item
+        raise WorkerError("ended without a report")
 
     def _outcome(self, plan: DispatchPlan, reports: list[PlanReport]) -> ev.Event:
         failures = [report for report in reports if report.outcome == "failed"]
         if failures:
             errors = "; ".join(dict.fromkeys(report.error for report in failures))
-            return ev.PlanFailed(plan.plan_id, errors, all(report.retry for report in failures))
+            final = next((report for report in failures if not report.retry), None)
+            if final is not None:
+                return ev.PlanFailed(plan.plan_id, final.error, retry=False, code=final.code)
+            return ev.PlanFailed(plan.plan_id, errors)
         leader = reports[0]
         if leader.outcome == "stopped":
             return ev.PlanStopped(plan.plan_id)
@@ -287,12 +259,12 @@ class LiveEngine:
         spans = (ev.StageSpan(span.stage, span.start_s - offset_s, span.end_s - offset_s) for span in leader.spans)
         return ev.StageFinished(plan.plan_id, tuple(spans))
 
-    def _progressed(self, job: _Job, note: StepNote) -> None:
+    def _progressed(self, job: Job, note: StepNote) -> None:
         self._lifecycle.progress(job.key, note.steps_done)
-        if not job.is_done:
-            self._tell(job, updates.progress(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
+        if self._jobs.unfinished(job.key) is not None:
+            job.tell(updates.progress(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
 
-    def _forget(self, job: _Job) -> None:
+    def _forget(self, job: Job) -> None:
         self._call(job.workers, "forget", job.key, job.last_plan_id)
 
     def _call(self, workers: set[WorkerId], method: str, *args: Any) -> None:
@@ -311,10 +283,9 @@ class LiveEngine:
 
     def _speak_for(self, worker_id: WorkerId, plan: DispatchPlan) -> None:
         """A lost worker cannot tell the others of its instance that it will not come."""
-        if plan.group is not None:
+        if plan.group is None:
+            return
+        try:
             self._abandon(plan.group, plan.workers.index(worker_id), plan.plan_id)
-
-
-def _same_request(job: _Job, spec: RequestSpec, inputs: GenerationInputs) -> bool:
-    """A client that asks again may have left the seed to the service: it does not count."""
-    return job.spec == spec and replace(job.inputs, seed=0) == replace(inputs, seed=0)
+        except RuntimeError as error:  # of the store: the others wait for their timeout then
+            logger.warning("cannot speak for %s in plan %d: %s", worker_id, plan.plan_id, error)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -92,18 +93,18 @@ class StageExecutor:
         for stage in plan.stages:
             if stage is not Stage.DIFFUSE and not is_leader:
                 continue
-            start_s = time.time()
             adapter = self._replicas.adapter(Replica(plan.model, stage))
-            if stage is Stage.ENCODE:
-                incoming = Parcel(adapter.encode(inputs))
-            elif stage is Stage.DIFFUSE:
-                incoming = self._diffuse(plan, adapter, inputs, incoming, control)
+            if stage is Stage.DIFFUSE:
+                incoming = self._diffuse(plan, adapter, inputs, incoming, control, execution)
                 if incoming is None or (is_leader and control.stopped):
                     return Execution(execution.spans, stopped=True)
-            else:
-                execution.images = adapter.decode(_required(incoming, plan).tensors, inputs)
-                incoming = None
-            execution.spans.append(Span(stage, start_s, time.time()))
+                continue
+            with _timed(stage, execution):
+                if stage is Stage.ENCODE:
+                    incoming = Parcel(adapter.encode(inputs))
+                else:
+                    execution.images = adapter.decode(_required(incoming, plan).tensors, inputs)
+                    incoming = None
         execution.outputs = incoming if is_leader else None
         return execution
 
@@ -114,6 +115,7 @@ class StageExecutor:
         inputs: GenerationInputs,
         incoming: Parcel | None,
         control: StepControl,
+        execution: Execution,
     ) -> Parcel | None:
         """The plan's range of denoising steps; None when it was stopped."""
         first, last = plan.steps or (0, inputs.num_inference_steps)
@@ -126,7 +128,8 @@ class StageExecutor:
             state = _shared(state, group)
         if state is None or state.step != first:
             raise HandoffError(f"plan {plan.plan_id} starts at step {first}, its state is at {state and state.step}")
-        with sequence_parallel(group):
+        # Timed from here: the cost model learns seconds per step from it, not how long members waited for each other.
+        with _timed(Stage.DIFFUSE, execution), sequence_parallel(group):
             while state.step < last:
                 command = _Command.STOP if control.stopped else _Command.GO_ON
                 if (command if group is None else group.agree(command)) == _Command.STOP:
@@ -140,6 +143,14 @@ class StageExecutor:
             return None
         rank = plan.workers.index(self._worker_id)
         return self._groups.acquire(plan.group, rank, plan.degree, use=plan.plan_id)
+
+
+@contextmanager
+def _timed(stage: Stage, execution: Execution) -> Iterator[None]:
+    """Add the span of a stage. Its length is by a clock that is never set back."""
+    start_s, began_s = time.time(), time.perf_counter()
+    yield
+    execution.spans.append(Span(stage, start_s, start_s + time.perf_counter() - began_s))
 
 
 def _required(incoming: Parcel | None, plan: DispatchPlan) -> Parcel:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig, WorkerReady
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -26,8 +26,15 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _MAX_CONCURRENCY = 10_000
 
 
-# A plan under way on one worker: references to its notes, its report and its pictures.
-PlanCall = AsyncIterator[Awaitable[StepNote | PlanReport]]
+class PlanCall(Protocol):
+    """A plan under way on one worker (Ray's generator): references to its notes, its report and its pictures."""
+
+    def __aiter__(self) -> PlanCall: ...
+
+    async def __anext__(self) -> Awaitable[StepNote | PlanReport]: ...
+
+    def completed(self) -> Any:
+        """The reference that stands for the end of the call, or for its error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +98,9 @@ class Fleet:
     async def start(self) -> None:
         """Start all workers, each with its replicas. Raises what the first one that fails raises."""
         started = {worker_id: self._spawn(member) for worker_id, member in self._members.items()}
-        addresses = await asyncio.gather(*(handle.start.remote() for handle in started.values()))
-        for (worker_id, handle), address in zip(started.items(), addresses, strict=True):
-            self._members[worker_id].handle, self._members[worker_id].address = handle, address
+        answers = await asyncio.gather(*(handle.start.remote() for handle in started.values()))
+        for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
+            self._members[worker_id].handle, self._members[worker_id].address = handle, ready.address
         everyone = self._directory(self._members)
         await asyncio.gather(*(handle.connect.remote(everyone) for handle in started.values()))
         for worker_id in started:
@@ -140,27 +147,30 @@ class Fleet:
         member.handle, member.address, member.next_number = None, None, 0
         self._on_lost(worker_id, why)
         pause_s = _FIRST_PAUSE_S
-        while not await self._bring_back(worker_id, member):
+        while not await self._came_back(worker_id, member):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._joined(worker_id)
 
-    async def _bring_back(self, worker_id: WorkerId, member: _Member) -> bool:
-        member.config = replace(member.config, incarnation=member.config.incarnation + 1)
-        handle = self._spawn(member)
+    async def _came_back(self, worker_id: WorkerId, member: _Member) -> bool:
+        """Start a new incarnation and introduce it to the others; False when that fails."""
         try:
-            address = await handle.start.remote()
-            member.handle, member.address = handle, address
+            member.config = replace(member.config, incarnation=member.config.incarnation + 1)
+            handle = self._spawn(member)
+            ready: WorkerReady = await handle.start.remote()
+            # Ray may have moved its bundle: the scheduler must know the node, which no instance spans.
+            member.config = replace(member.config, spec=replace(member.config.spec, node_id=ready.node_id))
+            member.handle, member.address = handle, ready.address
             await handle.connect.remote(self._directory(self._members))
             newcomer = self._directory({worker_id: None})
             others = [other for other in self.alive if other != worker_id]
             await asyncio.gather(
                 *(self.handle(other).connect.remote(newcomer) for other in others), return_exceptions=True
             )
-        except RayError as error:
+        except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
             member.handle = member.address = None
             return False
-        self._joined(worker_id)
         return True
 
 

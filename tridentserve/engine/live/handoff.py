@@ -110,6 +110,7 @@ class HandoffBuffer:
         self._outbox: dict[HandoffKey, Parcel] = {}
         self._inbox = _Inbox()
         self._pushes: dict[tuple[HandoffKey, WorkerId], asyncio.Task[None]] = {}
+        self._stuck: set[asyncio.Task[None]] = set()
         # The last plan of requests that have ended lately: what comes in of them afterwards is dropped.
         self._ended: OrderedDict[str, int] = OrderedDict()
 
@@ -171,20 +172,43 @@ class HandoffBuffer:
         try:
             target = await peer.reserve(key, self._worker_id, layout.nbytes)
             if target is None:
+                self._allocator.free(staging)
                 return False
             parcel.pack_into(self._slab[staging : staging + layout.nbytes], layout)
-            await asyncio.wrap_future(self._link.write(peer.link_name, staging, target, layout.nbytes, key.note()))
+            self._wait_for_copies()
+        except BaseException:
+            self._allocator.free(staging)
+            raise
+        ended, settled = self._link.write(peer.link_name, staging, target, layout.nbytes, key.note())
+        try:
+            await asyncio.wrap_future(ended)
             await peer.commit(key, layout)
         except TransferStuckError:
-            staging = None  # neither side's slot is given back: bytes may still move
+            self._once_settled(settled, key, staging, peer)
             return False
         except HandoffError:
+            self._allocator.free(staging)
             await peer.release(key)
             return False
-        finally:
-            if staging is not None:
-                self._allocator.free(staging)
+        self._allocator.free(staging)
         return True
+
+    def _once_settled(self, settled: Future[None], key: HandoffKey, staging: int, peer: Peer) -> None:
+        """Give both slots of a write that took too long back when its bytes can no longer move."""
+
+        async def give_back() -> None:
+            await asyncio.wrap_future(settled)
+            self._allocator.free(staging)
+            await peer.release(key)
+
+        task = asyncio.get_running_loop().create_task(give_back())
+        self._stuck.add(task)
+        task.add_done_callback(self._stuck.discard)
+
+    def _wait_for_copies(self) -> None:
+        """NIXL knows nothing of CUDA's streams: copies must have ended before it, or another, touches the bytes."""
+        if self._slab.is_cuda:
+            torch.cuda.current_stream(self._slab.device).synchronize()
 
     async def send(self, key: HandoffKey, to: WorkerId) -> None:
         """A consumer asks for an output: join the push under way, or push."""
@@ -215,7 +239,7 @@ class HandoffBuffer:
 
     async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
         if not self._has_ended(key):
-            self._inbox.host[key] = Parcel.unpack(buffer, layout, self._slab.device)
+            self._inbox.host[key] = Parcel.unpack(buffer, layout, torch.device("cpu"))
 
     async def take(self, key: HandoffKey, source: WorkerId) -> Parcel:
         """The outputs of a plan: made here, pushed here, or else asked for. A slot is free again on return."""
@@ -229,11 +253,13 @@ class HandoffBuffer:
             await self._peers[source].send(key, self._worker_id)
         parcel = self._inbox.host.pop(key, None)
         if parcel is not None:
-            return parcel
+            on_device = {name: tensor.to(self._slab.device) for name, tensor in parcel.tensors.items()}
+            return Parcel(on_device, parcel.values)
         slot = self._inbox.slots.get(key)
         if slot is None or slot.layout is None:
             raise HandoffError(f"the output of plan {key.plan_id} did not arrive at {self._worker_id} from {source}")
         parcel = Parcel.unpack(self._slab[slot.offset :], slot.layout, self._slab.device)
+        self._wait_for_copies()
         self._free(key)
         return parcel
 
@@ -252,7 +278,7 @@ class HandoffBuffer:
     def forget(self, request_id: str, last_plan_id: int) -> None:
         """Drop what is kept of a request's plans up to `last_plan_id`. A slot that is being written is freed later."""
 
-        self._ended[request_id] = last_plan_id
+        self._ended[request_id] = max(last_plan_id, self._ended.get(request_id, -1))
         self._ended.move_to_end(request_id)
         while len(self._ended) > REMEMBERED_REQUESTS:
             self._ended.popitem(last=False)

@@ -50,6 +50,14 @@ class LinkAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker can take plans: where peers write to (None without NIXL), and on which node it is."""
+
+    address: LinkAddress | None
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """When a stage ran, in seconds of the Unix clock."""
 
@@ -77,3 +85,4 @@ class PlanReport:
     peak_memory_bytes: int = 0
     error: str = ""
     retry: bool = True
+    code: str = "worker_failed"

@@ -96,8 +96,12 @@ class EngineMetrics:
         self._requests.inc(tags={"model": model, "state": record.state.value})
         if record.state is RequestState.COMPLETED and record.latency_s is not None:
             self._latency.observe(record.latency_s, tags={"model": model})
-        if record.state is not RequestState.CANCELLED:
+        if record.state is not RequestState.CANCELLED and record.error_code != "invalid_request":
             self._slo.inc(tags={"model": model, "met": str(record.slo_met).lower()})
+
+    def refused(self, model: str) -> None:
+        """A request that found the queue full."""
+        self._requests.inc(tags={"model": model, "state": "refused"})
 
     def retried(self, model: str) -> None:
         self._retries.inc(tags={"model": model})

@@ -35,6 +35,8 @@ class _Transfer:
 
     what: str
     ended: Future[None] = field(default_factory=Future)
+    # Set later than `ended` when that failed for lack of time: the memory may be used again from then on.
+    settled: Future[None] = field(default_factory=Future)
     deadline_s: float = field(default_factory=lambda: time.monotonic() + TRANSFER_TIMEOUT_S)
 
     def end(self, error: HandoffError | None = None) -> None:
@@ -73,13 +75,21 @@ class NixlLink:
 
         return self._call(add)
 
-    def write(self, peer: str, local_offset: int, remote_offset: int, nbytes: int, note: bytes) -> Future[None]:
+    def remove_peer(self, name: str) -> None:
+        """Forget a peer whose process has ended."""
+        if self._peers.pop(name, None) is not None:
+            self._call(lambda: self._agent.remove_remote_agent(name))
+
+    def write(
+        self, peer: str, local_offset: int, remote_offset: int, nbytes: int, note: bytes
+    ) -> tuple[Future[None], Future[None]]:
         """Copy bytes of the slab into the peer's, which gets `note` once they are there.
 
-        The future fails with `HandoffError` when the peer is gone, `TransferStuckError` when the bytes do not move."""
+        The first future fails with `HandoffError` when the peer is gone, and with `TransferStuckError` when the bytes
+        do not move in time; then the second is done once NIXL has let go of the memory on both sides."""
         transfer = _Transfer(f"writing {nbytes} bytes to {peer}")
         self._call(lambda: self._begin_write(transfer, peer, local_offset, remote_offset, nbytes, note))
-        return transfer.ended
+        return transfer.ended, transfer.settled
 
     def expect(self, note: bytes) -> Future[None]:
         """Done once a peer's write with this note has arrived. To be called before that write begins: the first one
@@ -89,8 +99,8 @@ class NixlLink:
         return transfer.ended
 
     def stop_expecting(self, note: bytes) -> None:
-        """The write will not come."""
-        self._call(lambda: self._expected.pop(note, None))
+        """The write will not come: who waits for it gets a `HandoffError`."""
+        self._call(lambda: self._give_up(note))
 
     def close(self) -> None:
         """End the thread and the agent."""
@@ -118,7 +128,10 @@ class NixlLink:
             try:
                 call = self._calls.get(timeout=_POLL_S) if busy else self._calls.get()
             except queue.Empty:
-                self._progress()
+                try:
+                    self._progress()
+                except Exception as error:  # NIXL raises classes of its own; without this thread nobody would hear
+                    self._fail_all(error)
                 continue
             if call is None:
                 return
@@ -147,10 +160,21 @@ class NixlLink:
                 peer,
                 note,
             )
-            self._writes[handle] = transfer
             self._agent.transfer(handle)
+            self._writes[handle] = transfer
         except Exception as error:  # NIXL raises classes of its own, UCX what it likes
             transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
+            transfer.settled.set_result(None)
+
+    def _give_up(self, note: bytes) -> None:
+        transfer = self._expected.pop(note, None)
+        if transfer is not None:
+            transfer.end(HandoffError(f"given up {transfer.what}"))
+
+    def _fail_all(self, error: Exception) -> None:
+        for transfer in (*self._writes.values(), *self._expected.values()):
+            transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
+        self._expected.clear()
 
     def _progress(self) -> None:
         """One look at all that is under way."""
@@ -167,17 +191,18 @@ class NixlLink:
                 transfer.end(HandoffError(f"NIXL: nothing came in {TRANSFER_TIMEOUT_S:.0f} s, {transfer.what}"))
 
     def _check_write(self, handle: Any, transfer: _Transfer) -> None:
+        error: HandoffError | None = None
         try:
             state = self._agent.check_xfer_state(handle)
             if state == "DONE":
                 self._agent.release_xfer_handle(handle)
-        except Exception as error:
-            state = "ERR"
-            transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
-        if state == "PROC" and time.monotonic() <= transfer.deadline_s:
+        except Exception as raised:
+            state, error = "ERR", HandoffError(f"NIXL failed {transfer.what}: {raised!r}")
+        if state == "PROC":
+            if time.monotonic() > transfer.deadline_s:
+                # Kept under watch: the memory must not be given to others before NIXL has let go of it.
+                transfer.end(TransferStuckError(f"NIXL did not end {transfer.what} in {TRANSFER_TIMEOUT_S:.0f} s"))
             return
         del self._writes[handle]
-        if state == "DONE":
-            transfer.end()
-        else:
-            transfer.end(TransferStuckError(f"NIXL did not end {transfer.what}: state {state}"))
+        transfer.end(error if state == "DONE" or error else HandoffError(f"NIXL failed {transfer.what}: {state}"))
+        transfer.settled.set_result(None)

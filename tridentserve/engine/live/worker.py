@@ -9,6 +9,7 @@ import asyncio
 import io
 import logging
 import resource
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from PIL import Image
 
 from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
 from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey
-from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig, WorkerReady
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
 from tridentserve.engine.live.nixl_link import NixlLink
 from tridentserve.engine.live.parcel import Layout
@@ -50,8 +51,8 @@ class StageWorker:
         self._device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
         self._turns = Turns()
         self._controls: dict[int, StepControl] = {}
-        # Plans told to stop before their call came in.
-        self._stopped_early: set[int] = set()
+        # Plans told to stop before their call came in (or after they ended, hence the bound).
+        self._stopped_early: deque[int] = deque(maxlen=1024)
         self._metrics = WorkerMetrics(config.spec.worker_id)
         self._replicas = ReplicaStore(config.sources, config.torch_device)
         store = connect_store(config.store_host, config.store_port)
@@ -65,23 +66,36 @@ class StageWorker:
     def __repr__(self) -> str:
         return f"StageWorker({self._config.spec.worker_id}, {self._config.label})"
 
-    async def start(self) -> LinkAddress | None:
-        """Load the replicas of the placement. Returns the address peers write to, None without NIXL."""
+    async def start(self) -> WorkerReady:
+        """Load the replicas of the placement."""
         for replica in sorted(self._config.replicas):
             await self._on_device(self._replicas.load, replica)
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
-        return self._link.address if self._link is not None else None
+        address = self._link.address if self._link is not None else None
+        return WorkerReady(address, ray.get_runtime_context().get_node_id())
 
     async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], LinkAddress | None]]) -> None:
         """Get to know peers; a peer that came back replaces its former self."""
         for worker_id, (handle, address) in peers.items():
             if worker_id == self._config.spec.worker_id:
                 continue
-            if worker_id in self._peers:
+            former = self._peers.get(worker_id)
+            if former is not None:
                 self._handoff.lose_peer(worker_id)
-            if self._link is not None and address is not None:
-                await asyncio.wrap_future(self._link.add_peer(address))
-            self._peers[worker_id] = RayPeer(handle, address.name if address is not None else None)
+                if self._link is not None and former.link_name is not None:
+                    self._link.remove_peer(former.link_name)
+            self._peers[worker_id] = RayPeer(handle, await self._link_to(address))
+
+    async def _link_to(self, address: LinkAddress | None) -> str | None:
+        """The name under which NIXL knows a peer from now on; None where host memory has to do."""
+        if self._link is None or address is None:
+            return None
+        try:
+            await asyncio.wrap_future(self._link.add_peer(address))
+        except Exception as error:  # NIXL raises classes of its own
+            logger.warning("NIXL does not take peer %s, its handoffs go through host memory: %s", address.name, error)
+            return None
+        return address.name
 
     async def _report_levels(self) -> None:
         while True:
@@ -127,7 +141,7 @@ class StageWorker:
         if control is not None:
             control.stop()
         else:
-            self._stopped_early.add(plan_id)
+            self._stopped_early.append(plan_id)
 
     async def forget(self, request_id: str, last_plan_id: int) -> None:
         """Drop what is kept of a request that has ended or starts again."""
@@ -141,18 +155,20 @@ class StageWorker:
                 execution = await self._execute(plan, inputs, control)
             return await self._report(plan, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
-            is_ours = isinstance(error, TridentServeError)
-            logger.warning("plan %d of %s failed: %s", plan.plan_id, plan.request_id, error, exc_info=not is_ours)
-            retry = not (isinstance(error, TridentServeError) and error.http_status < 500)
-            message = f"{type(error).__name__}: {error}"
-            return PlanReport(plan.plan_id, "failed", error=message, retry=retry), []
+            ours = error if isinstance(error, TridentServeError) else None
+            logger.warning("plan %d of %s failed: %s", plan.plan_id, plan.request_id, error, exc_info=ours is None)
+            # The text of an error of a library may quote the prompt: it stays in this worker's log.
+            text = str(ours) if ours else f"{type(error).__name__} (more in the log of {self._config.spec.worker_id})"
+            code, retry = (ours.code, ours.http_status >= 500) if ours else ("worker_failed", True)
+            return PlanReport(plan.plan_id, "failed", error=text, retry=retry, code=code), []
         finally:
             self._controls.pop(plan.plan_id, None)
-            self._stopped_early.discard(plan.plan_id)
 
     async def _execute(self, plan: DispatchPlan, inputs: GenerationInputs, control: StepControl) -> Execution:
         if control.stopped and plan.degree == 1:
             return Execution(stopped=True)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
         incoming = None
         if plan.leader == self._config.spec.worker_id and plan.input_id is not None and plan.source is not None:
             try:
