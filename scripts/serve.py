@@ -37,28 +37,45 @@ def _url(config: dict[str, Any]) -> str:
 
 
 def _serve(path: Path, url: str, model: str) -> int:
-    # A session of its own: Ctrl-C reaches this process alone, which then ends `serve run` in order.
-    command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
+    stop = _Stop()
+    # A handler is set before the child starts: a shell that runs this in the background has SIGINT ignored, which the
+    # child would inherit. A session of its own: Ctrl-C reaches this process alone, which ends `serve run` in order.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     began_s = time.monotonic()
+    command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
     child = subprocess.Popen(command, start_new_session=True)
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda number, frame: _stop(child, number, frame))
     announced = False
-    while (status := child.poll()) is None:
+    while child.poll() is None and not stop.asked:
         if not announced and (health := _get(url)) is not None and health.get("status") == "ready":
             _announce(url, model, health, time.monotonic() - began_s)
             announced = True
         time.sleep(0.25)
-    return 0 if announced and status in (0, -signal.SIGINT, 130) else status or 1
-
-
-def _stop(child: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+    if not stop.asked:
+        return child.returncode or 1
     print("Ending the service ...", file=sys.stderr, flush=True)
+    return _end(child)
+
+
+class _Stop:
+    """A signal handler that remembers."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
     child.send_signal(signal.SIGINT)
     try:
         child.wait(_STOP_S)
     except subprocess.TimeoutExpired:
+        print(f"`serve run` did not end within {_STOP_S:.0f} s: killed", file=sys.stderr)
         os.killpg(child.pid, signal.SIGKILL)
+        return 1
+    return 0
 
 
 def _get(url: str) -> dict[str, Any] | None:
