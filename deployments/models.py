@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
+from pathlib import Path
 from typing import Any
 
 from deployments.config import Limits, ModelArgs
 from tridentserve.checkpoints import detect_family
-from tridentserve.errors import CheckpointError
 from tridentserve.families import FAMILIES, Family
 from tridentserve.requests import Shape
 
@@ -65,9 +65,5 @@ def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 
 
 def family_of(model: ModelArgs) -> Family:
-    """The family of a model, told by its folder unless it is a tiny one. Raises `CheckpointError`."""
-    if model.tiny is not None:
-        return FAMILIES[model.tiny]
-    if model.path is None:
-        raise CheckpointError(f"model {model.name!r} has neither a folder nor a family")
-    return detect_family(model.path)
+    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`."""
+    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))

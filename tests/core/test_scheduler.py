@@ -250,10 +250,10 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
         spans = tuple(ev.StageSpan(stage, now_s, now_s) for stage in plan.stages)
         on(ev.PlanFailed(plan.plan_id, "x") if failed else ev.StageFinished(plan.plan_id, spans), now_s)
 
-    for now, (action, number) in enumerate(actions):
-        now_s = float(now)
+    for moment, (action, number) in enumerate(actions):
+        now_s = float(moment)
         if action == "arrive":
-            on(ev.RequestArrived(request(f"r{now}")), now_s)
+            on(ev.RequestArrived(request(f"r{moment}")), now_s)
         elif action == "tick":
             on(ev.Tick(), now_s)
         elif action in ("end", "fail") and plans:
@@ -263,7 +263,7 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
         elif action == "lose":
             on(ev.WorkerLost(specs[number % 5].worker_id, "killed"), now_s)
         elif action == "join":
-            on(ev.WorkerJoined(specs[number % 5], now), now_s)
+            on(ev.WorkerJoined(specs[number % 5], moment), now_s)
         for view in run.scheduler._pool.views(now_s):  # never two plans at once on a primary
             if view.worker_id.startswith("d"):
                 assert sum(view.worker_id in plan.workers for plan in plans.values()) <= 1
