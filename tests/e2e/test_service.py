@@ -14,13 +14,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from deployments.config import AppArgs
-from deployments.planning import make_scheduler, plan_placement, worker_specs
-from deployments.profiles import cost_model
-from tests.e2e.conftest import PLACEMENT, Service, picture
-from tridentserve.decisions import decode_decision, replay
+from deployments.incident import replay_log
+from tests.e2e.conftest import Service, picture
+from tridentserve.decisions import decode_decision
 from tridentserve.pipelines.tiny import ensure_tiny
 
 ROOT = Path(__file__).parent.parent.parent
@@ -169,13 +169,30 @@ def test_a_trace_is_replayed(service: Service, tmp_path: Path) -> None:
 
 def test_the_decision_log_replays_to_the_same_effects(service: Service) -> None:
     args = AppArgs.model_validate(service.args)
-    times = cost_model(args)
     decisions = [decode_decision(line) for line in service.decision_log.read_text().splitlines()]
-    nodes = [d.event.worker.node_id for d in decisions if d.event.kind == "worker_joined"][:4]
-    specs = worker_specs(args, nodes)
-    scheduler = make_scheduler(args, times, specs, plan_placement(args, times, specs))
-    assert len(PLACEMENT) == len(specs)
-    replayed = list(replay(decisions, scheduler))
+    replayed = list(replay_log(args, decisions))
     assert len(replayed) > 50
     for decision, effects in replayed:
         assert decision.effects == effects
+
+
+def test_an_incident_is_replayed_from_the_command_line(service: Service, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"applications": [{"args": service.args}]}))
+    lines = service.decision_log.read_text().splitlines()
+    log = tmp_path / "log.jsonl"
+
+    def run(lines: list[str]) -> subprocess.CompletedProcess[str]:
+        log.write_text("\n".join(lines) + "\n")
+        command = [sys.executable, "scripts/replay_decisions.py", str(log), "--config", str(config)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    same = run(lines)
+    assert (same.returncode, same.stdout.strip()) == (0, f"{len(lines)} decisions, 0 differ")
+    number = next(i for i, line in enumerate(lines) if '"kind":"run"' in line)
+    other = run([*lines[:number], lines[number].replace("n0w0", "n0w3", 1)])
+    assert other.returncode == 1
+    assert f"line {number + 1}" in other.stdout
+    broken = run([*lines[:3], "{}"])
+    assert broken.returncode == 2
+    assert "log.jsonl:4" in broken.stderr

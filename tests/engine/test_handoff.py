@@ -10,7 +10,8 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey, Transfer
+from tridentserve.engine.live.handoff import HandoffBuffer
+from tridentserve.engine.live.handoff_peer import HandoffKey, Transfer
 from tridentserve.engine.live.nixl_link import NixlLink, TransferStuckError
 from tridentserve.engine.live.parcel import Parcel
 from tridentserve.errors import HandoffError

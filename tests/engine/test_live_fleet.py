@@ -16,7 +16,7 @@ from PIL import Image
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import Fleet, WorkerResources
-from tridentserve.engine.live.handoff import HandoffKey
+from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport, StepNote, WorkerConfig
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny import ensure_tiny

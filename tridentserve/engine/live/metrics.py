@@ -17,7 +17,8 @@ from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
-    from tridentserve.engine.live.handoff import HandoffBuffer, Transfer
+    from tridentserve.engine.live.handoff import HandoffBuffer
+    from tridentserve.engine.live.handoff_peer import Transfer
 
 # Ray drops a gauge that is not set for a while: levels are told again this often.
 GAUGE_PERIOD_S = 2.0

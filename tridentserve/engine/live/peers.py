@@ -9,7 +9,7 @@ import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from tridentserve.engine.live.handoff import HandoffKey
+from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.parcel import Layout
 from tridentserve.errors import HandoffError
 from tridentserve.plans import WorkerId
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RayPeer:
-    """See `handoff.Peer`."""
+    """See `handoff_peer.Peer`."""
 
     def __init__(self, handle: ActorHandle[Any], link_name: str | None) -> None:
         self._handle = handle

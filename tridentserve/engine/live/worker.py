@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
-from tridentserve.engine.live.handoff import HandoffBuffer, HandoffKey
+from tridentserve.engine.live.handoff import HandoffBuffer
+from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig, WorkerReady
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
 from tridentserve.engine.live.nixl_link import NixlLink

@@ -1,0 +1,63 @@
+"""Replay a decision log through the scheduler and show where it decides differently now.
+
+Example: python scripts/replay_decisions.py decisions.jsonl --config deployments/quickstart.yaml
+Exit status: 0 when all decisions are the same, 1 when some differ, 2 when the log or the configuration cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from deployments.config import AppArgs
+from deployments.incident import replay_log
+from tridentserve.decisions import Decision, decode_decision
+from tridentserve.errors import TridentServeError
+
+_SHOWN = 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path, help="what `decision_log` of the configuration names")
+    parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service ran with")
+    options = parser.parse_args(argv)
+    try:
+        content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+        args = AppArgs.model_validate(content["applications"][0]["args"])
+        return _compare(args, _read(options.log))
+    except (OSError, TridentServeError, ValidationError, yaml.YAMLError, KeyError, TypeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def _read(path: Path) -> list[Decision]:
+    decisions = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            decisions.append(decode_decision(line))
+        except ValidationError as error:
+            raise TridentServeError(f"{path}:{number}: not a decision ({error.error_count()} problems)") from error
+    return decisions
+
+
+def _compare(args: AppArgs, decisions: list[Decision]) -> int:
+    differing = 0
+    for number, (decision, effects) in enumerate(replay_log(args, decisions), start=1):
+        if decision.effects == effects:
+            continue
+        differing += 1
+        if differing <= _SHOWN:
+            print(f"line {number}, {decision.now_s:.3f} s, {decision.event.kind}:")
+            print(f"  logged: {decision.effects}\n  now:    {effects}")
+    print(f"{len(decisions)} decisions, {differing} differ")
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
