@@ -175,9 +175,14 @@ class Surveyor:
         if not fitting:
             need_bytes = min(peaks.values())
             return f"{primary} workers have {free_bytes} bytes free beside their weights and need {need_bytes}"
-        single_s = self._seconds(work, Stage.DIFFUSE)
+        # Relative to the narrowest degree that covers this size: large sizes need not be profiled at degree 1.
+        narrowest_s = self._gpu_seconds_per_step(work, min(peaks))
         return [
-            (degree, degree == fitting[0] or self._efficiency(work, single_s, degree) >= self._options.min_efficiency)
+            (
+                degree,
+                degree == fitting[0]
+                or narrowest_s / self._gpu_seconds_per_step(work, degree) >= self._options.min_efficiency,
+            )
             for degree in fitting
         ]
 
@@ -186,8 +191,8 @@ class Surveyor:
             self._starts_s[slot] = self._pools[slot.pool].earliest_start_s(slot.degree, self._now_s)
         return self._starts_s[slot]
 
-    def _efficiency(self, work: Work, single_s: float, degree: int) -> float:
-        return single_s / (degree * self._seconds(work, Stage.DIFFUSE, degree))
+    def _gpu_seconds_per_step(self, work: Work, degree: int) -> float:
+        return degree * self._seconds(work, Stage.DIFFUSE, degree)
 
     def _seconds(self, work: Work, stage: Stage, degree: int = 1) -> float:
         return self._times.seconds(work.model, stage, work.shape, degree, work.num_outputs)

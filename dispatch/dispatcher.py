@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch.auxiliaries import Auxiliaries
-from dispatch.candidates import Candidate, Surveyor, Work
+from dispatch.candidates import Candidate, Work
 from dispatch.ilp import solve
 from dispatch.options import DispatchOptions
-from dispatch.pools import IdleWorkers, Pool, primary_pools
+from dispatch.outlook import Outlook
+from dispatch.overdue import hold_back, longest_overdue
+from dispatch.pools import IdleWorkers
 from dispatch.problem import Problem, RequestClass, Slot, Solution
-from dispatch.rewards import Appraisal
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
@@ -47,64 +48,30 @@ class IlpDispatcher:
         condition is in its state."""
         if not pending or not workers:
             return []
-        pools, auxiliaries, surveyor = self._look(workers, now_s)
-        if not any(any(pool.idle_per_node) for pool in pools):
+        outlook = Outlook(self._times, self._options, workers, now_s)
+        if not outlook.any_idle:
             return []
-        members, problem = self._problem(pending, pools, surveyor, now_s)
+        by_deadline = sorted(pending, key=_by_deadline)
+        overdue = longest_overdue(by_deadline, outlook)
+        free = hold_back(overdue, outlook, workers)
+        if free != tuple(workers):
+            outlook = Outlook(self._times, self._options, free, now_s)
+        members, problem = _problem(by_deadline, overdue, outlook)
         if not problem.classes:
             return []
         solution = solve(problem, self._options)
-        choices = _choices(solution, members, surveyor)
-        return self._assign(choices, pools, auxiliaries, solution, now_s)
+        return self._assign(_choices(solution, members, outlook), outlook, solution)
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         """None when some primary with its auxiliaries has the memory and the degrees for this request, else why not."""
-        _, _, surveyor = self._look(workers, now_s=0.0)
-        survey = surveyor.survey(Work.of_spec(spec))
+        survey = Outlook(self._times, self._options, workers, now_s=0.0).survey(Work.of_spec(spec))
         if survey.candidates:
             return None
         return f"{spec.model} cannot make {spec.shape} here: {'; '.join(survey.obstacles)}"
 
-    def _look(self, workers: Sequence[WorkerView], now_s: float) -> tuple[tuple[Pool, ...], Auxiliaries, Surveyor]:
-        pools = primary_pools(workers)
-        auxiliaries = Auxiliaries(workers, self._times, self._options.handoff_reserve_bytes, now_s)
-        return pools, auxiliaries, Surveyor(self._times, self._options, pools, auxiliaries, now_s)
-
-    def _problem(
-        self, pending: Sequence[PendingRequest], pools: Sequence[Pool], surveyor: Surveyor, now_s: float
-    ) -> tuple[list[list[PendingRequest]], Problem]:
-        """The classes of identical requests, by earliest deadline, and the members of each."""
-        idle = tuple(pool.idle_per_node for pool in pools)
-        widest = [max(nodes) for nodes in idle]
-        appraisals: dict[Work, Appraisal] = {}
-        grouped: dict[tuple[Work, tuple[tuple[Slot, float], ...]], list[PendingRequest]] = defaultdict(list)
-        for request in sorted(pending, key=_by_deadline):
-            work = Work.of(request)
-            if work not in appraisals:
-                tokens = work.shape.tokens * work.num_outputs
-                candidates = surveyor.survey(work).candidates
-                appraisals[work] = Appraisal(candidates, widest, tokens, now_s, self._options.rewards)
-            values = appraisals[work].values(request.deadline_s)
-            if values:
-                grouped[work, tuple(sorted(values.items()))].append(request)
-        classes = [
-            RequestClass(
-                count=len(requests),
-                values={slot: value + _ORDER_WEIGHT * (1 - rank / len(grouped)) for slot, value in values},
-            )
-            for rank, ((_, values), requests) in enumerate(grouped.items())
-        ]
-        return list(grouped.values()), Problem(tuple(classes), idle)
-
-    def _assign(
-        self,
-        choices: Sequence[_Choice],
-        pools: Sequence[Pool],
-        auxiliaries: Auxiliaries,
-        solution: Solution,
-        now_s: float,
-    ) -> list[Assignment]:
+    def _assign(self, choices: Sequence[_Choice], outlook: Outlook, solution: Solution) -> list[Assignment]:
         """Concrete workers: primaries for the widest first, then auxiliaries for the earliest deadline first."""
+        pools, auxiliaries, now_s = outlook.pools, outlook.auxiliaries, outlook.now_s
         idle = [IdleWorkers(pool) for pool in pools]
         taken: dict[str, tuple[WorkerId, ...]] = {}
         for choice in sorted(choices, key=lambda choice: (-choice.candidate.slot.degree, _by_deadline(choice.pending))):
@@ -157,7 +124,30 @@ class IlpDispatcher:
         )
 
 
-def _choices(solution: Solution, members: list[list[PendingRequest]], surveyor: Surveyor) -> list[_Choice]:
+def _problem(
+    by_deadline: Sequence[PendingRequest], overdue: Sequence[PendingRequest], outlook: Outlook
+) -> tuple[list[list[PendingRequest]], Problem]:
+    """The classes of identical requests, by earliest deadline, and the members of each. Each of `overdue` that has a
+    slot now is a class of its own, which must get one."""
+    first = {request.spec.request_id for request in overdue}
+    grouped: defaultdict[tuple[Work, tuple[tuple[Slot, float], ...], bool], list[PendingRequest]] = defaultdict(list)
+    for request in by_deadline:
+        work = Work.of(request)
+        if values := outlook.appraisal(work).values(request.deadline_s):
+            key = (work, tuple(sorted(values.items())), request.spec.request_id in first)
+            grouped[key].append(request)
+    classes = [
+        RequestClass(
+            count=len(requests),
+            values={slot: value + _ORDER_WEIGHT * (1 - rank / len(grouped)) for slot, value in values},
+            required=required,
+        )
+        for rank, ((_, values, required), requests) in enumerate(grouped.items())
+    ]
+    return list(grouped.values()), Problem(tuple(classes), outlook.idle)
+
+
+def _choices(solution: Solution, members: list[list[PendingRequest]], outlook: Outlook) -> list[_Choice]:
     """The members of each class, earliest deadline first, onto the slots the class was given, fastest first."""
     choices: list[_Choice] = []
     slots: defaultdict[int, list[Slot]] = defaultdict(list)
@@ -165,7 +155,7 @@ def _choices(solution: Solution, members: list[list[PendingRequest]], surveyor: 
         slots[index].extend([slot] * n)
     for index in sorted(slots):
         work = Work.of(members[index][0])
-        candidates = {candidate.slot: candidate for candidate in surveyor.survey(work).candidates}
+        candidates = {candidate.slot: candidate for candidate in outlook.survey(work).candidates}
         fastest_first = sorted(slots[index], key=lambda slot: (candidates[slot].run_s, slot))
         choices.extend(
             _Choice(request, work, candidates[slot])

@@ -55,7 +55,8 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     values = [(variable, problem.classes[index].values[slot]) for (index, slot), variable in variables.items()]
     model.setObjective(pulp.LpAffineExpression(values))
     for index, item in enumerate(problem.classes):  # C1
-        model += pulp.LpAffineExpression([(variables[index, slot], 1) for slot in item.values]) <= item.count
+        served = pulp.LpAffineExpression([(variables[index, slot], 1) for slot in item.values])
+        model += served == item.count if item.required else served <= item.count
     for pool, degrees in workers.items():  # C2, per node: see Problem.fits
         for block in sorted(set(degrees.values())):
             wide = [(variable, degree) for variable, degree in degrees.items() if degree >= block]

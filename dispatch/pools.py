@@ -42,6 +42,15 @@ class Pool:
         )
         return max(now_s, min(starts_s, default=float("inf")))
 
+    def first_free(self, degree: int, now_s: float) -> tuple[WorkerView, ...]:
+        """The workers of one node that `earliest_start_s` speaks of; none when no node has as many."""
+
+        def order(worker: WorkerView) -> tuple[float, bool, WorkerId]:
+            return now_s if worker.idle else max(now_s, worker.free_at_s), not worker.idle, worker.worker_id
+
+        groups = [tuple(sorted(node, key=order)[:degree]) for node in self.nodes if len(node) >= degree]
+        return min(groups, key=lambda group: order(group[-1]), default=())
+
 
 def primary_pools(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
     """The pools of all workers that hold D of some model, in an order that depends on the workers alone."""

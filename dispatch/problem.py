@@ -18,10 +18,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """`count` identical requests and what each slot is worth to one of them (all values are above 0)."""
+    """`count` identical requests and what each slot is worth to one of them (all values are above 0).
+
+    `required`: all of them must have a slot, whatever that costs others. Those of a problem have to fit together."""
 
     count: int
     values: Mapping[Slot, float]
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Solution:
 
 
 def is_feasible(problem: Problem, counts: Mapping[tuple[int, Slot], int]) -> bool:
-    """Whether counts keep every limit: each request at most once (C1), idle workers and nodes (C2)."""
+    """Whether counts keep every limit: each request at most once, those required once (C1), idle workers and nodes
+    (C2)."""
     per_class: Counter[int] = Counter()
     per_slot: Counter[Slot] = Counter()
     for (index, slot), n in counts.items():
@@ -76,7 +80,10 @@ def is_feasible(problem: Problem, counts: Mapping[tuple[int, Slot], int]) -> boo
             return False
         per_class[index] += n
         per_slot[slot] += n
-    return all(n <= problem.classes[index].count for index, n in per_class.items()) and problem.fits(per_slot)
+    return problem.fits(per_slot) and all(
+        per_class[index] == item.count if item.required else per_class[index] <= item.count
+        for index, item in enumerate(problem.classes)
+    )
 
 
 def best_slots(problem: Problem) -> Solution | None:
@@ -92,7 +99,7 @@ def best_slots(problem: Problem) -> Solution | None:
 
 
 def greedy(problem: Problem, failure: str = "") -> Solution:
-    """Classes by their best value, then in their order; each request takes the best slot that still fits.
+    """Required classes, then by best value, then in their order; each request takes the best slot that still fits.
 
     `failure` says why the solver's answer was not taken.
     """
@@ -100,7 +107,7 @@ def greedy(problem: Problem, failure: str = "") -> Solution:
     per_slot: Counter[Slot] = Counter()
     ranked = sorted(
         (index for index, item in enumerate(problem.classes) if item.values),
-        key=lambda index: -max(problem.classes[index].values.values()),
+        key=lambda index: (not problem.classes[index].required, -max(problem.classes[index].values.values())),
     )
     for index in ranked:
         left = problem.classes[index].count

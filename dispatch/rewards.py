@@ -49,13 +49,20 @@ class Appraisal:
                 offer = _Offer(candidate.slot, candidate.efficient, candidate.finish_s(now_s), cost)
                 self._offers.append(offer)
 
+    def is_fully_aged(self, deadline_s: float) -> bool:
+        """Whether the deadline is so far out of reach that the late reward grows no more. Never without candidates."""
+        overtime_s = self._best_finish_s - deadline_s
+        if not 0 < overtime_s < math.inf:
+            return False
+        return late_reward(overtime_s, self._best_run_s, self._options) >= self._options.on_time
+
     def values(self, deadline_s: float) -> dict[Slot, float]:
         """The value of each slot that may be used now.
 
         While some candidate can still make the deadline, now or once busy workers are expected to be free, only slots
         that make it count: to start late what can be had in time is never better than to wait for it. Of those the
         efficient ones, or where none of them is in time, the wider ones. Once the deadline is out of reach, all
-        efficient slots count, and the reward grows with the overtime, so that nothing starves.
+        efficient slots count, and the reward grows with the overtime (what comes after that: `dispatch.overdue`).
         """
         options = self._options
         if not self._offers:

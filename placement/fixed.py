@@ -16,8 +16,12 @@ def fixed_placement(
     """The plan that gives worker i the i-th entry of `types`.
 
     An entry is a type name (`EDC`, `DC`, `ED`, `D`, `E`, `C`), which then holds for every model in `models`, or a
-    mapping of model to type name. Raises `PlacementError` when the counts differ, a type or a model is unknown, a model
-    is not covered, or a primary could never run because a stage it lacks is on no auxiliary.
+    mapping of model to type name. Raises `PlacementError` when the counts differ, a type or a model is unknown, an
+    entry is empty, a model is not covered, or a primary could never run because a stage it lacks is on no auxiliary.
+    An empty entry would leave a device idle for ever, as nothing is placed later: it is taken for a mistake.
+
+    Of several mistakes the first in this order is told: entries by worker, then models as in `models`, and within a
+    model workers again.
     """
     if len(types) != len(workers) or not workers:
         raise PlacementError(f"the placement lists {len(types)} workers and there are {len(workers)}; list each once")
@@ -36,6 +40,8 @@ def fixed_placement(
 
 def _held(worker_id: str, entry: str | Mapping[str, str], models: Sequence[str]) -> dict[str, PlacementType]:
     names = dict.fromkeys(models, entry) if isinstance(entry, str) else dict(entry)
+    if not names:
+        raise PlacementError(f"worker {worker_id} holds nothing; give it a type, or take it out of the cluster")
     held: dict[str, PlacementType] = {}
     for model, name in names.items():
         if model not in models:
@@ -49,13 +55,13 @@ def _held(worker_id: str, entry: str | Mapping[str, str], models: Sequence[str])
 
 def _check_covered(model: str, kinds: Mapping[str, PlacementType]) -> None:
     present = set(kinds.values())
-    if not any(kind.is_primary for kind in present):
+    needed = {replica.primary: replica.auxiliaries for replica in VirtualReplica}
+    if not present & needed.keys():
         raise PlacementError(f"no worker holds the diffuse stage of {model}; place EDC, DC, ED or D somewhere")
-    for replica in VirtualReplica:
-        missing = [kind for kind in replica.auxiliaries if kind not in present]
-        if replica.primary in present and missing:
-            worker_id = next(worker_id for worker_id, kind in kinds.items() if kind is replica.primary)
+    for worker_id, held in kinds.items():
+        missing = [kind for kind in needed.get(held, ()) if kind not in present]
+        if missing:
             raise PlacementError(
-                f"worker {worker_id} holds {replica.primary} of {model} and can never run a request: no worker holds "
+                f"worker {worker_id} holds {held} of {model} and can never run a request: no worker holds "
                 f"{' or '.join(missing)} alone; place that too"
             )

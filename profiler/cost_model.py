@@ -13,7 +13,8 @@ from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
-# A degree is efficient while T(1) / (k T(k)) stays above this (TridentServe, arXiv 2510.02838, section 6.2).
+# A degree is efficient while T(1) / (k T(k)) stays above this (TridentServe, arXiv 2510.02838, section 6.2). For a size
+# that degree 1 does not cover, the narrowest degree k0 that does stands in: T(k0) k0 / (k T(k)).
 EFFICIENCY_THRESHOLD = 0.8
 # Weight of the newest observation, and the furthest a correction may move a table: one stalled run must not make a
 # size look unservable, yet a table from another machine has to converge.
@@ -52,8 +53,10 @@ class CostModel:
     """
 
     def __init__(self, tables: Iterable[ProfileTable], device: str) -> None:
-        """`device` is the `gpu` column to use. Raises `ProfileError` when no row is for it, when tables repeat a point,
-        or when a model lacks a stage, degree 1, batch 1 or the weights of a stage."""
+        """`device` is the `gpu` column to use. Weights have no such column: they count where their table has rows for
+        the device (another device may hold the same model in another precision). Raises `ProfileError` when no row is
+        for the device, when tables repeat a point or contradict each other, or when a model lacks a stage, degree 1,
+        batch 1 or the weights of a stage."""
         self._device = device
         grouped: defaultdict[_Series, dict[Shape, ProfileRow]] = defaultdict(dict)
         self._weights: dict[tuple[str, Stage], int] = {}
@@ -68,7 +71,8 @@ class CostModel:
                     point = f"{row.model} {row.stage} {row.shape} at degree {row.degree}, batch {row.batch}"
                     raise ProfileError(f"{table.name}: {point} is in another table too; keep it in one")
                 series[row.shape] = row
-            for held in table.weights:
+            is_for_device = any(row.gpu == device for row in table.rows)
+            for held in table.weights if is_for_device else ():
                 if self._weights.setdefault((held.model, held.stage), held.weights_bytes) != held.weights_bytes:
                     raise ProfileError(f"{table.name}: {held.model} {held.stage} has other weights_bytes elsewhere")
         if not grouped:
@@ -116,15 +120,15 @@ class CostModel:
         return tuple(self._degrees[model, stage])
 
     def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
-        """The highest degree with efficiency T(1) / (k T(k)) above 0.8 (section 6.2); 1 when no other has it."""
-        single_s = self.seconds(model, stage, shape)
-        efficient = (
-            degree
-            for degree in self.degrees(model, stage)
-            if self._profiled[model, stage, degree, 1].covers(shape)
-            and single_s / (degree * self.seconds(model, stage, shape, degree)) > EFFICIENCY_THRESHOLD
-        )
-        return max(efficient, default=1)
+        """The highest degree with efficiency T(k0) k0 / (k T(k)) above 0.8 (section 6.2, where k0 is 1), k0 being the
+        narrowest degree that covers the size; k0 when no other has it. `ProfileError` when none covers it."""
+        covering = [k for k in self.degrees(model, stage) if self._profiled[model, stage, k, 1].covers(shape)]
+        if not covering:
+            raise self._not_covered(model, stage, shape, degree=self.degrees(model, stage)[0], batch=1)
+        gpu_seconds = {degree: degree * self.seconds(model, stage, shape, degree) for degree in covering}
+        narrowest = covering[0]
+        efficient = (k for k in covering if gpu_seconds[narrowest] / gpu_seconds[k] > EFFICIENCY_THRESHOLD)
+        return max(efficient, default=narrowest)
 
     def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
         """Learn from one finished stage (seconds per step for DIFFUSE). Times that are not positive are ignored."""

@@ -71,4 +71,3 @@ _VIRTUAL: dict[VirtualReplica, tuple[PlacementType, tuple[PlacementType, ...]]] 
     VirtualReplica.V2: (PlacementType.ED, (PlacementType.C,)),
     VirtualReplica.V3: (PlacementType.D, (PlacementType.E, PlacementType.C)),
 }
-PRIMARY_TYPES = tuple(replica.primary for replica in VirtualReplica)

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
+from profiler import CostModel
 from profiler.memory import held_weights_bytes, stages_peak_bytes
 from tests.dispatch.cluster import request, worker, workers
-from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds
+from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds, wide_only_table
 from tridentserve.plans import Replica
 from tridentserve.protocols import Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import Shape
@@ -118,6 +119,19 @@ def test_memory_decides_the_type_and_the_degree() -> None:
     assert len(assignment.diffuse) == 2
     small_c = [*pair[:3], worker("c", "C", memory_bytes=1000 * MIB)]
     assert "no auxiliary has the memory for decode" in str(IDLE.can_ever_run(spec, small_c))
+
+
+def test_a_size_that_was_profiled_at_wide_degrees_only_is_served() -> None:
+    times = CostModel([wide_only_table()], "gpu")
+    dispatcher = IlpDispatcher(times)
+    spec = request("r", LARGE).spec
+    assert dispatcher.can_ever_run(spec, workers(2, "EDC")) is None
+    (assignment,) = dispatcher.dispatch([request("r", LARGE)], workers(2, "EDC"), 0.0)
+    assert len(assignment.diffuse) == 2
+    # Degree 4 is efficient beside degree 2, so that four workers serve it at either.
+    (wide,) = dispatcher.dispatch([request("r", LARGE)], workers(4, "EDC"), 0.0)
+    assert len(wide.diffuse) == 4
+    assert "outside the profiled sizes" in str(dispatcher.can_ever_run(spec, workers(1, "EDC")))
 
 
 def test_what_is_not_profiled_or_not_placed_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -64,6 +65,34 @@ def test_the_ilp_equals_brute_force(problem: Problem) -> None:
     assert is_feasible(problem, solution.counts)
     assert solution.method in ("uncontended", "ilp")
     assert solution.value(problem) == pytest.approx(best)
+
+
+@settings(deadline=None, max_examples=150)
+@given(problems)
+def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
+    """The first class that can be served alone is required; the rest is as good as it can be beside it."""
+    firsts = [
+        (index, replace(item, count=1, required=True))
+        for index, item in enumerate(problem.classes)
+        if any(problem.fits({slot: 1}) for slot in item.values)
+    ]
+    if not firsts:
+        return
+    index, first = firsts[0]
+    rest = tuple(item for other, item in enumerate(problem.classes) if other != index)
+    required = Problem((first, *rest), problem.idle)
+    best = max(
+        value + sum(each for each, _ in chosen)
+        for slot, value in first.values.items()
+        for chosen in every_choice(Problem(rest, problem.idle))
+        if fits_by_trial(problem, [slot, *(each for _, each in chosen)])
+    )
+    solution = solve(required, OPTIONS)
+    assert is_feasible(required, solution.counts)
+    assert solution.method in ("uncontended", "ilp")
+    assert solution.value(required) == pytest.approx(best)
+    assert is_feasible(required, greedy(required).counts)
+    assert not is_feasible(required, {})
 
 
 @settings(deadline=None)

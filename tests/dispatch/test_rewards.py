@@ -77,6 +77,17 @@ def test_late_requests_age_up_to_the_reward_of_those_in_time() -> None:
     assert aged[-1] > 980
 
 
+def test_a_request_is_fully_aged_where_its_reward_grows_no_more() -> None:
+    def is_fully_aged(deadline_s: float, candidates: list[Candidate]) -> bool:
+        return Appraisal(candidates, [0], tokens=1.0, now_s=0.0, options=OPTIONS).is_fully_aged(deadline_s)
+
+    run = [candidate(1, 2.0)]
+    assert not is_fully_aged(3.0, run)
+    assert not is_fully_aged(2.0 - 8.9 * 2.0, run)
+    assert is_fully_aged(2.0 - 9.0 * 2.0, run)
+    assert not is_fully_aged(-1e9, [])
+
+
 def test_communication_grows_with_the_index_and_stays_far_below_the_rewards() -> None:
     kinds = (PlacementType.EDC, PlacementType.DC, PlacementType.ED, PlacementType.D)
     for tokens in (16.0, 120_000.0):

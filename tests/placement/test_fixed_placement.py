@@ -22,10 +22,10 @@ def test_a_type_name_holds_for_every_model() -> None:
 
 
 def test_a_mapping_names_a_type_per_model() -> None:
-    plan = fixed_placement([{"a": "D", "b": "EDC"}, {"a": "E"}, {"a": "C"}, {}], WORKERS, ["a", "b"])
+    plan = fixed_placement([{"a": "D", "b": "EDC"}, {"a": "E"}, {"a": "C"}, {"b": "EDC"}], WORKERS, ["a", "b"])
     assert plan.type_of("w0", "b") is PlacementType.EDC
     assert plan.type_of("w2", "a") is PlacementType.C
-    assert plan.replicas["w3"] == frozenset()
+    assert plan.type_of("w3", "a") is None
 
 
 @pytest.mark.parametrize(
@@ -33,10 +33,12 @@ def test_a_mapping_names_a_type_per_model() -> None:
     [
         (["EDC"], "the placement lists 1 workers and there are 4"),
         (["EDC", "EC", "E", "C"], "worker w1: 'EC' is no placement type; use one of EDC, DC, ED, D, E, C"),
+        (["EDC", {}, "EDC", "EDC"], "worker w1 holds nothing; give it a type"),
         ([{"c": "EDC"}, {}, {}, {}], "worker w0: model 'c' is not served; served are a"),
         (["E", "E", "C", "C"], "no worker holds the diffuse stage of a"),
         (["EDC", "DC", "DC", "C"], "worker w1 holds DC of a and can never run a request: no worker holds E alone"),
         (["EDC", "EDC", "EDC", "D"], "worker w3 holds D of a .*: no worker holds E or C alone"),
+        (["EDC", "D", "DC", "C"], "worker w1 holds D of a .*: no worker holds E alone"),
     ],
 )
 def test_mistakes_are_named(types: list[str | Mapping[str, str]], message: str) -> None:

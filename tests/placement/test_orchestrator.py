@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
 from profiler import CostModel
-from tests.profiler.synthetic import DEGREES, EDC_BYTES, MIB, SHAPES, cost_model, table
+from tests.profiler.synthetic import DEGREES, EDC_BYTES, MIB, SHAPES, cost_model, table, wide_only_table
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError, ProfileError
 from tridentserve.plans import PlacementPlan
@@ -142,6 +142,17 @@ def test_memory_may_force_primaries_together() -> None:
         wide.plan([LoadShare("one", LARGE, 20), LoadShare("two", LARGE, 20)], uneven)
     with pytest.raises(PlacementError, match="one at 2048x2048 fits on no worker: stage D alone"):
         wide.plan(load, cluster(3, 1, 2100 * MIB))
+
+
+def test_what_is_planned_for_wide_degrees_can_run_there() -> None:
+    times = CostModel([wide_only_table()], "gpu")
+    workers = cluster(1, 4)
+    plan = Orchestrator(times, 0, DEGREES).plan([LoadShare("one", SHAPES[2], 20)], workers)
+    views = [
+        WorkerView(w.worker_id, w.node_id, w.memory_bytes, plan.replicas[w.worker_id], idle=True, free_at_s=0.0)
+        for w in workers
+    ]
+    assert IlpDispatcher(times).can_ever_run(RequestSpec("r", "one", SHAPES[2], 20), views) is None
 
 
 shares = st.builds(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from profiler import CostModel, ProfileRow, ProfileTable, WeightsRow
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -46,6 +48,13 @@ def table(models: tuple[str, ...] = ("one", "two")) -> ProfileTable:
         WeightsRow(model, stage, WEIGHTS_BYTES[stage], "modelled: a test") for model in models for stage in Stage
     ]
     return ProfileTable("synthetic.csv", tuple(rows), tuple(weights))
+
+
+def wide_only_table() -> ProfileTable:
+    """D above 512x512 was profiled at degrees 2 and 4 only."""
+    whole = table()
+    rows = tuple(r for r in whole.rows if r.stage is not Stage.DIFFUSE or r.degree > 1 or r.shape.height <= 512)
+    return replace(whole, rows=rows)
 
 
 def cost_model(models: tuple[str, ...] = ("one", "two")) -> CostModel:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from profiler import CostModel, ProfileTable, shipped_table
 from profiler.cost_model import MAX_CORRECTION
 from profiler.memory import peak_bytes_by_degree
-from tests.profiler.synthetic import DEGREES, SHAPES, WEIGHTS_BYTES, cost_model, row, step_seconds, table
+from tests.profiler.synthetic import (
+    DEGREES,
+    SHAPES,
+    WEIGHTS_BYTES,
+    cost_model,
+    row,
+    step_seconds,
+    table,
+    wide_only_table,
+)
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
@@ -128,10 +137,10 @@ def without(stage: Stage, *, weights: bool = False) -> ProfileTable:
     return replace(whole, rows=tuple(entry for entry in whole.rows if entry.stage is not stage))
 
 
-def heavier(whole: ProfileTable) -> ProfileTable:
-    """Other weights, and no rows that another table may have."""
-    weights = tuple(replace(held, weights_bytes=held.weights_bytes + 1) for held in whole.weights)
-    return replace(whole, rows=(), weights=weights)
+def heavier(*models: str) -> ProfileTable:
+    """Rows of model `two`, and other weights of these models."""
+    weights = tuple(replace(held, weights_bytes=held.weights_bytes + 1) for held in table(models).weights)
+    return replace(table(("two",)), weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +149,7 @@ def heavier(whole: ProfileTable) -> ProfileTable:
         ([table()], "NVIDIA L20", r"no profile row is for device 'NVIDIA L20' \(devices profiled: gpu\)"),
         ([], "gpu", "devices profiled: none"),
         ([table(), table()], "gpu", "one encode 256x256 at degree 1, batch 1 is in another table too"),
-        ([table(("one",)), heavier(table(("two", "one")))], "gpu", "one encode has other weights_bytes elsewhere"),
+        ([table(("one",)), heavier("two", "one")], "gpu", "one encode has other weights_bytes elsewhere"),
         ([without(Stage.DECODE)], "gpu", "one has no decode rows at degree 1 and batch 1"),
         ([without(Stage.DECODE, weights=True)], "gpu", "one has no weights_bytes for decode"),
     ],
@@ -148,6 +157,18 @@ def heavier(whole: ProfileTable) -> ProfileTable:
 def test_tables_that_cannot_stand_alone_are_refused(tables: list[ProfileTable], device: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         CostModel(tables, device)
+
+
+def test_devices_may_hold_a_model_in_different_precisions() -> None:
+    half = table()
+    cpu = replace(
+        half,
+        rows=tuple(replace(entry, gpu="cpu") for entry in half.rows),
+        weights=tuple(replace(held, weights_bytes=2 * held.weights_bytes) for held in half.weights),
+    )
+    for tables in ([half, cpu], [cpu, half]):
+        assert CostModel(tables, "gpu").weights_bytes("one", Stage.DIFFUSE) == WEIGHTS_BYTES[Stage.DIFFUSE]
+        assert CostModel(tables, "cpu").weights_bytes("one", Stage.DIFFUSE) == 2 * WEIGHTS_BYTES[Stage.DIFFUSE]
 
 
 def test_a_degree_without_batch_1_is_refused() -> None:
@@ -163,6 +184,19 @@ def test_a_degree_that_covers_fewer_sizes_is_left_out_there() -> None:
     assert times.optimal_degree("one", Stage.DIFFUSE, SHAPES[0]) == 1
     with pytest.raises(ProfileError, match="outside the profiled sizes"):
         peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), Shape(64, 64), DEGREES)
+
+
+def test_efficiency_is_relative_to_the_narrowest_degree_that_covers_the_size() -> None:
+    times = CostModel([wide_only_table()], "gpu")
+    for shape in SHAPES[2:]:
+        relative = 2 * step_seconds(shape, 2) / (4 * step_seconds(shape, 4))
+        assert times.optimal_degree("one", Stage.DIFFUSE, shape) == (4 if relative > 0.8 else 2)
+    assert times.optimal_degree("one", Stage.DIFFUSE, SHAPES[0]) == 1
+    slow = tuple(replace(r, seconds=9.0) if r.degree == 4 else r for r in wide_only_table().rows)
+    narrow = CostModel([replace(table(), rows=slow)], "gpu")
+    assert narrow.optimal_degree("one", Stage.DIFFUSE, SHAPES[2]) == 2
+    with pytest.raises(ProfileError, match="64x64 is outside the profiled sizes"):
+        times.optimal_degree("one", Stage.DIFFUSE, Shape(64, 64))
 
 
 def test_the_shipped_table_covers_the_tiny_models() -> None:

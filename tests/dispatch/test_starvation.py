@@ -1,0 +1,129 @@
+"""Under load that never ends, every request has its turn: long overdue ones go first, and width is kept for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dispatch import DispatchOptions, IlpDispatcher
+from dispatch.outlook import Outlook
+from dispatch.overdue import hold_back, longest_overdue
+from tests.dispatch.cluster import request, worker, workers
+from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
+from tridentserve.protocols import PendingRequest, WorkerView
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+SMALL, LARGE = SHAPES[0], SHAPES[2]
+TIMES = cost_model()
+DISPATCHER = IlpDispatcher(TIMES)
+# For 1024x1024, D alone needs 800 + 391 MiB at degree 1 and 800 + 196 at degree 2; 256x256 fits at any degree.
+WIDE_ONLY_BYTES = 1100 * MIB
+# A reward stops growing at 9 times the shortest runtime after the deadline.
+RUN_S = 0.02 + 20 * step_seconds(LARGE, 1) + TIMES.seconds("one", Stage.DECODE, LARGE)
+FULLY_AGED_S = 1.0 + 10 * RUN_S
+
+
+def leaves_at_s(cluster: list[WorkerView], slo_s: float, horizon_s: float = 2 * FULLY_AGED_S) -> float:
+    """When an overdue large request is dispatched while three small ones with this SLO wait at all times."""
+    pending, made, now_s = [request("large", LARGE, 1.0)], 0, 0.0
+    free_s = {view.worker_id: 0.0 for view in cluster}
+    while now_s < horizon_s:
+        while sum(entry.spec.request_id != "large" for entry in pending) < 3:
+            made += 1
+            pending.append(request(f"s{made}", SMALL, slo_s, steps=100 + made % 3 * 30, arrival_s=now_s))
+        views = [
+            replace(view, idle=free_s[view.worker_id] <= now_s, free_at_s=max(now_s, free_s[view.worker_id]))
+            for view in cluster
+        ]
+        for assignment in DISPATCHER.dispatch(pending, views, now_s):
+            if assignment.request_id == "large":
+                return now_s
+            chosen = next(entry for entry in pending if entry.spec.request_id == assignment.request_id)
+            pending.remove(chosen)
+            seconds = step_seconds(SMALL, len(assignment.diffuse)) * chosen.spec.num_inference_steps
+            free_s.update(dict.fromkeys(assignment.diffuse, now_s + seconds))
+        now_s = min((free for free in free_s.values() if free > now_s), default=now_s + 0.1)
+    return float("inf")
+
+
+def apart(n: int, kind: str, *auxiliaries: str, memory_bytes: int = 3000 * MIB) -> list[WorkerView]:
+    return [*workers(n, kind, memory_bytes=memory_bytes), *(worker(each, each) for each in auxiliaries)]
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [apart(2, "EDC"), apart(2, "DC", "E"), apart(2, "ED", "C"), apart(2, "D", "E", "C")],
+    ids=["V0", "V1", "V2", "V3"],
+)
+@pytest.mark.parametrize("slo_s", [30.0, 0.0], ids=["in time", "late"])
+def test_small_requests_that_keep_coming_do_not_starve_a_large_one(cluster: list[WorkerView], slo_s: float) -> None:
+    assert leaves_at_s(cluster, slo_s) < FULLY_AGED_S + 1.0
+
+
+@pytest.mark.parametrize("slo_s", [30.0, 0.0], ids=["in time", "late"])
+def test_width_that_never_comes_by_itself_is_kept_for_a_request_that_needs_it(slo_s: float) -> None:
+    assert leaves_at_s(apart(2, "D", "E", "C", memory_bytes=WIDE_ONLY_BYTES), slo_s) < FULLY_AGED_S + 1.0
+
+
+def served(pending: list[PendingRequest], views: list[WorkerView], now_s: float = 1000.0) -> dict[str, tuple[str, ...]]:
+    return {entry.request_id: entry.diffuse for entry in DISPATCHER.dispatch(pending, views, now_s)}
+
+
+@pytest.mark.parametrize("order", [("large", "small"), ("small", "large")])
+def test_of_several_overdue_requests_the_longest_overdue_goes_first(order: tuple[str, str]) -> None:
+    shapes = {"large": LARGE, "small": SMALL}
+    pending = [request(name, shapes[name], 1.0 + rank) for rank, name in enumerate(order)]
+    assert served(pending, apart(1, "D", "E", "C")) == {order[0]: ("n0-w0",)}
+
+
+def test_each_model_has_its_longest_overdue_request() -> None:
+    views = [*workers(1, "EDC"), worker("two", "two:EDC")]
+    pending = [
+        *(request(f"{model} late", LARGE, 1.0, model=model) for model in ("one", "two")),
+        *(request(f"{model} fresh", SMALL, model=model, arrival_s=1000.0) for model in ("one", "two")),
+    ]
+    assert served(pending, views) == {"one late": ("n0-w0",), "two late": ("two",)}
+
+
+def half_busy(free_at_s: dict[str, float]) -> list[WorkerView]:
+    """Per node one idle D worker and one that is busy, and auxiliaries elsewhere."""
+    views = [worker("e", "E", node="x"), worker("c", "C", node="x")]
+    for node, until_s in free_at_s.items():
+        views.append(worker(f"{node}-idle", "D", node=node, memory_bytes=WIDE_ONLY_BYTES))
+        views.append(worker(f"{node}-busy", "D", node=node, free_at_s=until_s, memory_bytes=WIDE_ONLY_BYTES))
+    return views
+
+
+def fresh(n: int) -> list[PendingRequest]:
+    return [request(f"fresh {i}", SMALL, arrival_s=1000.0) for i in range(n)]
+
+
+def test_only_the_node_where_the_width_comes_first_is_held_back() -> None:
+    views = half_busy({"a": 1050.0, "b": 1005.0})
+    overdue = request("large", LARGE, 1.0)
+    assert served([overdue, *fresh(2)], views) == {"fresh 0": ("a-idle",)}
+    assert served([replace(overdue, deadline_s=995.0), *fresh(2)], views).keys() == {"fresh 0", "fresh 1"}
+
+
+def test_the_kept_worker_is_used_as_soon_as_the_other_is_free() -> None:
+    views = [replace(view, idle=True) if view.worker_id == "b-busy" else view for view in half_busy({"b": 1005.0})]
+    assert served([request("large", LARGE, 1.0), *fresh(2)], views) == {"large": ("b-busy", "b-idle")}
+
+
+def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
+    views, large = half_busy({"b": 1005.0}), request("large", LARGE, 1.0)
+    outlook = Outlook(TIMES, DispatchOptions(), views, 1000.0)
+    overdue = longest_overdue([large], outlook)
+    assert overdue == [large]
+    kept = {view.worker_id: view for view in hold_back(overdue, outlook, views)}
+    assert not kept["b-idle"].idle
+    done_s = 1005.0 + 0.02 + 20 * step_seconds(LARGE, 2)
+    assert kept["b-idle"].free_at_s == kept["b-busy"].free_at_s == pytest.approx(done_s)
+    assert [kept[name] for name in ("e", "c")] == views[:2]
+
+
+def test_what_no_worker_can_run_holds_nothing_back() -> None:
+    pending = [request("unknown", Shape(64, 64), 1.0), request("other", LARGE, 1.0, model="three"), *fresh(1)]
+    assert served(pending, apart(1, "D", "E", "C")) == {"fresh 0": ("n0-w0",)}
