@@ -25,6 +25,13 @@ from tridentserve.errors import RequestNotFoundError
 HEARTBEAT_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
 _SERVING = ("ready", "degraded")
+_ROUTES = [
+    "POST /v1/images/generations",
+    "DELETE /v1/requests/{request_id}",
+    "GET /v1/models",
+    "GET /health",
+    "GET /openapi.json",
+]
 _IMAGE_BODY = {"required": True, "content": {"application/json": {"schema": ImageRequest.model_json_schema()}}}
 
 logger = logging.getLogger(__name__)
@@ -79,18 +86,7 @@ def create_api(
 
     @api.get("/")
     async def about() -> dict[str, Any]:
-        return {
-            "name": "TridentServe",
-            "version": api.version,
-            "routes": [
-                "POST /v1/images/generations",
-                "DELETE /v1/requests/{request_id}",
-                "GET /v1/models",
-                "GET /health",
-                "GET /openapi.json",
-            ],
-            "documentation": "docs/api.md",
-        }
+        return {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
 
     return api
 
@@ -100,7 +96,7 @@ async def _health(backend: Backend) -> dict[str, Any]:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             return await backend.health()
     except Exception as error:
-        logger.warning("health check failed: %s", type(error).__name__)
+        logger.info("health check failed: %s", type(error).__name__)
         return {"status": "unavailable", "workers": 0}
 
 

@@ -11,23 +11,22 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from deployments.config import AppArgs, describe_problems
-from deployments.models import ServedModel, family_of
-from deployments.planning import plan_placement, worker_specs
-from deployments.profiles import cost_model
-from profiler import CostModel
-from tridentserve.errors import CheckpointError, PlacementError, ProfileError
-from tridentserve.requests import Shape
-from tridentserve.stages import Stage
+from deployments.check_args import args_problems
+from deployments.config import describe_problems
 
 BUILDER = "deployments.app:build_app"
 DEPLOYMENTS = ("Api", "Scheduler")
+# One Scheduler owns all workers; its bundles are one per worker.
+_FIXED_SCHEDULER_OPTIONS = ("autoscaling_config", "placement_group_bundles")
+_MAX_PORT = 65535
 
 
 def config_problems(file: Path) -> list[str]:
     """One line per problem of a Serve config file, each beginning with the path of the key; empty when it is good."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        repeated = list(_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader)))
     except OSError as error:
         return [f"{file}: cannot be read ({error.strerror})"]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -38,15 +37,18 @@ def config_problems(file: Path) -> list[str]:
         config = ServeDeploySchema.model_validate(content)
     except ValidationError as error:
         return [line.removeprefix(".") for line in describe_problems(error, "")]
-    problems = list(_unknown_keys(content))
+    problems = [*repeated, *_unknown_keys(content)]
+    if not 0 < config.http_options.port <= _MAX_PORT:
+        problems.append(f"http_options.port: must be 1 to {_MAX_PORT}")
     for index, app in enumerate(config.applications):
         problems += _app_problems(app, f"applications[{index}]")
-    if not any(_is_ours(app) for app in config.applications):
+    if not any(is_ours(app) for app in config.applications):
         problems.append(f"applications: none has the import_path {BUILDER}")
     return problems
 
 
-def _is_ours(app: ServeApplicationSchema) -> bool:
+def is_ours(app: ServeApplicationSchema) -> bool:
+    """Whether an application of a config file is this service; others may stand beside it."""
     return app.import_path.replace(":", ".") == BUILDER.replace(":", ".")
 
 
@@ -56,12 +58,22 @@ def _app_problems(app: ServeApplicationSchema, key: str) -> Iterator[str]:
     module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
     if not _module_exists(module):
         yield f"{key}.import_path: there is no module {module!r}; run from the folder that holds it, or install it"
-    if _is_ours(app):
+    if is_ours(app):
         yield from args_problems(app.args, f"{key}.args")
         for number, deployment in enumerate(app.deployments):
-            if deployment.name not in DEPLOYMENTS:
-                known = ", ".join(DEPLOYMENTS)
-                yield f"{key}.deployments[{number}].name: there is no such deployment; there are {known}"
+            yield from _override_problems(deployment, f"{key}.deployments[{number}]")
+
+
+def _override_problems(deployment: DeploymentSchema, key: str) -> Iterator[str]:
+    if deployment.name not in DEPLOYMENTS:
+        yield f"{key}.name: there is no such deployment; there are {', '.join(DEPLOYMENTS)}"
+    if deployment.name == "Scheduler":
+        given = deployment.model_fields_set
+        if "num_replicas" in given and deployment.num_replicas != 1:
+            yield f"{key}.num_replicas: the Scheduler has exactly one replica, which owns all workers"
+        for name in _FIXED_SCHEDULER_OPTIONS:
+            if name in given:
+                yield f"{key}.{name}: not for the Scheduler; `cluster` in `args` says how many workers there are"
 
 
 def _module_exists(module: str) -> bool:
@@ -69,57 +81,6 @@ def _module_exists(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
-
-
-def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
-    """The problems of the `args:` of one application, model folders and profile tables included."""
-    try:
-        parsed = AppArgs.model_validate(args)
-    except ValidationError as error:
-        return describe_problems(error, key)
-    problems: list[str] = []
-    models: dict[str, ServedModel] = {}
-    for index, model in enumerate(parsed.models):
-        try:
-            models[model.name] = ServedModel(model.name, family_of(model), model.limits)
-        except CheckpointError as error:
-            problems.append(f"{key}.models[{index}].path: {error}")
-    try:
-        times = cost_model(parsed)
-    except ProfileError as error:
-        return [*problems, f"{key}.{error}"]
-    problems += [f"{key}.{line}" for line in _uncovered(parsed, models, times)]
-    if not problems:
-        # Nodes get their names when the application starts; for planning only their number counts.
-        nodes = [
-            f"node-{index}" for index in range(parsed.cluster.nodes) for _ in range(parsed.cluster.workers_per_node)
-        ]
-        try:
-            plan_placement(parsed, times, worker_specs(parsed, nodes))
-        except (PlacementError, ProfileError) as error:
-            problems.append(f"{key}.placement: {error}")
-    return problems
-
-
-def _uncovered(args: AppArgs, models: Mapping[str, ServedModel], times: CostModel) -> Iterator[str]:
-    """Sizes that may be asked for, or are expected, but have no profile: their requests could never be planned."""
-    for index, model in enumerate(args.models):
-        if model.name in models:
-            for limit, shape in (("min", models[model.name].smallest), ("max", models[model.name].largest)):
-                if problem := _not_profiled(times, model.name, shape):
-                    yield f"models[{index}].limits.{limit}_side: {problem}"
-    for index, load in enumerate(args.expected_load):
-        if problem := _not_profiled(times, load.model, Shape(load.height, load.width)):
-            yield f"expected_load[{index}]: {problem}"
-
-
-def _not_profiled(times: CostModel, model: str, shape: Shape) -> str | None:
-    try:
-        for stage in Stage:
-            times.seconds(model, stage, shape)
-    except ProfileError as error:
-        return str(error)
-    return None
 
 
 def _unknown_keys(content: Mapping[str, Any]) -> Iterator[str]:
@@ -137,3 +98,23 @@ def _unknown(content: Mapping[str, Any], schema: type[BaseModel], prefix: str) -
     for name in content:
         if name not in known:
             yield f"{prefix}{name}: unknown key; Serve would ignore it"
+
+
+def _repeated_keys(root: yaml.Node | None) -> Iterator[str]:
+    """Keys that stand twice in one mapping: YAML readers silently take the last."""
+    seen: set[int] = set()  # an alias is its anchor's node once more
+    todo = [root] if root is not None else []
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            todo += node.value
+        elif isinstance(node, yaml.MappingNode):
+            todo += [value for _, value in node.value]
+            first: dict[str, yaml.ScalarNode] = {}
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and first.setdefault(key.value, key) is not key:
+                    lines = f"{first[key.value].start_mark.line + 1} and {key.start_mark.line + 1}"
+                    yield f"{key.value}: stands twice, in lines {lines}; only the last counts"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +17,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from tridentserve import cache
 from tridentserve.families import FAMILIES
-from tridentserve.stages import PlacementType, VirtualReplica
+from tridentserve.stages import PlacementType
 
-CACHE_ENV = "TRIDENTSERVE_CACHE"
 WorkerPlacement = dict[str, PlacementType]
 
 
@@ -47,10 +46,24 @@ def describe_problems(error: ValidationError, prefix: str) -> list[str]:
 
 
 def _expanded(path: Path) -> Path:
-    return path.expanduser().absolute()
+    """Absolute: the replicas of Ray Serve run in folders of their own."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise config_error("", f"{path.parts[0]} is no user with a home folder here; write the whole path") from None
+
+
+def _table_source(name: str) -> str:
+    return str(_expanded(Path(name))) if is_table_path(name) else name
+
+
+def is_table_path(name: str) -> bool:
+    """Whether an entry of `profiles` is the path of a CSV file; else it names a table that comes with the package."""
+    return name.endswith(".csv")
 
 
 LocalPath = Annotated[Path, AfterValidator(_expanded)]
+TableSource = Annotated[str, AfterValidator(_table_source)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
 
 
@@ -64,25 +77,23 @@ class Limits(_Args):
     min_side: int = Field(default=64, ge=16, description="pixels, of width and of height")
     max_side: int = Field(default=2048, ge=16, description="pixels, of width and of height")
     max_pixels: int = Field(default=2048 * 2048, ge=256, description="width times height")
-    max_steps: int = Field(default=100, ge=1)
+    max_steps: int = Field(default=100, ge=1, description="denoising steps")
     max_outputs: int = Field(default=4, ge=1, description="pictures per request")
-    max_prompt_chars: int = Field(default=4096, ge=1)
-
-    @model_validator(mode="after")
-    def _some_size_is_left(self) -> Limits:
-        if not self.min_side <= self.max_side or self.max_pixels < self.min_side**2:
-            raise config_error("max_side", "the limits of sides and pixels leave no size at all")
-        return self
+    max_prompt_chars: int = Field(default=4096, ge=1, description="of the prompt, and of the negative prompt")
 
 
 class ModelArgs(_Args):
     """One model. Exactly one of `path` (a diffusers folder) and `tiny` (a family; made at first start) is given."""
 
-    name: Name
-    path: LocalPath | None = None
-    tiny: str | None = None
-    dtype: Literal["float32", "bfloat16"] | None = Field(default=None, description="None: as the weights are stored")
-    limits: Limits = Limits()
+    name: Name = Field(description="what requests call it")
+    path: LocalPath | None = Field(default=None, description="a folder saved by diffusers; this or `tiny`")
+    tiny: str | None = Field(
+        default=None, description="a family, for a small model with random weights; this or `path`"
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None, description="of the loaded weights; None: float32 on a CPU, bfloat16 on a GPU"
+    )
+    limits: Limits = Field(default=Limits(), description="what its requests may ask for")
     profile_as: str | None = Field(default=None, description="its name in the profile tables; None: `name`")
     slo_scale: float = Field(default=2.5, gt=0, description="SLO over the latency at the optimal degrees")
 
@@ -102,13 +113,13 @@ class ModelArgs(_Args):
 class ClusterArgs(_Args):
     """The devices. One worker owns one GPU, or `cpu_threads` threads of a CPU."""
 
-    nodes: int = Field(default=1, ge=1)
-    workers_per_node: int = Field(ge=1)
-    device: Literal["cpu", "cuda"] = "cpu"
+    nodes: int = Field(default=1, ge=1, description="machines of the Ray cluster that hold workers")
+    workers_per_node: int = Field(ge=1, description="one per GPU")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what workers compute on")
     device_name: str = Field(default="cpu", description="as in the profile tables, such as `NVIDIA L20`")
     memory_mb: int = Field(ge=1, description="of one worker, for weights, activations and the handoff buffer")
     cpu_threads: int = Field(default=1, ge=1, description="torch threads of one worker")
-    cpus_per_worker: float = Field(default=0.1, ge=0, description="Ray's logical CPUs of one worker")
+    cpus_per_worker: float = Field(default=0.1, gt=0, description="Ray's logical CPUs of one worker")
 
     @model_validator(mode="after")
     def _device_is_named(self) -> ClusterArgs:
@@ -124,16 +135,18 @@ class ClusterArgs(_Args):
 class LoadArgs(_Args):
     """One kind of request that is expected, and its share among them; the automatic start placement is made for it."""
 
-    model: Name
-    width: int = Field(ge=1)
-    height: int = Field(ge=1)
-    num_inference_steps: int = Field(ge=1)
-    weight: float = Field(default=1.0, gt=0)
+    model: Name = Field(description="the `name` of a model")
+    width: int = Field(ge=1, description="pixels")
+    height: int = Field(ge=1, description="pixels")
+    num_inference_steps: int = Field(ge=1, description="denoising steps")
+    weight: float = Field(default=1.0, gt=0, description="share of this kind, relative to the other weights")
 
 
 class DispatchArgs(_Args):
+    """How requests are assigned to workers (docs/planning.md)."""
+
     tick_ms: float = Field(default=5, gt=0, description="shortest time between two ticks")
-    solver: Literal["highs", "cbc"] = "highs"
+    solver: Literal["highs", "cbc"] = Field(default="highs", description="of the integer program")
     time_limit_ms: float = Field(default=100, gt=0, description="of one solve; then the greedy plan is used")
     max_degree: int | None = Field(
         default=None, ge=1, description="of sequence parallelism; None: all that were profiled"
@@ -148,32 +161,40 @@ class DispatchArgs(_Args):
 
 
 class HandoffArgs(_Args):
+    """How tensors go from the worker of one stage to that of the next."""
+
     capacity_mb: int = Field(
         default=64, ge=1, description="of the receiver-side buffer of each worker; more goes to the host"
     )
-    transport: Literal["nixl", "host"] = "nixl"
-
-
-def _cache_dir() -> Path:
-    return _expanded(Path(os.environ.get(CACHE_ENV) or "~/.cache/tridentserve"))
+    transport: Literal["nixl", "host"] = Field(
+        default="nixl", description="straight into the buffer (host memory where that cannot be), or always host memory"
+    )
 
 
 class AppArgs(_Args):
     """All of `args:`. `cluster.nodes` times `cluster.workers_per_node` workers serve all models together."""
 
-    models: list[ModelArgs] = Field(min_length=1)
-    cluster: ClusterArgs
-    placement: Literal["auto"] | list[WorkerPlacement] = "auto"
-    expected_load: list[LoadArgs] = []
-    profiles: list[str] = Field(default=["tiny-cpu"], min_length=1, description="built-in tables or paths of CSV files")
-    dispatch: DispatchArgs = DispatchArgs()
-    handoff: HandoffArgs = HandoffArgs()
+    models: list[ModelArgs] = Field(min_length=1, description="the first is the default of requests")
+    cluster: ClusterArgs = Field(description="the workers")
+    placement: Literal["auto"] | list[WorkerPlacement] = Field(
+        default="auto", description="which stages each worker holds, one entry per worker; auto: from `expected_load`"
+    )
+    expected_load: list[LoadArgs] = Field(
+        default=[], description="the requests to plan for; `placement: auto` needs one of each model"
+    )
+    profiles: list[TableSource] = Field(
+        default=["tiny-cpu"], min_length=1, description="built-in tables, or paths of CSV files"
+    )
+    dispatch: DispatchArgs = Field(default=DispatchArgs(), description="how requests are assigned")
+    handoff: HandoffArgs = Field(default=HandoffArgs(), description="how tensors go from worker to worker")
     max_queued_requests: int = Field(default=256, ge=1, description="unfinished requests; the next one gets 429")
     max_retries: int = Field(default=2, ge=0, description="of a request whose worker failed")
     max_result_age_s: float = Field(
         default=60, ge=0, description="how long the same request_id gets a finished result again"
     )
-    cache_dir: LocalPath = Field(default_factory=_cache_dir)
+    cache_dir: LocalPath = Field(
+        default_factory=lambda: cache.cache_dir().absolute(), description="where tiny models are made and kept"
+    )
     decision_log: LocalPath | None = Field(default=None, description="JSON lines of all events and effects")
 
     @field_validator("models")
@@ -200,8 +221,6 @@ class AppArgs(_Args):
 
     @model_validator(mode="after")
     def _keys_agree(self) -> AppArgs:
-        if isinstance(self.placement, list):
-            _check_placement(self.placement, self)
         names = [model.name for model in self.models]
         unexpected = [name for name in names if name not in [load.model for load in self.expected_load]]
         if self.placement == "auto" and unexpected:
@@ -236,21 +255,3 @@ def _worker_placement(entry: Any, key: str, names: list[str]) -> WorkerPlacement
         if kind not in list(PlacementType):
             raise config_error(key, f"unknown placement type; there are {', '.join(PlacementType)}")
     return {name: PlacementType(kind) for name, kind in entry.items()}
-
-
-def _check_placement(placement: list[WorkerPlacement], args: AppArgs) -> None:
-    """As many entries as workers, and for each model workers that complete each other to virtual replicas."""
-    if len(placement) != args.cluster.num_workers:
-        raise config_error(
-            "placement", f"{len(placement)} entries for {args.cluster.num_workers} workers (nodes x workers_per_node)"
-        )
-    for model in args.models:
-        held = {worker[model.name] for worker in placement if model.name in worker}
-        virtual = [replica for replica in VirtualReplica if replica.primary in held]
-        if not virtual:
-            raise config_error("placement", f"no worker holds the diffuse stage (D) of {model.name!r}")
-        for replica in virtual:
-            for missing in set(replica.auxiliaries) - held:
-                raise config_error(
-                    "placement", f"{replica.primary} of {model.name!r} needs a worker of type {missing} as well"
-                )

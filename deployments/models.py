@@ -26,7 +26,7 @@ class ServedModel:
 
     @property
     def smallest(self) -> Shape:
-        """The smallest square that may be asked for."""
+        """The smallest square that may be asked for; larger than `largest` when the limits leave no size at all."""
         multiple = self.family.size_multiple
         side = -(-self.limits.min_side // multiple) * multiple
         return Shape(side, side)
@@ -39,9 +39,26 @@ class ServedModel:
         return Shape(side, side)
 
     @property
+    def most_pixels(self) -> Shape:
+        """The size with the most pixels that may be asked for, the longest step of D; at least the largest square."""
+        multiple, limits = self.family.size_multiple, self.limits
+        best = self.largest
+        widest = min(limits.max_side, limits.max_pixels // limits.min_side)
+        for width in range(best.width + multiple, widest + 1, multiple):
+            height = limits.max_pixels // width // multiple * multiple
+            if height >= limits.min_side and width * height > best.pixels:
+                best = Shape(height=height, width=width)
+        return best
+
+    @property
     def default_side(self) -> int:
         """Width and height in pixels of a request that names no size: 1024 where the limits allow it."""
-        return min(_DEFAULT_SIDE, self.largest.width)
+        return self.side_near(_DEFAULT_SIDE)
+
+    def side_near(self, side: int) -> int:
+        """Width and height of the allowed square that is nearest to `side` from below, else of the smallest."""
+        below = side - side % self.family.size_multiple
+        return max(self.smallest.width, min(below, self.largest.width))
 
     @property
     def default_steps(self) -> int:

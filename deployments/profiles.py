@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deployments.config import AppArgs
+from deployments.config import AppArgs, is_table_path
 from profiler import CostModel, ProfileTable, read_table, shipped_table
 from tridentserve.errors import ProfileError
 
@@ -32,8 +32,7 @@ def cost_model(args: AppArgs) -> CostModel:
 
 
 def _table(name: str) -> ProfileTable:
-    """A path ends with .csv; anything else is the name of a table that comes with the package."""
-    return read_table(name) if name.endswith(".csv") else shipped_table(name)
+    return read_table(name) if is_table_path(name) else shipped_table(name)
 
 
 def _renamed(table: ProfileTable, args: AppArgs) -> ProfileTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from profiler.measure_stages import (
 )
 from profiler.tables import ProfileRow, ProfileTable, WeightsRow
 from tridentserve.checkpoints import detect_family, read_json, stage_weights_bytes
-from tridentserve.errors import ProfileError
+from tridentserve.errors import CheckpointError, ProfileError
 from tridentserve.parallel import connect_store
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -63,32 +64,42 @@ def measure(
     shapes: Sequence[Shape],
     degrees: Sequence[int],
     options: MeasureOptions,
-    on_point: Callable[[Point, Sample], None] = lambda point, sample: None,
+    on_point: Callable[[Point, Sample, ProfileTable], None] = lambda point, sample, table: None,
+    on_skip: Callable[[Point, str], None] = lambda point, reason: None,
 ) -> ProfileTable:
-    """The table of one model on one device. `on_point` hears of each measured point.
+    """The table of one model on one device. `on_point` hears of each measured point, with the table so far.
 
-    Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
-    not allow, `CheckpointError` for a folder that cannot be loaded.
+    A point that the model or the memory of the device does not allow is left out, and `on_skip` hears why.
+    Raises what `check_measurable` raises, and `ProfileError` when no point could be measured or a process was lost.
     """
-    _check(source, shapes, degrees)
-    source = _on_rank(source, 0)
+    check_measurable(source, shapes, degrees)
+    weights = stage_weights_bytes(source.folder, _element_bytes(source))
+    held = tuple(WeightsRow(model, stage, weights[stage], "measured: safetensors headers") for stage in Stage)
+    where = f"measured: median of {options.repeats} in the fastest of {options.passes} passes"
+    device = device_name(source.device)
     set_threads(options.num_threads)
     best: dict[Point, Sample] = {}
-    with _Processes(source, max(degrees), options) as processes:
+    skipped: set[Point] = set()
+    table = ProfileTable(model, (), held)
+    with _Processes(_on_rank(source, 0), max(degrees), options) as processes:
         for _ in range(options.passes):
-            for point, sample in processes.samples(points(shapes, degrees)):
-                on_point(point, sample)
+            wanted = [point for point in points(shapes, degrees) if point not in skipped]
+            for point, sample in processes.samples(wanted):
+                if isinstance(sample, str):
+                    skipped.add(point)
+                    on_skip(point, sample)
+                    continue
                 seconds = min(sample.seconds, best[point].seconds if point in best else sample.seconds)
                 best[point] = replace(sample, seconds=seconds)
-    device = device_name(source.device)
-    where = f"measured: median of {options.repeats} in the fastest of {options.passes} passes"
-    rows = [
-        ProfileRow(model, device, stage, shape, degree, 1, sample.seconds, sample.peak_bytes, where)
-        for (stage, shape, degree), sample in best.items()
-    ]
-    weights = stage_weights_bytes(source.folder, _element_bytes(source))
-    held = [WeightsRow(model, stage, weights[stage], "measured: safetensors headers") for stage in Stage]
-    return ProfileTable(model, tuple(rows), tuple(held))
+                rows = (
+                    ProfileRow(model, device, stage, shape, degree, 1, kept.seconds, kept.peak_bytes, where)
+                    for (stage, shape, degree), kept in best.items()
+                )
+                table = ProfileTable(model, tuple(rows), held)
+                on_point(point, sample, table)
+    if not best:
+        raise ProfileError(f"no point of {model} could be measured; choose smaller sizes")
+    return table
 
 
 def device_name(device: str) -> str:
@@ -119,19 +130,35 @@ class _Processes:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
-    def samples(self, wanted: Sequence[Point]) -> Iterator[tuple[Point, Sample]]:
-        """Measure points in order; ENCODE of a shape comes before its other stages, which use its condition."""
-        condition = b""
-        for stage, shape, degree in wanted:
-            steps = num_steps(self._repeats) if stage is Stage.DIFFUSE else 1
-            inputs = GenerationInputs(_PROMPT, shape, steps, guidance_scale=self._guidance, seed=0)
-            if stage is Stage.ENCODE:
-                sample, condition = sample_encode(self._source, inputs, self._repeats)
-            elif stage is Stage.DECODE:
-                sample = sample_decode(self._source, inputs, condition, self._repeats)
+    def samples(self, wanted: Sequence[Point]) -> Iterator[tuple[Point, Sample | str]]:
+        """Measure points in order; ENCODE of a shape comes before its other stages, which use its condition. What
+        cannot be measured gives the reason instead of a sample."""
+        conditions: dict[Shape, bytes] = {}
+        for point in wanted:
+            stage, shape, _ = point
+            if (reason := _too_large(self._source, shape)) is not None:
+                yield point, reason
+            elif stage is not Stage.ENCODE and shape not in conditions:
+                yield point, "its encode stage could not be measured"
             else:
-                sample = self._diffuse(inputs, condition, degree)
-            yield (stage, shape, degree), sample
+                try:
+                    yield point, self._sample(point, conditions)
+                except (MemoryError, RuntimeError) as error:
+                    if not _is_out_of_memory(error):
+                        raise
+                    yield point, f"out of memory ({str(error).partition('. ')[0]})"
+
+    def _sample(self, point: Point, conditions: dict[Shape, bytes]) -> Sample:
+        """Measure one point. The condition of its shape is added by ENCODE and used by the others."""
+        stage, shape, degree = point
+        steps = num_steps(self._repeats) if stage is Stage.DIFFUSE else 1
+        inputs = GenerationInputs(_PROMPT, shape, steps, guidance_scale=self._guidance, seed=0)
+        if stage is Stage.ENCODE:
+            sample, conditions[shape] = sample_encode(self._source, inputs, self._repeats)
+            return sample
+        if stage is Stage.DECODE:
+            return sample_decode(self._source, inputs, conditions[shape], self._repeats)
+        return self._diffuse(inputs, conditions[shape], degree)
 
     @property
     def _guidance(self) -> float:
@@ -148,8 +175,17 @@ class _Processes:
             )
             for member in members[1:]
         ]
-        leader = sample_diffuse(_on_rank(self._source, 0), inputs, condition, self._repeats, members[0])
-        peaks = [leader.peak_bytes, *(future.result().peak_bytes for future in futures)]
+        try:
+            leader = sample_diffuse(self._source, inputs, condition, self._repeats, members[0])
+            peaks = [leader.peak_bytes, *(future.result().peak_bytes for future in futures)]
+        except Exception as error:
+            # All ranks must be done before the next point; and of their errors, the others follow a lack of memory.
+            errors = [error, *(future.exception() for future in futures)]
+            if any(isinstance(failure, BrokenProcessPool) for failure in errors):
+                raise ProfileError(
+                    f"a process of degree {degree} died at {inputs.shape}; see the system's log"
+                ) from error
+            raise next((failure for failure in errors if failure and _is_out_of_memory(failure)), error) from None
         return Sample(leader.seconds, max(peaks))
 
 
@@ -165,8 +201,11 @@ def _element_bytes(source: Source) -> int | None:
     return dtype.itemsize
 
 
-def _check(source: Source, shapes: Sequence[Shape], degrees: Sequence[int]) -> None:
+def check_measurable(source: Source, shapes: Sequence[Shape], degrees: Sequence[int]) -> None:
+    """Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
+    not allow, `CheckpointError` for a folder that is not complete. Cheap: nothing is loaded."""
     family = detect_family(source.folder)
+    stage_weights_bytes(source.folder)
     for shape in shapes:
         if shape.height % family.size_multiple or shape.width % family.size_multiple:
             multiple = family.size_multiple
@@ -175,8 +214,31 @@ def _check(source: Source, shapes: Sequence[Shape], degrees: Sequence[int]) -> N
         raise ProfileError("there is nothing to measure; name at least one size and one degree")
     if any(degree < 1 or degree & (degree - 1) for degree in degrees):
         raise ProfileError(f"degrees are {list(degrees)}; they must be powers of two")
-    heads = read_json(source.folder / "transformer" / "config.json").get("num_attention_heads", 0)
+    heads = _transformer_number(source, "num_attention_heads") or 0
     if heads % max(degrees):
         raise ProfileError(f"{heads} attention heads cannot be shared by {max(degrees)} workers; measure fewer degrees")
     if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < max(degrees):
         raise ProfileError(f"degree {max(degrees)} needs as many GPUs; there are {torch.cuda.device_count()}")
+
+
+def _transformer_number(source: Source, key: str) -> int | None:
+    """A number in the transformer's config; None where there is none, as its class then has a default."""
+    path = source.folder / "transformer" / "config.json"
+    value = read_json(path).get(key)
+    if value is not None and not isinstance(value, int):
+        raise CheckpointError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
+    return value
+
+
+def _too_large(source: Source, shape: Shape) -> str | None:
+    """Why the model's table of positions has no room for a size; None where it has, or needs no table."""
+    rows = _transformer_number(source, "pos_embed_max_size")
+    limit = None if rows is None else rows * detect_family(source.folder).size_multiple
+    if limit is None or max(shape.height, shape.width) <= limit:
+        return None
+    return f"the model makes no side above {limit} (pos_embed_max_size {rows})"
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Of the GPU or of the host, for which torch has no class of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,21 +116,33 @@ def read_table(path: Path | str) -> ProfileTable:
 
 
 def write_table(path: Path | str, table: ProfileTable) -> None:
-    """Write a table and its weights, so that `read_table` gives the same rows back. Seconds keep six digits."""
+    """Write a table and its weights, so that `read_table` gives the same rows back. Seconds keep six digits.
+
+    Each file is replaced at once: whoever reads meanwhile, and whoever stops this, finds the old file or the new one.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in table.rows:
-            shape = row.shape
-            where = (row.model, row.gpu, row.stage.value, shape.height, shape.width, shape.num_frames)
-            writer.writerow((*where, row.degree, row.batch, f"{row.seconds:.6g}", row.peak_bytes, row.source))
-    with weights_path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(WEIGHTS_COLUMNS)
-        for held in table.weights:
-            writer.writerow((held.model, held.stage.value, held.weights_bytes, held.source))
+    held = ((row.model, row.stage.value, row.weights_bytes, row.source) for row in table.weights)
+    _replace(weights_path(path), WEIGHTS_COLUMNS, held)
+    _replace(path, COLUMNS, map(_cells, table.rows))
+
+
+def _cells(row: ProfileRow) -> tuple[object, ...]:
+    shape = row.shape
+    where = (row.model, row.gpu, row.stage.value, shape.height, shape.width, shape.num_frames)
+    return (*where, row.degree, row.batch, f"{row.seconds:.6g}", row.peak_bytes, row.source)
+
+
+def _replace(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _profile_row(line: _Line) -> ProfileRow:

@@ -6,20 +6,24 @@ The default place is where the service keeps them: $TRIDENTSERVE_CACHE, else ~/.
 from __future__ import annotations
 
 import argparse
-import os
+import sys
 from pathlib import Path
 
+from tridentserve.cache import cache_dir
+from tridentserve.errors import TridentServeError
 from tridentserve.families import FAMILIES
 from tridentserve.pipelines import ensure_tiny
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    default = Path(os.environ.get("TRIDENTSERVE_CACHE") or "~/.cache/tridentserve").expanduser()
-    parser.add_argument("--cache-dir", type=Path, default=default, metavar="DIR")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR")
     arguments = parser.parse_args()
-    for family in FAMILIES:
-        print(ensure_tiny(family, arguments.cache_dir))
+    try:
+        for family in FAMILIES:
+            print(ensure_tiny(family, arguments.cache_dir or cache_dir()))
+    except (TridentServeError, OSError) as error:
+        sys.exit(f"make_tiny_models: {error}")
 
 
 if __name__ == "__main__":

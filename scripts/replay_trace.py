@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Replays a trace against a running service, open loop, and reports what became of it.
 
-Exit status: 0 when all requests completed, 1 when any failed, 2 for bad usage (unreadable trace, no service, ...).
+Exit status: 0 when all requests completed, 1 when any failed, 2 for bad usage (unreadable trace, no service, ...), 130
+after Ctrl-C: the report then has the requests that had ended.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class _Progress:
 
     def __init__(self, total: int) -> None:
         self.total, self.sent, self.failed = total, 0, 0
+        self.ended: list[ReplayResult] = []
         self.bar: tqdm[NoReturn] | None = None
 
     def on_sent(self, request: TraceRequest) -> None:
@@ -85,6 +87,7 @@ class _Progress:
         self._show(0)
 
     def on_done(self, result: ReplayResult) -> None:
+        self.ended.append(result)
         self.failed += result.error is not None
         self._show(1)
 
@@ -98,19 +101,22 @@ class _Progress:
             self.bar.close()
 
 
-def _run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[ReplayResult]:
+def _run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> tuple[list[ReplayResult], bool]:
+    """The results of the requests that ended, and whether it was interrupted before all of them had."""
     with closing(_Progress(len(requests))) as progress:
-        return asyncio.run(
-            replay(
-                requests,
-                arguments.url,
-                speed=arguments.speed,
-                model=arguments.model,
-                timeout_s=arguments.timeout_s,
-                on_sent=progress.on_sent,
-                on_done=progress.on_done,
-            )
+        replaying = replay(
+            requests,
+            arguments.url,
+            speed=arguments.speed,
+            model=arguments.model,
+            timeout_s=arguments.timeout_s,
+            on_sent=progress.on_sent,
+            on_done=progress.on_done,
         )
+        try:
+            return asyncio.run(replaying), False
+        except KeyboardInterrupt:
+            return sorted(progress.ended, key=lambda result: result.sent_s), True
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,7 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         requests = _load(arguments)
         arguments.out.mkdir(parents=True, exist_ok=True)  # rather fail now than after half an hour of replay
-        results = _run(arguments, requests)
+        results, interrupted = _run(arguments, requests)
+        if interrupted:
+            ended = f"{len(results)} of {len(requests)} requests had ended"
+            print(f"replay_trace: interrupted; {ended}{'' if results else '; no report written'}", file=sys.stderr)
+            if not results:
+                return 130
         figures = write_report(arguments.out, results, service=arguments.url)
     except (TridentServeError, OSError) as error:
         print(f"replay_trace: {error}", file=sys.stderr)
@@ -132,6 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary_table(figures))
     print(f"{'report':22} {arguments.out}/summary.json, requests.csv, trace.json")
     print(json.dumps(figures, allow_nan=False))
+    if interrupted:
+        return 130
     return 1 if figures["failed_requests"] else 0
 
 

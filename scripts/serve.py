@@ -5,56 +5,94 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import httpx
 import yaml
+from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
-_STOP_S = 30.0
+from deployments.check import config_problems, is_ours
+from deployments.config import AppArgs
+from deployments.models import ServedModel, served_models
+
+# How long `serve run` has to end, and after its end the processes that it started.
+_STOP_S, _LEFT_BEHIND_S = 30.0, 10.0
+_PROMPT, _SIDE, _STEPS = "a lighthouse at dawn", 256, 8
+# Addresses to listen on everywhere, and one on which this machine then reaches itself.
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="a Serve config file, such as deployments/quickstart.yaml")
     path: Path = parser.parse_args().config
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    url = _url(config)
-    if _get(url) is not None:
-        print(f"Something answers on {url} already: end it, or choose another port in {path}.", file=sys.stderr)
+    if problems := config_problems(path):
+        print(*problems, sep="\n", file=sys.stderr)
         return 1
-    return _serve(path, url, config["applications"][0]["args"]["models"][0]["name"])
+    config = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    app = next(app for app in config.applications if is_ours(app))
+    if app.route_prefix is None:
+        print(f"{path}: {app.name} has no route_prefix, so no address; start it with `serve run`", file=sys.stderr)
+        return 1
+    host = _host(config.http_options)
+    if _listens(host, config.http_options.port):
+        print(
+            f"Something listens on port {config.http_options.port} of {host} already: end it, or choose another port "
+            f"in {path}.",
+            file=sys.stderr,
+        )
+        return 1
+    model = next(iter(served_models(AppArgs.model_validate(app.args).models).values()))
+    return _serve(path, _url(host, config.http_options.port, app.route_prefix), model)
 
 
-def _url(config: dict[str, Any]) -> str:
-    http = config.get("http_options", {})
-    host = http.get("host", "127.0.0.1")
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http.get('port', 8000)}"
+def _host(http: HTTPOptionsSchema) -> str:
+    return _ANY_HOST.get(http.host, http.host)
 
 
-def _serve(path: Path, url: str, model: str) -> int:
+def _url(host: str, port: int, route_prefix: str) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{route_prefix.rstrip('/')}"
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether anything takes connections there, whatever it speaks."""
+    try:
+        with socket.create_connection((host, port), timeout=2.0):
+            return True
+    except OSError:
+        return False
+
+
+def _serve(path: Path, url: str, model: ServedModel) -> int:
     stop = _Stop()
-    # A handler is set before the child starts: a shell that runs this in the background has SIGINT ignored, which the
+    # Handlers are set before the child starts: a shell that runs this in the background has SIGINT ignored, which the
     # child would inherit. A session of its own: Ctrl-C reaches this process alone, which ends `serve run` in order.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with nohup: then a closed terminal is no end
+        signal.signal(signal.SIGHUP, stop)
     began_s = time.monotonic()
     command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
     child = subprocess.Popen(command, start_new_session=True)
-    announced = False
-    while child.poll() is None and not stop.asked:
-        if not announced and (health := _get(url)) is not None and health.get("status") == "ready":
-            _announce(url, model, health, time.monotonic() - began_s)
-            announced = True
-        time.sleep(0.25)
+    try:
+        announced = False
+        while child.poll() is None and not stop.asked:
+            if not announced and (health := _health(url)) is not None and health.get("status") == "ready":
+                _announce(url, model, health, time.monotonic() - began_s)
+                announced = True
+            time.sleep(0.25)
+    finally:
+        ended = child.poll() is not None or _end(child)
     if not stop.asked:
         return child.returncode or 1
-    print("Ending the service ...", file=sys.stderr, flush=True)
-    return _end(child)
+    return 0 if ended else 1
 
 
 class _Stop:
@@ -67,29 +105,53 @@ class _Stop:
         self.asked = True
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
+def _end(child: subprocess.Popen[bytes]) -> bool:
+    """False when something had to be killed. The signal goes first: a closed terminal takes no messages."""
     child.send_signal(signal.SIGINT)
-    try:
+    _say("Ending the service ...")
+    with suppress(subprocess.TimeoutExpired):
         child.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        print(f"`serve run` did not end within {_STOP_S:.0f} s: killed", file=sys.stderr)
-        os.killpg(child.pid, signal.SIGKILL)
-        return 1
-    return 0
+        # Where the terminal is gone `serve run` trips over its own messages, and leaves processes of Ray behind.
+        deadline_s = time.monotonic() + _LEFT_BEHIND_S
+        while _has_members(child.pid) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+    if not _has_members(child.pid):
+        return True
+    _say("The service did not end in time: killed")
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    return False
 
 
-def _get(url: str) -> dict[str, Any] | None:
-    """The answer of /health, None when nothing answers."""
+def _has_members(group: int) -> bool:
     try:
-        answer: dict[str, Any] = httpx.get(f"{url}/health", timeout=6.0).json()
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _health(url: str) -> dict[str, Any] | None:
+    """The answer of /health, None when nothing answers, or not with an object."""
+    try:
+        # Not through a proxy of the environment: the service is on this machine.
+        answer = httpx.get(f"{url}/health", timeout=6.0, trust_env=False).json()
     except (httpx.HTTPError, ValueError):
         return None
-    return answer
+    return answer if isinstance(answer, dict) else None
 
 
-def _announce(url: str, model: str, health: dict[str, Any], seconds: float) -> None:
+def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: float) -> None:
     workers = "\n".join(f"    {worker}: {kind}" for worker, kind in health["placement"].items())
-    body = f'{{"model": "{model}", "prompt": "a lighthouse at dawn", "size": "256x256", "num_inference_steps": 8}}'
+    side, steps = model.side_near(_SIDE), min(_STEPS, model.limits.max_steps)
+    prompt = _PROMPT[: model.limits.max_prompt_chars]
+    size = f'"size": "{side}x{side}", "num_inference_steps": {steps}'
+    body = f'{{"model": "{model.name}", "prompt": "{prompt}", {size}}}'
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     print(
         f"""

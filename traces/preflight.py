@@ -11,16 +11,28 @@ from traces.requests import TraceRequest
 from tridentserve.errors import ConfigError, InvalidRequestError, UnknownModelError
 
 _TIMEOUT_S = 10.0
+_MAX_PORT = 65535
+# No pipeline makes larger pictures; what is above it comes from a mistake in the scale.
+MAX_SIDE = 16384
 
 
 def check_pictures(requests: Sequence[TraceRequest]) -> None:
-    """Raises `InvalidRequestError` when a request is a video: the replay speaks the images API."""
+    """Raises `InvalidRequestError` when a request is a video, as the replay speaks the images API, or has a side above
+    `MAX_SIDE`."""
     video = next((request for request in requests if request.num_frames > 1), None)
     if video is not None:
         raise InvalidRequestError(
             f"request {video.request_id} asks for {video.num_frames} frames: only traces of pictures (num_frames=1) "
             "can be replayed, over /v1/images/generations",
             param="num_frames",
+        )
+    large = next((request for request in requests if max(request.width, request.height) > MAX_SIDE), None)
+    if large is not None:
+        width, height = (f"{side:,}" if side < 10**9 else f"{side:.0e}" for side in (large.width, large.height))
+        raise InvalidRequestError(
+            f"request {large.request_id} asks for {width} x {height} pixels: a side is at most {MAX_SIDE:,}; choose a "
+            "smaller --scale-pixels, or correct the trace",
+            param="size",
         )
 
 
@@ -45,10 +57,13 @@ async def choose_models(
 
 async def _get(client: httpx.AsyncClient, url: str, path: str) -> httpx.Response:
     try:
+        port = httpx.URL(url).port or 0
+        if port > _MAX_PORT:
+            raise ConfigError(f"{url} has the port {port}: a port is at most {_MAX_PORT}")
         response = await client.get(f"{url}{path}", timeout=_TIMEOUT_S)
     except httpx.ConnectError:
         raise ConfigError(f"nothing listens at {url}: start a service first, or check the address") from None
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
         raise ConfigError(f"{url}{path} does not answer: {type(error).__name__} {error}".rstrip()) from None
     if response.status_code != 200:
         raise ConfigError(f"{url}{path} answers HTTP {response.status_code}: the service is not ready, or not ours")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is missing; {path.parent} must be a folder saved by diffusers' save_pretrained"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy the file again") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds no JSON object; copy the file again")
@@ -57,12 +57,36 @@ def detect_family(folder: Path) -> Family:
 
 
 def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
-    """Library and class name of each component a model folder has. Optional components that are absent
-    (`[null, null]` in model_index.json, such as SD3 without its T5) are left out."""
+    """Library and class name of each component of the family that a model folder has. Optional components that are
+    absent (`[null, null]` in model_index.json, such as SD3 without its T5) are left out.
+
+    Raises `CheckpointError` when another component is absent, or an entry is no pair of a known library and a class.
+    """
+    index, family = read_json(folder / MODEL_INDEX), detect_family(folder)
     classes = {}
-    for name, value in read_json(folder / MODEL_INDEX).items():
-        if isinstance(value, list) and len(value) == 2 and all(isinstance(part, str) for part in value):
-            classes[name] = (value[0], value[1])
+    for name in (component for components in family.components.values() for component in components):
+        value = index.get(name)
+        if name in family.optional and value in (None, [None, None]):
+            continue
+        pair = value if isinstance(value, list) and len(value) == 2 else [None, None]
+        library, class_name = pair
+        if not (isinstance(library, str) and library and isinstance(class_name, str) and class_name):
+            raise CheckpointError(
+                f"{folder / MODEL_INDEX} names no library and class for {name!r} (there: {json.dumps(value)[:80]}), "
+                f"which a {family.pipeline_class} needs; save the whole pipeline again"
+            )
+        if library not in _WEIGHT_NAMES:
+            raise CheckpointError(
+                f"{folder / MODEL_INDEX} wants {library}.{class_name} for {name!r}; use a folder whose components are "
+                f"classes of {' or '.join(_WEIGHT_NAMES)}"
+            )
+        classes[name] = (library, class_name)
+    for name in classes:
+        tokenizer = name.replace("text_encoder", "tokenizer")
+        if tokenizer not in classes and name != tokenizer:
+            raise CheckpointError(
+                f"{folder / MODEL_INDEX} names {name!r} without {tokenizer!r}; leave out both or neither"
+            )
     return classes
 
 
@@ -74,17 +98,13 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     base = folder / component
     if not base.is_dir():
         raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
-    stem = _WEIGHT_NAMES.get(library)
     # Tokenizers come from transformers too and schedulers from diffusers: only the name tells them from models.
-    if stem is None or component.startswith(("tokenizer", "scheduler")):
+    if component.startswith(("tokenizer", "scheduler")):
         return ()
+    stem = _WEIGHT_NAMES[library]
     single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"
     if index.is_file():
-        shards = sorted({base / str(name) for name in read_json(index).get("weight_map", {}).values()})
-        absent = [shard.name for shard in shards if not shard.is_file()]
-        if absent or not shards:
-            raise CheckpointError(f"{index} lists shards that are missing: {absent or 'all'}; copy them into {base}")
-        return tuple(shards)
+        return _shards(index)
     if not single.is_file():
         raise CheckpointError(
             f"{single} is missing; only safetensors are loaded: save the model again with safe_serialization=True"
@@ -92,21 +112,49 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     return (single,)
 
 
+def _shards(index: Path) -> tuple[Path, ...]:
+    """The files that an index of shards lists, all of them there."""
+    weight_map = read_json(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
+        raise CheckpointError(f"{index} holds no weight_map from tensors to the files beside it; copy the file again")
+    shards = [index.parent / name for name in sorted(set(names))]
+    absent = [shard.name for shard in shards if not shard.is_file()]
+    if absent:
+        raise CheckpointError(f"{index} lists shards that are missing: {absent}; copy them into {index.parent}")
+    return tuple(shards)
+
+
 def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
     """Bytes of the tensors in one safetensors file, from its header.
 
     `element_bytes` counts floating tensors at that many bytes per element (2 for bfloat16) instead of as stored.
+    Raises `CheckpointError` when the header is damaged or the file is shorter than its header says.
     """
-    total = 0
-    for name, entry in _header(path).items():
-        if name == "__metadata__":
-            continue
-        start, end = entry["data_offsets"]
-        if element_bytes is not None and entry["dtype"] in _FLOATING_DTYPES:
-            total += math.prod(entry["shape"]) * element_bytes
-        else:
-            total += end - start
-    return total
+    try:
+        header_bytes, header = _header(path)
+        tensors = [
+            (str(entry["dtype"]), math.prod(map(operator.index, entry["shape"])), *_offsets(entry["data_offsets"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+        file_bytes = path.stat().st_size
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise CheckpointError(f"{path} is no readable safetensors file ({error}); copy it again") from error
+    expected_bytes = header_bytes + max((end for *_, end in tensors), default=0)
+    if file_bytes < expected_bytes:
+        raise CheckpointError(f"{path} is cut short: {file_bytes} of {expected_bytes} bytes; copy it again")
+    return sum(
+        elements * element_bytes if element_bytes is not None and dtype in _FLOATING_DTYPES else end - start
+        for dtype, elements, start, end in tensors
+    )
+
+
+def _offsets(value: Any) -> tuple[int, int]:
+    start, end = map(operator.index, value)
+    if not 0 <= start <= end:
+        raise ValueError(f"data_offsets {value}")
+    return start, end
 
 
 def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[Stage, int]:
@@ -126,17 +174,11 @@ def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[
     }
 
 
-def _header(path: Path) -> Mapping[str, Any]:
-    """The JSON header of a safetensors file: 8 bytes of little-endian length, then that much JSON."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _MAX_HEADER_BYTES:
-                raise ValueError(f"header of {length} bytes")
-            header = json.loads(file.read(length))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file ({error}); copy it again") from error
-    if path.stat().st_size < 8 + length + end:
-        raise CheckpointError(f"{path} is cut short: {path.stat().st_size} of {8 + length + end} bytes; copy it again")
-    return dict(header)
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """The JSON header of a safetensors file, and the bytes up to its end: 8 bytes of little-endian length, then that
+    much JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"header of {length} bytes")
+        return 8 + length, dict(json.loads(file.read(length)).items())

@@ -14,6 +14,7 @@ class Family:
 
     `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
     `components`: the pipeline components each stage needs, by their names in `model_index.json`.
+    `optional`: those of them that a model folder may leave out.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Family:
     default_steps: int
     default_guidance_scale: float
     components: Mapping[Stage, tuple[str, ...]]
+    optional: frozenset[str] = frozenset()
 
 
 FAMILIES: dict[str, Family] = {
@@ -45,6 +47,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
+            optional=frozenset({"text_encoder_3", "tokenizer_3"}),
         ),
         Family(
             name="flux",

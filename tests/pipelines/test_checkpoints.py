@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from tests.pipelines.models import edit_json
 from tridentserve.checkpoints import detect_family, safetensors_bytes, stage_weights_bytes
 from tridentserve.errors import CheckpointError
+from tridentserve.families import FAMILIES
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
 from tridentserve.stages import Stage
@@ -51,11 +53,17 @@ def test_shards_are_added_up(model: Model, tmp_path: Path) -> None:
         stem = "model" if library == "transformers" else "diffusion_pytorch_model"
         for shard in (1, 2):
             save_file({f"w{shard}": torch.zeros(shard, 5)}, tmp_path / component / f"{stem}-{shard}.safetensors")
-        index = {"weight_map": {"w1": f"{stem}-1.safetensors", "w2": f"{stem}-2.safetensors"}}
-        (tmp_path / component / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
-    edit = {"transformer": ["diffusers", "T"], "vae": ["diffusers", "V"], "text_encoder": ["transformers", "C"]}
-    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **edit}))
-    assert stage_weights_bytes(tmp_path) == dict.fromkeys(Stage, 60)
+        shards = {"weight_map": {"w1": f"{stem}-1.safetensors", "w2": f"{stem}-2.safetensors"}}
+        (tmp_path / component / f"{stem}.safetensors.index.json").write_text(json.dumps(shards))
+    (tmp_path / "text_encoder_2").mkdir()
+    save_file({"w": torch.zeros(5)}, tmp_path / "text_encoder_2" / "model.safetensors")
+    for component in ("tokenizer", "tokenizer_2", "scheduler"):
+        (tmp_path / component).mkdir()
+    libraries = {"transformer": "diffusers", "vae": "diffusers", "scheduler": "diffusers"}
+    components = [name for names in FAMILIES["flux"].components.values() for name in names]
+    index = {name: [libraries.get(name, "transformers"), "C"] for name in components}
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **index}))
+    assert stage_weights_bytes(tmp_path) == {Stage.ENCODE: 80, Stage.DIFFUSE: 60, Stage.DECODE: 60}
     (tmp_path / "vae" / "diffusion_pytorch_model-2.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"lists shards that are missing: \['diffusion_pytorch_model-2"):
         stage_weights_bytes(tmp_path)
@@ -94,3 +102,47 @@ def test_an_index_without_a_class_is_refused(model: Model, tmp_path: Path) -> No
     edit_json(tmp_path / "model_index.json", vae=["diffusers", "AutoencoderKL"])
     with pytest.raises(CheckpointError, match="names the pipeline class 'None'"):
         detect_family(tmp_path)
+
+
+@pytest.mark.parametrize("value", [[None, None], None, ["diffusers"], "AutoencoderKL", ["diffusers", 3], ["", "A"]])
+@pytest.mark.parametrize("component", ["transformer", "vae", "scheduler", "text_encoder", "tokenizer"])
+def test_only_optional_components_may_be_left_out(model: Model, tmp_path: Path, component: str, value: object) -> None:
+    folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
+    edit_json(folder / "model_index.json", **{component: value})
+    for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset(Stage))):
+        with pytest.raises(CheckpointError, match=rf"model_index\.json names no library and class for '{component}'"):
+            look(folder)
+
+
+def test_a_text_encoder_needs_its_tokenizer(model: Model, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
+    edit_json(folder / "model_index.json", tokenizer_3=[None, None])
+    with pytest.raises(CheckpointError, match="names 'text_encoder_3' without 'tokenizer_3'; leave out both"):
+        stage_weights_bytes(folder)
+
+
+@pytest.mark.parametrize("weight_map", [[1], None, {}, {"w": 1}, {"w": "../other.safetensors"}])
+def test_an_index_of_shards_that_is_none_is_named(model: Model, tmp_path: Path, weight_map: object) -> None:
+    folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
+    index = folder / "vae" / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"index\.json holds no weight_map from tensors to the files beside it"):
+        stage_weights_bytes(folder)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [1], "data_offsets": ["0", "4"]},
+        {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]},
+        {"dtype": "F32", "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        [],
+    ],
+)
+def test_a_damaged_entry_of_a_header_is_named(tmp_path: Path, entry: object) -> None:
+    header = json.dumps({"w": entry}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors file"):
+        safetensors_bytes(path, element_bytes=2)

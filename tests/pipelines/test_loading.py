@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.pipelines.models import edit_json
 from tridentserve.errors import CheckpointError
@@ -100,6 +101,89 @@ def test_a_damaged_weight_file_is_named(copy: Path) -> None:
         load_adapter(copy, DIFFUSE)
 
 
+def rewrite(weights: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(weights)
+    change(tensors)
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
+WEIGHTS = [
+    (Stage.ENCODE, "text_encoder/model.safetensors", "text_projection.weight"),
+    (Stage.ENCODE, "text_encoder_3/model.safetensors", "encoder.block.0.layer.0.SelfAttention.k.weight"),
+    (Stage.ENCODE, "text_encoder_3/model.safetensors", "shared.weight"),
+    (Stage.DIFFUSE, "transformer/diffusion_pytorch_model.safetensors", "context_embedder.weight"),
+    (Stage.DECODE, "vae/diffusion_pytorch_model.safetensors", "decoder.conv_in.bias"),
+]
+
+
+@pytest.mark.parametrize(("stage", "file", "tensor"), WEIGHTS)
+def test_a_missing_tensor_is_named_and_not_made_up(copy: Path, stage: Stage, file: str, tensor: str) -> None:
+    rewrite(copy / file, lambda tensors: tensors.pop(tensor))
+    with pytest.raises(CheckpointError, match=rf"{Path(file).parent} lack tensors of \w+: .*{tensor}.*; copy"):
+        load_adapter(copy, frozenset({stage}))
+
+
+@pytest.mark.parametrize(("stage", "file", "tensor"), WEIGHTS)
+def test_a_tensor_of_another_shape_is_named(copy: Path, stage: Stage, file: str, tensor: str) -> None:
+    rewrite(copy / file, lambda tensors: tensors.update({tensor: torch.zeros(3, 3)}))
+    with pytest.raises(CheckpointError, match=rf"{Path(file).parent} [^/]*{tensor}"):
+        load_adapter(copy, frozenset({stage}))
+
+
+@pytest.mark.parametrize("names", [["shared.weight"], ["encoder.embed_tokens.weight"], []])
+def test_tied_embeddings_may_be_stored_under_either_name_or_both(copy: Path, names: list[str]) -> None:
+    """Published T5 encoders hold the tied embeddings once or twice."""
+
+    def store(tensors: dict[str, torch.Tensor]) -> None:
+        shared = tensors.pop("shared.weight")
+        for name in names or ["shared.weight", "encoder.embed_tokens.weight"]:
+            tensors[name] = shared.clone()
+
+    expected = load_file(copy / "text_encoder_3" / "model.safetensors")["shared.weight"]
+    rewrite(copy / "text_encoder_3" / "model.safetensors", store)
+    adapter = load_adapter(copy, frozenset({Stage.ENCODE}))
+    assert isinstance(adapter, DiffusersAdapter)
+    assert torch.equal(adapter.pipe.text_encoder_3.get_input_embeddings().weight, expected)
+
+
+@pytest.mark.parametrize("stage", [Stage.DECODE, Stage.DIFFUSE])
+def test_a_model_of_another_class_is_refused_before_it_is_made(copy: Path, stage: Stage) -> None:
+    edit_json(copy / "model_index.json", vae=["diffusers", "FluxTransformer2DModel"])
+    message = r"wants FluxTransformer2DModel for 'vae' but .*vae/config\.json is of 'AutoencoderKL'"
+    with pytest.raises(CheckpointError, match=message):
+        load_adapter(copy, frozenset({stage}))
+
+
+@pytest.mark.parametrize(
+    ("component", "entry"),
+    [
+        ("vae", ["diffusers", "__name__"]),
+        ("transformer", ["diffusers", "StableDiffusion3Pipeline"]),
+        ("scheduler", ["diffusers", "AutoencoderKL"]),
+        ("text_encoder", ["transformers", "CLIPTokenizer"]),
+        ("tokenizer", ["transformers", "nothing_of_this_name"]),
+    ],
+)
+def test_a_class_that_cannot_be_this_component_is_named(copy: Path, component: str, entry: list[str]) -> None:
+    edit_json(copy / "model_index.json", **{component: entry})
+    with pytest.raises(CheckpointError, match=rf"{'.'.join(entry)} for '{component}', which is not known here as a "):
+        load_adapter(copy, frozenset(Stage))
+
+
+@pytest.mark.parametrize("component", ["tokenizer", "tokenizer_3"])
+def test_an_empty_tokenizer_folder_is_named(copy: Path, component: str) -> None:
+    shutil.rmtree(copy / component)
+    (copy / component).mkdir()
+    with pytest.raises(CheckpointError, match=rf"{component} has neither tokenizer\.json nor .*; copy this folder"):
+        load_adapter(copy, frozenset({Stage.ENCODE}))
+
+
+def test_a_tokenizer_without_a_length_is_named(copy: Path) -> None:
+    (copy / "tokenizer" / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json gives no model_max_length"):
+        load_adapter(copy, frozenset({Stage.ENCODE}))
+
+
 def test_weights_of_another_shape_are_refused(copy: Path) -> None:
     edit_json(copy / "transformer" / "config.json", attention_head_dim=32)
     with pytest.raises(CheckpointError, match="transformer cannot be loaded"):
@@ -114,5 +198,5 @@ def test_a_missing_config_of_a_stub_is_named(copy: Path) -> None:
 
 def test_an_unknown_component_class_is_named(copy: Path) -> None:
     edit_json(copy / "model_index.json", transformer=["my_models", "BigTransformer"])
-    with pytest.raises(CheckpointError, match=r"wants my_models\.BigTransformer for 'transformer'"):
+    with pytest.raises(CheckpointError, match=r"wants my_models\.BigTransformer for 'transformer'; use a"):
         load_adapter(copy, DIFFUSE)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from profiler import CostModel, read_table
+from profiler import CostModel
 from profiler.measure import MeasureOptions, Point, measure, points
 from profiler.measure_memory import peak_bytes
-from profiler.measure_stages import Sample, Source
+from profiler.measure_stages import Sample, Source, sample_decode
+from tests.profiler import short_of_memory
 from tridentserve.errors import CheckpointError, ProfileError
 from tridentserve.pipelines import ensure_tiny
-from tridentserve.requests import Shape
+from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 CPU = torch.device("cpu")
@@ -45,7 +45,9 @@ def test_memory_is_counted_while_it_lives() -> None:
 def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
     shapes, heard = [Shape(64, 64), Shape(128, 96)], list[tuple[Point, Sample]]()
     options = MeasureOptions(repeats=2, passes=2)
-    table = measure(Source(folder, "cpu"), "m", shapes, [1, 2], options, lambda *point: heard.append(point))
+    table = measure(
+        Source(folder, "cpu"), "m", shapes, [1, 2], options, lambda point, sample, _: heard.append((point, sample))
+    )
     assert [(row.stage, row.shape, row.degree) for row in table.rows] == points(shapes, [1, 2])
     assert len(heard) == 2 * len(table.rows)
     for row in table.rows:
@@ -78,25 +80,56 @@ def test_degrees_need_gpus(folder: Path) -> None:
         measure(Source(folder, "cuda"), "m", [Shape(64, 64)], [2], ONCE)
 
 
-def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = Path(__file__).parents[2] / "scripts" / "profile_model.py"
-    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+def test_a_point_beyond_the_memory_is_left_out_and_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int) -> Sample:
+        if inputs.shape.width > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+        return sample_decode(source, inputs, condition, repeats)
+
+    monkeypatch.setattr("profiler.measure.sample_decode", decode)
+    shapes, skipped = [Shape(64, 64), Shape(64, 96)], list[tuple[Point, str]]()
+    options = MeasureOptions(repeats=1, passes=2)
+    table = measure(
+        Source(folder, "cpu"), "m", shapes, [1], options, on_skip=lambda point, reason: skipped.append((point, reason))
+    )
+    assert skipped == [((Stage.DECODE, Shape(64, 96), 1), "out of memory (CUDA out of memory)")]
+    assert [(row.stage, row.shape, row.degree) for row in table.rows] == points(shapes, [1])[:-1]
 
 
-def test_the_script_writes_a_table(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "mine.csv"
-    arguments = ("--sizes", "64,96x64", "--degrees", "1", "--steps-per-point", "1", "--name", "mine")
-    done = run_script(str(folder), *arguments, "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{out}: 6 points of mine\n"
-    table = read_table(out)
-    assert {(row.model, row.gpu) for row in table.rows} == {("mine", "cpu")}
-    assert {row.shape for row in table.rows} == {Shape(64, 64), Shape(64, 96)}
+def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*_: object) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory. Buy more.")
+
+    monkeypatch.setattr("profiler.measure.sample_encode", encode)
+    reasons: list[str] = []
+    with pytest.raises(ProfileError, match="no point of m could be measured"):
+        measure(
+            Source(folder, "cpu"), "m", [Shape(64, 64)], [1], ONCE, on_skip=lambda _, reason: reasons.append(reason)
+        )
+    assert reasons[0].startswith("out of memory")
+    assert reasons[1:] == ["its encode stage could not be measured"] * 2
 
 
-def test_the_script_says_what_is_wrong(tmp_path: Path) -> None:
-    done = run_script(str(tmp_path), "--out", str(tmp_path / "t.csv"))
-    assert done.returncode == 1
-    assert "profile_model: " in done.stderr
-    assert "model_index.json is missing" in done.stderr
-    assert not (tmp_path / "t.csv").exists()
+@pytest.mark.parametrize("diffuse", [short_of_memory.rank_1, short_of_memory.rank_0], ids=["rank 1", "rank 0"])
+def test_a_rank_without_memory_is_told_from_a_broken_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, diffuse: Callable[..., Sample]
+) -> None:
+    """The other rank waits for it in vain, and its error is not the one that is told."""
+    monkeypatch.setattr("profiler.measure.sample_diffuse", diffuse)
+    monkeypatch.setattr("profiler.measure_stages._GROUP_TIMEOUT_S", 3.0)
+    skipped: list[tuple[Point, str]] = []
+    shape = Shape(64, 64)
+    table = measure(
+        Source(folder, "cpu"), "m", [shape], [1, 2], ONCE, on_skip=lambda point, reason: skipped.append((point, reason))
+    )
+    assert skipped == [((Stage.DIFFUSE, shape, 2), "out of memory (CUDA out of memory)")]
+    assert len(table.rows) == 3
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*_: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("profiler.measure.sample_encode", encode)
+    with pytest.raises(RuntimeError, match="mat1"):
+        measure(Source(folder, "cpu"), "m", [Shape(64, 64)], [1], ONCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_written_tables_read_back_the_same(tmp_path: Path) -> None:
     assert again.weights == table().weights
     assert [row.key for row in again.rows] == [row.key for row in table().rows]
     assert [row.seconds for row in again.rows] == pytest.approx([row.seconds for row in table().rows], rel=1e-5)
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    write_table(path, table())
+    before = path.read_bytes()
+    broken = replace(table(), rows=(*table().rows, replace(table().rows[0], model="\ud800")))
+    with pytest.raises(UnicodeEncodeError):
+        write_table(path, broken)
+    assert path.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["t.csv", "t.weights.csv"]
 
 
 def test_reads_a_row_with_spaces_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +75,13 @@ def test_exit_status_1_when_a_request_failed(tmp_path: Path, service: PictureSer
         (["--url", "URL"], LINES.replace("num_frames=1", "num_frames=17"), "17 frames"),
         (["--url", "URL", "--model", "sdxl"], LINES, "does not serve 'sdxl'"),
         (["--url", "http://127.0.0.1:1"], LINES, "nothing listens"),
+        (
+            ["--url", "http://127.0.0.1:99999"],
+            LINES,
+            "http://127.0.0.1:99999 has the port 99999: a port is at most 65535",
+        ),
+        (["--url", "URL", "--scale-pixels", "1e300"], LINES, "request 0 asks for 3e+152 x 3e+152 pixels"),
+        (["--url", "URL", "--scale-pixels", "100"], LINES, "request 2 asks for 20,480 x 20,480 pixels"),
         (["--url", "URL", "--out", "trace.txt"], LINES, "trace.txt"),
     ],
 )
@@ -85,6 +94,39 @@ def test_bad_usage_is_exit_status_2_and_one_line(
     assert done.stderr.startswith("replay_trace: ")
     assert message in done.stderr
     assert not service.bodies
+
+
+def interrupt(folder: Path, service: PictureService) -> tuple[int, str, str]:
+    """Ctrl-C a second after the first request came in. The other one is due after a minute."""
+    lines = LINES.replace("timestamp=0.066667", "timestamp=60.0").splitlines()
+    (folder / "trace.txt").write_text("\n".join(lines[:2]))
+    command = [sys.executable, str(ROOT / "scripts" / "replay_trace.py"), "trace.txt", "--url", service.url]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True) as replaying:
+        deadline_s = time.monotonic() + 30
+        while not service.bodies and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        time.sleep(1)
+        replaying.send_signal(signal.SIGINT)
+        stdout, stderr = replaying.communicate(timeout=30)
+    return replaying.returncode, stdout, stderr
+
+
+def test_ctrl_c_reports_what_has_ended(tmp_path: Path, service: PictureService) -> None:
+    status, stdout, stderr = interrupt(tmp_path, service)
+    assert status == 130
+    assert stderr.splitlines()[-1] == "replay_trace: interrupted; 1 of 2 requests had ended"
+    figures = json.loads(stdout.splitlines()[-1])
+    assert (figures["completed_requests"], figures["failed_requests"]) == (1, 0)
+    assert figures == json.loads((tmp_path / "out" / "replay" / "summary.json").read_text())
+
+
+def test_ctrl_c_before_anything_ended_leaves_no_report(tmp_path: Path, service: PictureService) -> None:
+    service.delay_s = 20.0
+    status, stdout, stderr = interrupt(tmp_path, service)
+    assert (status, stdout) == (130, "")
+    assert stderr.splitlines()[-1] == "replay_trace: interrupted; 0 of 2 requests had ended; no report written"
+    assert not (tmp_path / "out" / "replay" / "summary.json").exists()
 
 
 def test_the_client_starts_without_heavy_imports() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,25 @@ import diffusers
 import torch
 import transformers
 from diffusers.utils import is_accelerate_available
-from safetensors import SafetensorError
 
-from tridentserve.checkpoints import component_classes, detect_family, weight_files
-from tridentserve.errors import CheckpointError
+from tridentserve.checkpoints import component_classes, detect_family, read_json, weight_files
+from tridentserve.errors import CheckpointError, TridentServeError
 from tridentserve.families import Family
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
 from tridentserve.stages import Stage
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+# What a component must be, by how its name begins.
+_ROLES = {
+    "transformer": diffusers.ModelMixin,
+    "vae": diffusers.ModelMixin,
+    "scheduler": diffusers.SchedulerMixin,
+    "text_encoder": transformers.PreTrainedModel,
+    "tokenizer": transformers.PreTrainedTokenizerBase,
+}
+# A tokenizer whose files do not say its length gets 1e30, which no tensor can be padded to.
+_MAX_TOKENS = 1_000_000
 
 
 class MetaStub:
@@ -53,14 +64,16 @@ def load_adapter(
     components = _components(folder, family, wanted, target, dtype)
     try:
         pipe = getattr(diffusers, family.pipeline_class)(**components)
-    except (TypeError, ValueError, AttributeError) as error:
+        # A family's adapter lives in the module of its name.
+        adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
+        return adapter(pipe, stages, target)
+    except (TridentServeError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever diffusers trips over, the components do not fit together
         raise CheckpointError(
             f"{folder} does not make a {family.pipeline_class} ({error}); compare its model_index.json with the "
             "original's"
         ) from error
-    # A family's adapter lives in the module of its name.
-    adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
-    return adapter(pipe, stages, target)
 
 
 def _components(
@@ -72,35 +85,63 @@ def _components(
     transformers.utils.logging.disable_progress_bar()
     components: dict[str, Any] = {}
     for name in {component for names in family.components.values() for component in names}:
-        library, class_name = classes.get(name, (None, None))
-        if library is None or class_name is None:
+        if name not in classes:
             components[name] = None
         elif name in wanted:
-            components[name] = _load(folder, name, library, class_name, device, dtype)
+            components[name] = _load(folder, name, *classes[name], device, dtype)
         else:
-            components[name] = _stub(folder, name, library, class_name, dtype)
+            components[name] = _stub(folder, name, *classes[name], dtype)
     return components
 
 
 def _load(folder: Path, name: str, library: str, class_name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """One component with its weights, on the device, ready for inference."""
     component_class = _component_class(folder, name, library, class_name)
-    kwargs: dict[str, Any] = {}
-    if weight_files(folder, name, library):
-        kwargs = {"use_safetensors": True, "dtype": dtype}
-        if library == "diffusers":
-            # Asked for explicitly: where accelerate is not installed, the default only adds a warning.
-            kwargs["low_cpu_mem_usage"] = is_accelerate_available()
-    try:
-        component = component_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise _damaged(folder / name, class_name, error) from error
-    if not isinstance(component, torch.nn.Module):
+    if not weight_files(folder, name, library):
+        with _loading(folder / name, class_name):
+            component = component_class.from_pretrained(str(folder / name), local_files_only=True)
+        _check_tokenizer(folder / name, component)
         return component
+    # Without the loading info, a tensor that is missing gets random values and a warning.
+    kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
+    if library == "diffusers":
+        # Asked for explicitly: where accelerate is not installed, the default only adds a warning.
+        kwargs["low_cpu_mem_usage"] = is_accelerate_available()
+    else:
+        # Told below, with the names: transformers itself only points at its log.
+        kwargs["ignore_mismatched_sizes"] = True
+    with _loading(folder / name, class_name):
+        component, info = component_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
+    _check_complete(folder / name, class_name, info)
     if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
         # Without accelerate, diffusers keeps the precision of the file where its first tensor is a float32 buffer.
         torch.nn.Module.to(component, dtype)
     return component.to(device).eval()
+
+
+def _check_complete(path: Path, class_name: str, info: Mapping[str, Any]) -> None:
+    """Every tensor of the model came from the files. Tied ones (T5's embeddings) are not among the missing keys."""
+    for what, keys in (("lack", info["missing_keys"]), ("have another shape for", info["mismatched_keys"])):
+        names = sorted(key if isinstance(key, str) else str(key[0]) for key in keys)
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise CheckpointError(
+                f"the weights in {path} {what} tensors of {class_name}: {', '.join(names[:3])}{more}; copy this folder "
+                "again, with the config.json that belongs to it"
+            )
+
+
+def _check_tokenizer(path: Path, component: Any) -> None:
+    """Its vocabulary came from files: transformers makes an empty one where there are none."""
+    if not isinstance(component, transformers.PreTrainedTokenizerBase):
+        return
+    files = dict(component.vocab_files_names)
+    fast = files.pop("tokenizer_file", "tokenizer.json")
+    absent = [file for file in files.values() if not (path / file).is_file()]
+    if not (path / fast).is_file() and (absent or not files):
+        raise CheckpointError(f"{path} has neither {fast} nor {' and '.join(files.values())}; copy this folder again")
+    if component.model_max_length > _MAX_TOKENS:
+        raise CheckpointError(f"{path / 'tokenizer_config.json'} gives no model_max_length; copy this folder again")
 
 
 def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:
@@ -108,24 +149,42 @@ def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.d
     component_class = _component_class(folder, name, library, class_name)
     if not issubclass(component_class, diffusers.ModelMixin):
         return None
-    try:
-        with torch.device("meta"):
-            model = component_class.from_config(component_class.load_config(str(folder / name), local_files_only=True))
+    with _loading(folder / name, class_name), torch.device("meta"):
+        model = component_class.from_config(component_class.load_config(str(folder / name), local_files_only=True))
         # Module.to, as diffusers' own `to` warns of precisions that only matter where there are weights.
         return MetaStub(torch.nn.Module.to(model, dtype))
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
-        raise _damaged(folder / name, class_name, error) from error
 
 
 def _component_class(folder: Path, name: str, library: str, class_name: str) -> Any:
-    component_class = getattr(_LIBRARIES.get(library), class_name, None)
-    if component_class is None:
+    role = next(role for start, role in _ROLES.items() if name.startswith(start))
+    try:
+        component_class = getattr(_LIBRARIES[library], class_name, None)
+    except ImportError:  # a class whose own dependencies are not installed
+        component_class = None
+    if not (isinstance(component_class, type) and issubclass(component_class, role)):
         raise CheckpointError(
-            f"{folder / 'model_index.json'} wants {library}.{class_name} for {name!r}, which is not known here; "
-            "use a folder whose components are diffusers and transformers classes of the installed versions"
+            f"{folder / 'model_index.json'} wants {library}.{class_name} for {name!r}, which is not known here as a "
+            f"{role.__name__}; use a folder whose components are diffusers and transformers classes of the installed "
+            "versions"
         )
+    config = folder / name / "config.json"
+    if role is diffusers.ModelMixin and config.is_file():
+        # A model of another class would be made at that class's default size, before anything else is noticed.
+        saved = read_json(config).get("_class_name", class_name)
+        if saved != class_name:
+            raise CheckpointError(
+                f"{folder / 'model_index.json'} wants {class_name} for {name!r} but {config} is of {saved!r}; "
+                "copy both again from one model"
+            )
     return component_class
 
 
-def _damaged(path: Path, class_name: str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{path} cannot be loaded as {class_name} ({error}); copy this folder again")
+@contextmanager
+def _loading(path: Path, class_name: str) -> Iterator[None]:
+    """Whatever the libraries trip over is told as damage of this folder, but for a lack of memory."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be loaded as {class_name} ({error}); copy this folder again") from error

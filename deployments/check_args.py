@@ -1,0 +1,162 @@
+"""Checks the `args:` of the application: all that would keep it from starting, or from ever serving what it allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.config import AppArgs, ModelArgs, describe_problems
+from deployments.models import ServedModel, family_of
+from deployments.planning import make_scheduler, plan_placement, worker_specs
+from deployments.profiles import cost_model
+from profiler import CostModel
+from tridentserve.checkpoints import stage_weights_bytes
+from tridentserve.errors import CheckpointError, ConfigError, PlacementError, ProfileError
+from tridentserve.events import Reject, RequestArrived
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.stages import Stage
+
+# Weights of a folder may differ by as much from those in its profile: beyond, the profile is of another model.
+_WEIGHTS_FACTOR = 1.5
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+_MIB = 2**20
+
+
+def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
+    """The problems of the `args:` of one application, each beginning with the path of the key. Model folders and
+    profile tables are read, weights are not. Nothing is written."""
+    try:
+        parsed = AppArgs.model_validate(args)
+    except ValidationError as error:
+        return describe_problems(error, key)
+    except ConfigError as error:  # of the environment, which the default is made from
+        return [f"{key}.cache_dir: {error}"]
+    problems = list(_path_problems(parsed))
+    weights: dict[str, Mapping[Stage, int]] = {}
+    models: dict[str, ServedModel] = {}
+    for index, model in enumerate(parsed.models):
+        try:
+            models[model.name] = ServedModel(model.name, family_of(model), model.limits)
+            if model.path is not None:
+                weights[model.name] = stage_weights_bytes(model.path, _element_bytes(model, parsed.cluster.device))
+        except CheckpointError as error:
+            problems.append(f"models[{index}].path: {error}")
+    # Requests that the configuration allows or expects; the id of each is the key that does.
+    probes: list[RequestSpec] = []
+    for index, model in enumerate(parsed.models):
+        if model.name in models:
+            served = models[model.name]
+            if served.smallest.width > served.largest.width:
+                problems.append(f"models[{index}].limits: {_no_size(served)}")
+            else:
+                probes += _limit_probes(served, f"models[{index}].limits")
+    probes += _load_probes(parsed)
+    try:
+        times = cost_model(parsed)
+    except ProfileError as error:
+        problems.append(str(error))
+    else:
+        problems += _weights_problems(parsed.models, weights, times)
+        problems += _uncovered(probes, times)
+        if not problems:
+            problems += _planning_problems(parsed, times, probes)
+    return [f"{key}.{problem}" for problem in problems]
+
+
+def _path_problems(args: AppArgs) -> Iterator[str]:
+    """Folders that are made at the start."""
+    if any(model.tiny is not None for model in args.models) and (why := _unwritable(args.cache_dir)):
+        yield f"cache_dir: {why}"
+    if args.decision_log is not None:
+        if why := _unwritable(args.decision_log.parent):
+            yield f"decision_log: {why}"
+        elif args.decision_log.is_dir():
+            yield "decision_log: is a folder; name a file in it"
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why `folder` cannot be made, or written to."""
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        return f"{folder} cannot be used ({error.strerror})"
+    if not existing.is_dir():
+        return f"{existing} is a file, it should be a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written to"
+    return None
+
+
+def _element_bytes(model: ModelArgs, device: str) -> int:
+    """Of a loaded weight; without a `dtype` as `tridentserve.pipelines.load_adapter` does."""
+    return _ELEMENT_BYTES[model.dtype or ("float32" if device == "cpu" else "bfloat16")]
+
+
+def _no_size(model: ServedModel) -> str:
+    limits, family = model.limits, model.family
+    return (
+        f"no size is left: sides are multiples of {family.size_multiple} ({family.name}) from {limits.min_side} to "
+        f"{limits.max_side}, with at most {limits.max_pixels} pixels"
+    )
+
+
+def _limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
+    upper = "max_pixels" if model.limits.max_pixels < model.limits.max_side**2 else "max_side"
+    for name, shape in (("min_side", model.smallest), (upper, model.most_pixels)):
+        yield RequestSpec(f"{key}.{name}", model.name, shape, model.default_steps)
+
+
+def _load_probes(args: AppArgs) -> Iterator[RequestSpec]:
+    for index, load in enumerate(args.expected_load):
+        shape = Shape(height=load.height, width=load.width)
+        yield RequestSpec(f"expected_load[{index}]", load.model, shape, load.num_inference_steps)
+
+
+def _weights_problems(
+    models: Sequence[ModelArgs], weights: Mapping[str, Mapping[Stage, int]], times: CostModel
+) -> Iterator[str]:
+    """Memory is planned by the profile: of a model with much larger weights it would be planned wrongly."""
+    for index, model in enumerate(models):
+        for stage, found_bytes in weights.get(model.name, {}).items():
+            profiled_bytes = times.weights_bytes(model.name, stage)
+            if max(found_bytes, profiled_bytes) > _WEIGHTS_FACTOR * min(found_bytes, profiled_bytes):
+                key = "name" if model.profile_as is None else "profile_as"
+                yield (
+                    f"models[{index}].{key}: the weights of {stage} are {found_bytes / _MIB:.1f} MiB when loaded, in "
+                    f"the profile of {model.profile_name!r} {profiled_bytes / _MIB:.1f} MiB; it is of another model "
+                    "or another dtype: profile this one"
+                )
+                break
+
+
+def _uncovered(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]:
+    """Sizes without a profile: their requests could never be planned."""
+    for probe in probes:
+        try:
+            # Large sizes need not be profiled at degree 1; E and C run at no other.
+            times.optimal_degree(probe.model, Stage.DIFFUSE, probe.shape)
+            for stage in (Stage.ENCODE, Stage.DECODE):
+                times.seconds(probe.model, stage, probe.shape)
+        except ProfileError as error:
+            yield f"{probe.request_id}: {error}"
+
+
+def _planning_problems(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
+    """Whether there is a placement, and whether the scheduler of an idle service would take the requests."""
+    # Nodes get their names when the application starts; for planning only their number counts.
+    nodes = [f"node-{index}" for index in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
+    specs = worker_specs(args, nodes)
+    try:
+        placement = plan_placement(args, times, specs)
+    except (PlacementError, ProfileError) as error:
+        yield f"placement: {error}"
+        return
+    scheduler = make_scheduler(args, times, specs, placement)
+    for probe in probes:
+        for effect in scheduler.on(RequestArrived(probe), now_s=0.0):
+            if isinstance(effect, Reject):
+                yield f"{probe.request_id}: {effect.reason}"

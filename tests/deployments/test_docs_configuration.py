@@ -1,0 +1,71 @@
+"""docs/configuration.md tells of every key of the `args:`, with its type and default, and of nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from deployments.config import AppArgs, ClusterArgs, DispatchArgs, HandoffArgs, Limits, LoadArgs, ModelArgs
+from tridentserve.cache import CACHE_ENV
+
+TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+SECTIONS: dict[str, type[BaseModel]] = {
+    "args": AppArgs,
+    "models[]": ModelArgs,
+    "models[].limits": Limits,
+    "cluster": ClusterArgs,
+    "expected_load[]": LoadArgs,
+    "dispatch": DispatchArgs,
+    "handoff": HandoffArgs,
+}
+TYPES = {"integer": "integer", "number": "number", "string": "text"}
+
+
+def told_type(schema: dict[str, Any]) -> str:
+    """A JSON schema in the words of the tables."""
+    if "anyOf" in schema:
+        return told_type(next(one for one in schema["anyOf"] if one.get("type") != "null"))
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if "$ref" in schema:
+        return "mapping"
+    if schema["type"] == "array":
+        items = told_type(schema["items"])
+        return "list of mappings" if items == "mapping" else f"list of {items}"
+    return TYPES[schema["type"]]
+
+
+def told_default(schema: dict[str, Any]) -> str:
+    default = schema["default"]
+    if default is None:
+        return "none"
+    if isinstance(default, dict):
+        return "see below"
+    if isinstance(default, list):
+        return f"`[{', '.join(default)}]`"
+    return f"`{default if isinstance(default, str) else json.dumps(default).removesuffix('.0')}`"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_table_is_its_model(section: str) -> None:
+    table = TEXT.partition(f"\n## `{section}`\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
+    schema = SECTIONS[section].model_json_schema()
+    assert [name for name, *_ in rows] == list(schema["properties"])
+    for name, kind, default, _ in rows:
+        field = schema["properties"][name]
+        assert kind == ("`auto` or list" if name == "placement" else told_type(field)), name
+        if name in schema.get("required", ()):
+            assert default == "required", name
+        else:  # the default of cache_dir comes from the environment
+            assert default == (f"`${CACHE_ENV}`" if name == "cache_dir" else told_default(field)), name
+
+
+def test_every_model_of_the_args_has_a_table() -> None:
+    models = {"AppArgs", *AppArgs.model_json_schema()["$defs"]}
+    assert models == {model.__name__ for model in SECTIONS.values()}

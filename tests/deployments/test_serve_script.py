@@ -1,0 +1,159 @@
+"""scripts/serve.py over a stand-in for `serve`: what it refuses, what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+# What stands in for `serve run CONFIG`: it answers /img/health, and ends in order on SIGINT.
+SERVE = """#!{python}
+import http.server, json, os, sys, yaml
+from pathlib import Path
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({{"status": "ready", "placement": {{"n0w0": "m:EDC"}}}}).encode()
+        self.send_response(200 if self.path == "/img/health" else 404)
+        self.end_headers()
+        self.wfile.write(body if self.path == "/img/health" else b"[]")
+    def log_message(self, *_): pass
+
+config = Path(sys.argv[2])
+server = http.server.HTTPServer(("127.0.0.1", yaml.safe_load(config.read_text())["http_options"]["port"]), Handler)
+config.with_name("pid").write_text(str(os.getpid()))
+try:
+    server.serve_forever()
+except KeyboardInterrupt:
+    config.with_name("ended").write_text("in order")
+    if config.with_name("leave").exists():
+        import subprocess
+        left = subprocess.Popen(["sleep", "100"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        config.with_name("left").write_text(str(left.pid))
+"""
+CODE = (
+    "import runpy, sys; sys.executable = {fake!r}; sys.argv = {argv!r}; runpy.run_path({script!r}, run_name='__main__')"
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def write_config(folder: Path, port: int, **app: Any) -> Path:
+    """Our application comes second, under a prefix, with limits that 256x256 and 8 steps are outside of."""
+    limits = {"min_side": 320, "max_side": 512, "max_steps": 4, "max_prompt_chars": 12}
+    args = {
+        "models": [{"name": "m", "tiny": "sd3", "profile_as": "tiny-sd3", "limits": limits}],
+        "cluster": {"workers_per_node": 1, "memory_mb": 1024},
+        "placement": ["EDC"],
+        "cache_dir": str(folder),
+    }
+    ours = {"name": "ours", "route_prefix": "/img", "import_path": "deployments.app:build_app", "args": args, **app}
+    other = {"name": "other", "route_prefix": "/other", "import_path": "json:dumps"}
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump({"http_options": {"port": port}, "applications": [other, ours]}))
+    return file
+
+
+@contextmanager
+def started(config: Path) -> Iterator[subprocess.Popen[str]]:
+    fake = config.with_name("serve")
+    fake.write_text(SERVE.format(python=sys.executable))
+    fake.chmod(0o755)
+    code = CODE.format(
+        fake=str(config.with_name("python")),
+        argv=["serve.py", str(config)],
+        script=str(ROOT / "scripts" / "serve.py"),
+    )
+    # A proxy of the environment, which nobody answers for, is not asked.
+    env = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def refused(config: Path) -> str:
+    with started(config) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in errors
+    return errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_service_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    config = write_config(tmp_path, free_port())
+    with started(config) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        if number is signal.SIGHUP:  # the terminal is gone: nothing can be said any more
+            assert process.stderr is not None
+            process.stdout.close()
+            process.stderr.close()
+        process.send_signal(number)
+        assert process.wait(timeout=30) == 0
+    text = "".join(lines)
+    assert f":{yaml.safe_load(config.read_text())['http_options']['port']}/img/v1/images/generations" in text
+    assert '{"model": "m", "prompt": "a lighthouse", "size": "320x320", "num_inference_steps": 4}' in text
+    assert (tmp_path / "ended").read_text() == "in order"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_what_the_service_leaves_behind_is_killed(tmp_path: Path) -> None:
+    config = write_config(tmp_path, free_port())
+    (tmp_path / "leave").touch()
+    with started(config) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("Ctrl-C"))
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "did not end in time: killed" in errors
+    status = Path(f"/proc/{(tmp_path / 'left').read_text()}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_a_port_that_is_taken_by_anything(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert f"Something listens on port {port} of 127.0.0.1 already" in refused(write_config(tmp_path, port))
+    assert not (tmp_path / "pid").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, "cannot be read"), ("applications: []\nhttp_options:", "http_options: "), ("x", "must be a mapping")],
+)
+def test_files_that_are_no_configuration(text: str | None, expected: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    if text is not None:
+        config.write_text(text)
+    assert expected in refused(config)
+
+
+def test_an_application_without_an_address(tmp_path: Path) -> None:
+    assert "has no route_prefix" in refused(write_config(tmp_path, free_port(), route_prefix=None))

@@ -1,0 +1,38 @@
+"""Where the tiny pipelines are kept, for the service and the scripts alike."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tridentserve.cache import CACHE_ENV, cache_dir
+from tridentserve.errors import ConfigError
+
+
+def test_the_environment_chooses_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for value, expected in (
+        ("/fast/disk", "/fast/disk"),
+        ("~/mine", "/home/me/mine"),
+        ("", "/home/me/.cache/tridentserve"),
+    ):
+        monkeypatch.setenv(CACHE_ENV, value)
+        assert cache_dir() == Path(expected)
+    monkeypatch.delenv(CACHE_ENV)
+    assert cache_dir() == Path("/home/me/.cache/tridentserve")
+
+
+def test_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_ENV, "~nobody-of-this-name/cache")
+    with pytest.raises(
+        ConfigError, match=r"~nobody-of-this-name/cache names no home folder .* set \$TRIDENTSERVE_CACHE"
+    ):
+        cache_dir()
+
+
+def test_it_starts_without_torch() -> None:
+    code = "import sys, tridentserve.cache; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
