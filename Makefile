@@ -1,4 +1,4 @@
-# make serve   start the quickstart service on 127.0.0.1:8000 (Ctrl-C ends it)
+# make serve   check the configuration and start the service on 127.0.0.1:8000 (Ctrl-C ends it)
 # make test    lint, types, tests: all that CI runs
 # Both make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
 
@@ -27,7 +27,7 @@ install: .venv/.installed
 check: install
 	$(BIN)/python scripts/check_config.py $(CONFIG)
 
-serve: check
+serve: install
 	$(BIN)/python scripts/serve.py $(CONFIG)
 
 lint: install

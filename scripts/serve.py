@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import yaml
@@ -131,9 +131,10 @@ def _has_members(group: int) -> bool:
     return True
 
 
-def _say(text: str) -> None:
+def _say(text: str, stream: TextIO = sys.stderr) -> None:
+    """Whether or not anybody listens: the service does not end for it, and its end goes on."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=stream, flush=True)
 
 
 def _health(url: str) -> dict[str, Any] | None:
@@ -153,7 +154,7 @@ def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: flo
     size = f'"size": "{side}x{side}", "num_inference_steps": {steps}'
     body = f'{{"model": "{model.name}", "prompt": "{prompt}", {size}}}'
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
-    print(
+    _say(
         f"""
 TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
 {workers}
@@ -163,7 +164,7 @@ Try it:
       | python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})"
 Ctrl-C ends it.
 """,
-        flush=True,
+        sys.stdout,
     )
 
 
