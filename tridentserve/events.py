@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
+from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage
 
@@ -42,10 +43,13 @@ class StageSpan:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """A plan ended well, on all its workers. One span per stage, in order (all steps together for DIFFUSE)."""
+    """A plan ended well, on all its workers. One span per stage that ran, in order (all steps together for DIFFUSE).
+    `num_steps`: how many steps of D each member did, when a Yield stopped the plan before its end (what would have come
+    after D did not run then); None: all of the plan was done."""
 
     plan_id: int
     spans: tuple[StageSpan, ...]
+    num_steps: int | None = None
     kind: Literal["stage_finished"] = "stage_finished"
 
 
@@ -88,13 +92,36 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaLoaded:
+    """A worker has fetched a replica that its placement wants (Adjust-on-Dispatch) and dropped others to make room."""
+
+    worker_id: WorkerId
+    loaded: Replica
+    evicted: tuple[Replica, ...]
+    source: LoadSource
+    num_bytes: int
+    seconds: float
+    kind: Literal["replica_loaded"] = "replica_loaded"
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time to dispatch."""
 
     kind: Literal["tick"] = "tick"
 
 
-Event = RequestArrived | RequestCancelled | StageFinished | PlanStopped | PlanFailed | WorkerJoined | WorkerLost | Tick
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | StageFinished
+    | PlanStopped
+    | PlanFailed
+    | WorkerJoined
+    | WorkerLost
+    | ReplicaLoaded
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +135,30 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop a request's plan at its next step boundary and drop what it holds."""
+    """Stop a plan at its next step boundary and drop what it holds: nobody waits for it any more."""
 
     request_id: str
     plan_id: int
     reason: str
     kind: Literal["abort"] = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Stop a plan at its next step boundary and keep its state where it is. `StageFinished` says how far it came."""
+
+    plan_id: int
+    reason: str
+    kind: Literal["yield"] = "yield"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A new placement is in force. Weights move when plans need them (Adjust-on-Dispatch)."""
+
+    plan: PlacementPlan
+    reason: str
+    kind: Literal["place"] = "place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,4 +191,4 @@ class Reject:
     kind: Literal["reject"] = "reject"
 
 
-Effect = Run | Abort | Requeue | Finish | Reject
+Effect = Run | Abort | Yield | Place | Requeue | Finish | Reject

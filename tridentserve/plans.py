@@ -19,26 +19,36 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanMember:
+    """One request's part in a plan.
+
+    `steps` is the half-open range of denoising steps when DIFFUSE is among the plan's stages; the members of a batch may
+    be at different steps, and all do equally many. The inputs are the outputs of plan `input_id`, kept by worker
+    `source` and mostly pushed already; both are None when the plan begins with the request's content.
+    """
+
+    request_id: str
+    steps: tuple[int, int] | None = None
+    input_id: int | None = None
+    source: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    """Consecutive stages of one request, on one set of workers ("merging execute").
+    """Consecutive stages of one request, or of a batch of equal shape, on one set of workers ("merging execute").
 
     `plan_id` is the scheduler's sequence number: every worker executes its plans in this order, so that groups never
-    deadlock. `workers` is in rank order; the first is the leader, which runs E and C and reports. `steps` is the
-    half-open range of denoising steps when DIFFUSE is among the stages: a plan may stop at a step boundary.
-    `group` names the process group of exactly these workers (None at degree 1). The inputs are the outputs of plan
-    `input_id`, kept by worker `source` and mostly pushed already; `push_to` is the leader of the successor plan, where
-    the outputs go at once.
+    deadlock. `workers` is in rank order; the first is the leader and reports. A plan may stop at a step boundary.
+    `group` names the process group of exactly these workers (None at degree 1). `push_to` is the leader of the
+    successor plan, where the outputs go at once.
     """
 
     plan_id: int
-    request_id: str
     model: str
     stages: tuple[Stage, ...]
     workers: tuple[WorkerId, ...]
-    steps: tuple[int, int] | None = None
+    members: tuple[PlanMember, ...]
     group: str | None = None
-    input_id: int | None = None
-    source: WorkerId | None = None
     push_to: WorkerId | None = None
 
     @property
@@ -48,6 +58,16 @@ class DispatchPlan:
     @property
     def degree(self) -> int:
         return len(self.workers)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(member.request_id for member in self.members)
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps that each member does; 0 without DIFFUSE."""
+        steps = self.members[0].steps
+        return steps[1] - steps[0] if steps else 0
 
 
 @dataclass(frozen=True, slots=True)
