@@ -39,7 +39,7 @@ class Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, needs_encode=pending.steps_done == 0)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, needs_encode=not pending.encoded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dispatch.overdue import hold_back, longest_overdue
 from dispatch.pools import IdleWorkers
 from dispatch.problem import Problem, RequestClass, Slot, Solution
 from tridentserve.plans import WorkerId
-from tridentserve.protocols import Assignment, PendingRequest, StageTimes, WorkerView
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage
 
@@ -39,6 +39,10 @@ class IlpDispatcher:
     def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         self._times = times
         self._options = options or DispatchOptions()
+
+    def decide(self, view: ClusterView) -> Decisions:
+        """Assignments only: nothing is preempted and nothing refused."""
+        return Decisions(self.dispatch(view.pending, view.workers, view.now_s))
 
     def dispatch(
         self, pending: Sequence[PendingRequest], workers: Sequence[WorkerView], now_s: float
@@ -114,7 +118,7 @@ class IlpDispatcher:
         method = f"{solution.method} ({solution.failure})" if solution.failure else solution.method
         verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
         return Assignment(
-            request_id=choice.pending.spec.request_id,
+            request_ids=(choice.pending.spec.request_id,),
             primary=candidate.primary,
             encode=encode,
             diffuse=diffuse,

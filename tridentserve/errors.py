@@ -68,6 +68,13 @@ class PlacementError(ConfigError):
     code = "no_placement"
 
 
+class DeadlineMissedError(TridentServeError):
+    """A policy gave a request up: its deadline was out of reach."""
+
+    http_status = 503
+    code = "deadline_missed"
+
+
 class TraceError(TridentServeError):
     """A trace row cannot be read; the message holds the line number."""
 

@@ -102,29 +102,38 @@ class Lifecycle:
 
     def _stages_ran(self, event: ev.StageFinished) -> None:
         plan = self._plans.pop(event.plan_id, None)
-        record = self.records.get(plan.request_id) if plan else None
-        if plan is None or record is None:
+        if plan is None:
             return
+        num_steps = plan.num_steps if event.num_steps is None else event.num_steps
         for span in event.spans:
             is_diffuse = span.stage is Stage.DIFFUSE
-            record.timeline.append(
-                StageRun(
-                    stage=span.stage,
-                    workers=plan.workers if is_diffuse else (plan.leader,),
-                    start_s=span.start_s,
-                    end_s=span.end_s,
-                    steps=plan.steps[1] - plan.steps[0] if is_diffuse and plan.steps else None,
-                )
+            run = StageRun(
+                stage=span.stage,
+                workers=plan.workers if is_diffuse else (plan.leader,),
+                start_s=span.start_s,
+                end_s=span.end_s,
+                steps=num_steps if is_diffuse else None,
             )
+            for request_id in plan.request_ids:
+                if (record := self.records.get(request_id)) is not None:
+                    record.timeline.append(run)
 
     def _apply_effect(self, effect: ev.Effect) -> None:
-        record = self.records.get(effect.plan.request_id if isinstance(effect, ev.Run) else effect.request_id)
-        if record is None:
-            return
         match effect:
             case ev.Run():
                 self._plans[effect.plan.plan_id] = effect.plan
-                record.state = RequestState.RUNNING
+                for request_id in effect.plan.request_ids:
+                    if (record := self.records.get(request_id)) is not None:
+                        record.state = RequestState.RUNNING
+            case ev.Requeue() | ev.Finish() | ev.Reject():
+                if (record := self.records.get(effect.request_id)) is not None:
+                    self._tell(record, effect)
+            case ev.Abort() | ev.Yield() | ev.Place():
+                pass
+
+    @staticmethod
+    def _tell(record: RequestRecord, effect: ev.Requeue | ev.Finish | ev.Reject) -> None:
+        match effect:
             case ev.Requeue():
                 record.state = RequestState.QUEUED
                 record.steps_done, record.timeline = 0, []
@@ -136,5 +145,3 @@ class Lifecycle:
                 cancelled = effect.code == "cancelled"
                 record.state = RequestState.CANCELLED if cancelled else RequestState.FAILED
                 record.error_code, record.error = effect.code, effect.reason
-            case ev.Abort():
-                pass

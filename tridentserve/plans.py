@@ -22,8 +22,8 @@ class Replica:
 class PlanMember:
     """One request's part in a plan.
 
-    `steps` is the half-open range of denoising steps when DIFFUSE is among the plan's stages; the members of a batch may
-    be at different steps, and all do equally many. The inputs are the outputs of plan `input_id`, kept by worker
+    `steps` is the half-open range of denoising steps when DIFFUSE is among the plan's stages; the members of a batch
+    may be at different steps, and all do equally many. The inputs are the outputs of plan `input_id`, kept by worker
     `source` and mostly pushed already; both are None when the plan begins with the request's content.
     """
 
@@ -62,6 +62,12 @@ class DispatchPlan:
     @property
     def request_ids(self) -> tuple[str, ...]:
         return tuple(member.request_id for member in self.members)
+
+    @property
+    def sole(self) -> PlanMember:
+        """The only member. `ValueError` for a batch."""
+        (member,) = self.members
+        return member
 
     @property
     def num_steps(self) -> int:

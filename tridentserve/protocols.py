@@ -188,7 +188,5 @@ class Replanner(Protocol):
     def stage_finished(self, report: StageReport) -> None:
         """A stage has run, at `report.end_s`."""
 
-    def propose(
-        self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float
-    ) -> PlacementPlan | None:
+    def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         """A better plan for the live workers, or None. Called at every tick, so it is cheap while nothing is due."""

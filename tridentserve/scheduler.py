@@ -12,9 +12,22 @@ from dataclasses import dataclass, field
 from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
-from tridentserve.protocols import Assignment, Dispatcher, PendingRequest, StageTimes
+from tridentserve.estimates import stage_degree, stage_seconds
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
+from tridentserve.protocols import (
+    Assignment,
+    ClusterView,
+    Dispatcher,
+    PendingRequest,
+    Preemption,
+    Refusal,
+    Replanner,
+    RunningRequest,
+    StageReport,
+    StageTimes,
+)
 from tridentserve.requests import RequestSpec
+from tridentserve.runs import LazyViews, Leg, Request, Run, legs_of
 from tridentserve.stages import Stage
 from tridentserve.worker_pool import WorkerPool
 
@@ -31,32 +44,6 @@ class SchedulerOptions:
     max_retries: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class _Leg:
-    """Consecutive stages of a request on one set of workers: a dispatch plan that is not due yet."""
-
-    stages: tuple[Stage, ...]
-    workers: tuple[WorkerId, ...]
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request that has not ended. It is pending while `plan` is None."""
-
-    spec: RequestSpec
-    arrival_s: float
-    slo_s: float
-    retries: int = 0
-    plan: DispatchPlan | None = None
-    legs: list[_Leg] = field(default_factory=list)
-    # The plan whose outputs the next leg takes; None before the first.
-    done: DispatchPlan | None = None
-
-    @property
-    def deadline_s(self) -> float:
-        return self.arrival_s + self.slo_s
-
-
 class Scheduler:
     """Decides which plans run. One object for the live and the simulated engine."""
 
@@ -67,20 +54,28 @@ class Scheduler:
         times: StageTimes,
         dispatcher: Dispatcher,
         options: SchedulerOptions | None = None,
+        replanner: Replanner | None = None,
     ) -> None:
+        """Without a replanner the placement stays as it is."""
         self._pool = WorkerPool(workers, placement)
         self._times = times
         self._dispatcher = dispatcher
+        self._replanner = replanner
         self._options = options or SchedulerOptions()
-        self._requests: dict[str, _Request] = {}
-        # Plans given to workers and not reported yet, also those of requests that have ended since.
-        self._plans: dict[int, DispatchPlan] = {}
-        self._last_plan_id = 0
+        self._requests: dict[str, Request] = {}
+        # Those that wait for a dispatch, as the dispatcher sees them.
+        self._pending: dict[str, PendingRequest] = {}
+        self._runs: dict[int, Run] = {}
+        # Plans given to workers and not reported yet, with their runs; also those nobody waits for any more.
+        self._plans: dict[int, tuple[DispatchPlan, Run]] = {}
+        self._last_id = 0
+        # Why requests of a kind can never run, None where they can; until the placement changes.
+        self._why_not: dict[tuple[str, object, int], str | None] = {}
 
     @property
     def num_pending(self) -> int:
         """Requests that wait for a dispatch."""
-        return sum(request.plan is None for request in self._requests.values())
+        return len(self._pending)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored."""
@@ -100,7 +95,9 @@ class Scheduler:
                 self._pool.join(event.worker, event.incarnation)
                 return []
             case ev.WorkerLost():
-                self._pool.lose(event.worker_id)
+                return self._lost(event)
+            case ev.ReplicaLoaded():
+                self._pool.loaded(event.worker_id, event.loaded, event.evicted)
                 return []
             case ev.Tick():
                 return self._tick(now_s)
@@ -110,184 +107,314 @@ class Scheduler:
     def _arrived(self, spec: RequestSpec, now_s: float) -> list[ev.Effect]:
         if spec.request_id in self._requests:
             return []  # the engine lets clients of the same id join; nothing new to decide
-        why_not = self._dispatcher.can_ever_run(spec, self._pool.views_when_idle())
-        if why_not is not None:
+        key = (spec.model, spec.shape, spec.num_outputs)
+        if key not in self._why_not:
+            self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.views_when_idle())
+        if (why_not := self._why_not[key]) is not None:
             return [ev.Reject(spec.request_id, "invalid_request", why_not)]
         try:
             slo_s = self._slo_s(spec)
         except ProfileError as error:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
-        self._requests[spec.request_id] = _Request(spec, arrival_s=now_s, slo_s=slo_s)
+        request = Request(spec, arrival_s=now_s, slo_s=slo_s)
+        self._requests[spec.request_id] = request
+        self._wait(request)
+        if self._replanner is not None:
+            self._replanner.arrived(spec, now_s)
         return []
 
     def _slo_s(self, spec: RequestSpec) -> float:
+        """Section 8.1: a multiple of the latency with every stage at its optimal degree and no waiting."""
         if spec.slo_s is not None:
             return spec.slo_s
-        return self._options.slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * self._optimal_latency_s(spec)
+        times = self._times
+        optimal_s = sum(
+            stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
+        )
+        return self._options.slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * optimal_s
 
     def _cancelled(self, request_id: str) -> list[ev.Effect]:
         request = self._requests.get(request_id)
         if request is None:
             return []
-        effects: list[ev.Effect] = []
-        if request.plan is not None:
-            effects.append(ev.Abort(request_id, request.plan.plan_id, "the client has gone"))
+        run, effects = request.run, list[ev.Effect]()
+        if run is not None:
+            run.requests.remove(request)
+            if not run.requests:  # nobody else is in the batch
+                effects += self._drop_run(run, "the client has gone", request_id)
         return [*effects, self._reject(request, "cancelled", "the request was cancelled")]
 
-    def _reject(self, request: _Request, code: str, reason: str) -> ev.Reject:
+    def _drop_run(self, run: Run, why: str, request_id: str) -> list[ev.Effect]:
+        self._end_run(run)
+        return [ev.Abort(request_id, run.plan.plan_id, why)] if run.plan is not None else []
+
+    def _wait(self, request: Request) -> None:
+        request.run = None
+        self._pending[request.spec.request_id] = request.pending()
+
+    def _reject(self, request: Request, code: str, reason: str) -> ev.Reject:
         self._forget(request)
         return ev.Reject(request.spec.request_id, code, reason)
 
-    def _forget(self, request: _Request) -> None:
-        self._pool.release(request.spec.request_id)
+    def _forget(self, request: Request) -> None:
+        self._pending.pop(request.spec.request_id, None)
         del self._requests[request.spec.request_id]
 
     # Requests are dispatched.
 
     def _tick(self, now_s: float) -> list[ev.Effect]:
-        pending = [
-            PendingRequest(request.spec, request.arrival_s, request.deadline_s)
-            for request in self._requests.values()
-            if request.plan is None
-        ]
-        if not pending:
-            return []
-        assignments = self._dispatcher.dispatch(pending, self._pool.views(now_s), now_s)
-        return [self._start(assignment, now_s) for assignment in assignments]
-
-    def _start(self, assignment: Assignment, now_s: float) -> ev.Effect:
-        request = self._requests[assignment.request_id]
-        request.legs = _legs(assignment)
-        request.done = None
-        self._pool.reserve(
-            assignment.diffuse, assignment.request_id, self._diffuse_end_s(request.spec, assignment, now_s)
+        effects: list[ev.Effect] = []
+        if self._replanner is not None:
+            plan = self._replanner.propose(self._pool.alive(), self._pool.placement, now_s)
+            if plan is not None:
+                self._pool.place(plan)
+                self._why_not.clear()
+                effects.append(ev.Place(plan, plan.reason))
+        if not self._pending:
+            return effects
+        running = LazyViews(lambda: self._running(now_s))
+        decisions = self._dispatcher.decide(
+            ClusterView(now_s, list(self._pending.values()), running, self._pool.views())
         )
-        for leg in request.legs[1:]:
-            if Stage.DIFFUSE not in leg.stages:
-                seconds = sum(self._stage_s(request.spec, stage, 1) for stage in leg.stages)
-                self._pool.promise(leg.workers, assignment.request_id, seconds)
-        return self._run_next_leg(request, now_s, assignment.reason)
+        effects += (effect for item in decisions.refusals for effect in self._refused(item))
+        effects += (effect for item in decisions.preemptions for effect in self._preempted(item))
+        for assignment in decisions.assignments:
+            effects += self._start(assignment, now_s)
+        return effects
 
-    def _run_next_leg(self, request: _Request, now_s: float, reason: str) -> ev.Effect:
-        leg = request.legs.pop(0)
-        if not self._pool.all_alive(leg.workers):
-            replacement = self._other_worker(request.spec.model, leg, now_s)
+    def _running(self, now_s: float) -> list[RunningRequest]:
+        return [run.view(request, now_s) for run in self._runs.values() for request in run.requests]
+
+    def _refused(self, refusal: Refusal) -> list[ev.Effect]:
+        request = self._requests.get(refusal.request_id)
+        if request is None or request.run is not None:
+            return []
+        return [self._reject(request, "deadline_missed", refusal.reason)]
+
+    def _preempted(self, preemption: Preemption) -> list[ev.Effect]:
+        request = self._requests.get(preemption.request_id)
+        run = request.run if request is not None else None
+        if run is None or run.plan is None or run.yielding:
+            return []
+        if run.plan.stages == (Stage.DECODE,):
+            return []  # nothing to gain: it is nearly done
+        run.yielding = True
+        if Stage.DIFFUSE not in run.plan.stages:
+            run.legs.clear()  # E ends as planned, what follows is decided anew
+            return []
+        return [ev.Yield(run.plan.plan_id, preemption.reason)]
+
+    def _start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
+        requests = [self._requests[request_id] for request_id in assignment.request_ids]
+        left = min(request.steps_left for request in requests)
+        num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
+        finishing = sum(request.steps_left == num_steps for request in requests)
+        spec, batch = requests[0].spec, len(requests)
+        degree = len(assignment.diffuse)
+        step_s = stage_seconds(self._times, spec, Stage.DIFFUSE, degree, batch, 1)
+        self._last_id += 1
+        run = Run(
+            run_id=self._last_id,
+            requests=requests,
+            assignment=assignment,
+            num_steps=num_steps,
+            legs=legs_of(assignment, not all(request.encoded for request in requests), finishing),
+            step_s=step_s,
+            diffuse_end_s=now_s + num_steps * step_s,
+        )
+        self._runs[run.run_id] = run
+        for request in requests:
+            del self._pending[request.spec.request_id]
+            request.run = run
+        if Stage.DIFFUSE not in run.legs[0].stages:
+            encode_s = stage_seconds(self._times, spec, Stage.ENCODE, 1, batch)
+            run.diffuse_end_s += encode_s + max(self._pool.free_at_s(w, now_s) for w in assignment.encode) - now_s
+        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
+        for leg in run.legs[1:]:
+            if Stage.DIFFUSE not in leg.stages:
+                self._pool.promise(leg.workers, run.run_id, self._expected_s(leg, run, finishing))
+        return self._run_next_leg(run, now_s, assignment.reason)
+
+    def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
+        leg = run.legs.pop(0)
+        model = run.spec.model
+        if not self._usable(model, leg):
+            replacement = self._other_worker(model, leg, now_s)
             if replacement is None:
-                return self._again(request, f"{'+'.join(leg.workers)} was lost before the plan started")
+                return self._again(run, f"{'+'.join(leg.workers)} was lost before the plan started")
             leg = replacement
-        self._last_plan_id += 1
+        diffuses = Stage.DIFFUSE in leg.stages
+        members = [
+            request.member(run.num_steps if diffuses else None) for request in run.requests if _takes_part(request, leg)
+        ]
+        self._last_id += 1
         plan = DispatchPlan(
-            plan_id=self._last_plan_id,
-            request_id=request.spec.request_id,
-            model=request.spec.model,
+            plan_id=self._last_id,
+            model=model,
             stages=leg.stages,
             workers=leg.workers,
-            steps=(0, request.spec.num_inference_steps) if Stage.DIFFUSE in leg.stages else None,
+            members=tuple(members),
             group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
-            input_id=request.done.plan_id if request.done else None,
-            source=request.done.leader if request.done else None,
-            push_to=request.legs[0].workers[0] if request.legs else None,
+            push_to=run.legs[0].workers[0] if run.legs else None,
         )
-        request.plan = plan
-        self._plans[plan.plan_id] = plan
-        self._pool.start(plan, self._expected_s(plan, request.spec), now_s)
-        return ev.Run(plan, reason)
+        run.plan = plan
+        self._plans[plan.plan_id] = (plan, run)
+        expected_s = self._expected_s(leg, run, len(members))
+        if diffuses:
+            run.diffuse_end_s = now_s + expected_s
+        self._pool.start(plan, expected_s, now_s)
+        return [ev.Run(plan, reason)]
 
-    def _other_worker(self, model: str, leg: _Leg, now_s: float) -> _Leg | None:
+    def _usable(self, model: str, leg: Leg) -> bool:
+        """A lone E or C goes elsewhere when its worker is not there, or not meant to hold it any more."""
+        if not self._pool.all_alive(leg.workers):
+            return False
+        if not _is_lone_auxiliary(leg):
+            return True
+        replica = Replica(model, leg.stages[0])
+        return self._pool.holds(leg.workers[0], replica) or not self._pool.missing(leg.workers[0], [replica])
+
+    def _other_worker(self, model: str, leg: Leg, now_s: float) -> Leg | None:
         """A lone auxiliary stage can go to any worker that holds it; D, with its reserved workers, cannot."""
-        if len(leg.stages) > 1 or leg.stages[0] is Stage.DIFFUSE:
+        if not _is_lone_auxiliary(leg):
             return None
         holders = self._pool.holders(Replica(model, leg.stages[0]), like=leg.workers[0])
         if not holders:
             return None
-        return _Leg(leg.stages, (min(holders, key=lambda worker: (self._pool.free_at_s(worker, now_s), worker)),))
+        return Leg(leg.stages, (min(holders, key=lambda worker: (self._pool.free_at_s(worker, now_s), worker)),))
 
-    def _again(self, request: _Request, why: str) -> ev.Effect:
-        """Back to the queue, from the start, unless that has happened too often."""
+    def _again(self, run: Run, why: str) -> list[ev.Effect]:
+        """All members back to the queue, from their start, unless that has happened too often."""
+        self._end_run(run)
+        return [self._start_again(request, why) for request in run.requests]
+
+    def _start_again(self, request: Request, why: str) -> ev.Effect:
         request.retries += 1
         if request.retries > self._options.max_retries:
             return self._reject(request, "worker_failed", f"gave up after {self._options.max_retries} retries: {why}")
-        self._pool.release(request.spec.request_id)
-        request.plan, request.done, request.legs = None, None, []
+        request.start_again()
+        self._wait(request)
         return ev.Requeue(request.spec.request_id, why)
+
+    def _end_run(self, run: Run) -> None:
+        self._pool.release(run.workers, run.run_id)
+        self._runs.pop(run.run_id, None)
+
+    def _lost(self, event: ev.WorkerLost) -> list[ev.Effect]:
+        """What waits and was kept there begins again; what runs there is reported plan by plan."""
+        self._pool.lose(event.worker_id)
+        kept = [name for name, pending in self._pending.items() if pending.held_by == event.worker_id]
+        return [self._start_again(self._requests[name], event.error) for name in kept]
 
     # Plans are reported.
 
-    def _end_plan(self, plan_id: int, now_s: float) -> _Request | None:
-        """Free a plan's workers. Returns its request when that still waits for this plan."""
-        plan = self._plans.pop(plan_id, None)
-        if plan is None:
+    def _end_plan(self, plan_id: int, now_s: float) -> tuple[DispatchPlan, Run] | None:
+        """Free a plan's workers. Returns the plan and its run when somebody still waits for it."""
+        plan, run = self._plans.pop(plan_id, (None, None))
+        if plan is None or run is None:
             return None
         self._pool.end(plan, now_s)
-        request = self._requests.get(plan.request_id)
-        return request if request is not None and request.plan == plan else None
+        return (plan, run) if run.plan is plan and run.requests else None
 
     def _finished(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
-        plan = self._plans.get(event.plan_id)
-        request = self._end_plan(event.plan_id, now_s)
-        if plan is None or request is None:
+        ended = self._end_plan(event.plan_id, now_s)
+        if ended is None:
             return []
-        self._observe(plan, request.spec, event.spans)
+        plan, run = ended
+        num_steps = plan.num_steps if event.num_steps is None else event.num_steps
+        self._observe(plan, run, event.spans, num_steps)
+        ran = [span.stage for span in event.spans]
+        for request in run.requests:
+            if request.spec.request_id in plan.request_ids:
+                request.made_by = plan if ran else request.made_by
+                request.encoded |= Stage.ENCODE in ran
+                request.steps_done += num_steps
+        run.plan = None
+        if Stage.DECODE in ran:
+            effects = [self._finish(request, now_s) for request in run.requests if _is_in(request, plan)]
+            run.requests = [request for request in run.requests if not _is_in(request, plan)]
+            self._end_run(run)
+            return effects
         if Stage.DIFFUSE in plan.stages:
-            self._pool.release(request.spec.request_id)
-        request.done = plan
-        if request.legs:
+            self._after_diffuse(plan, run)
+        elif run.yielding:
+            self._park(run, run.requests)
+        if run.legs and run.requests:
             stages = "".join(stage.letter for stage in plan.stages)
-            return [self._run_next_leg(request, now_s, f"{stages} of plan {plan.plan_id} is done")]
+            return self._run_next_leg(run, now_s, f"{stages} of plan {plan.plan_id} is done")
+        self._end_run(run)
+        return []
+
+    def _after_diffuse(self, plan: DispatchPlan, run: Run) -> None:
+        """D's workers are free. Members with steps left wait for another dispatch, the others go on to C."""
+        self._pool.release(run.workers, run.run_id)
+        self._park(run, [request for request in run.requests if request.steps_left > 0])
+        if run.requests and not run.legs:  # stopped when there was nothing left but C
+            run.legs = [Leg((Stage.DECODE,), run.assignment.decode or plan.workers[:1])]
+
+    def _park(self, run: Run, requests: Sequence[Request]) -> None:
+        for request in list(requests):
+            run.requests.remove(request)
+            self._wait(request)
+
+    def _finish(self, request: Request, now_s: float) -> ev.Effect:
         self._forget(request)
         latency_s = now_s - request.arrival_s
         verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
-        return [ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)]
+        return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
 
     def _failed(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
-        plan = self._plans.get(event.plan_id)
-        request = self._end_plan(event.plan_id, now_s)
-        if plan is not None and plan.group is not None:
-            self._pool.break_group(plan.workers)
-        if request is None:
+        known = self._plans.get(event.plan_id)
+        ended = self._end_plan(event.plan_id, now_s)
+        if known is not None and known[0].group is not None:
+            self._pool.break_group(known[0].workers)
+        if ended is None:
             return []
-        if not event.retry:
-            return [self._reject(request, event.code, event.error)]
-        return [self._again(request, event.error)]
+        run = ended[1]
+        if event.retry:
+            return self._again(run, event.error)
+        self._end_run(run)
+        return [self._reject(request, event.code, event.error) for request in run.requests]
 
-    def _observe(self, plan: DispatchPlan, spec: RequestSpec, spans: Sequence[ev.StageSpan]) -> None:
+    def _observe(self, plan: DispatchPlan, run: Run, spans: Sequence[ev.StageSpan], num_steps: int) -> None:
+        spec = run.spec
+        kind = self._pool.kind_of(plan.leader, plan.model)
+        batch = len(plan.members) * spec.num_outputs
         for span in spans:
-            is_diffuse = span.stage is Stage.DIFFUSE
-            degree = plan.degree if is_diffuse else 1  # E and C run on the leader
-            seconds = span.seconds / spec.num_inference_steps if is_diffuse else span.seconds
-            self._times.observe(spec.model, span.stage, spec.shape, degree, spec.num_outputs, seconds)
+            degree = stage_degree(self._times, spec.model, span.stage, plan.degree)
+            calls = num_steps if span.stage is Stage.DIFFUSE else 1
+            if calls:
+                self._times.observe(spec.model, span.stage, spec.shape, degree, batch, span.seconds / calls)
+            if self._replanner is not None and kind is not None:
+                workers = plan.workers[:degree]
+                size = len(plan.members)
+                self._replanner.stage_finished(
+                    StageReport(spec.model, span.stage, kind, spec.shape, size, workers, span.start_s, span.end_s)
+                )
 
-    # Expectations.
-
-    def _expected_s(self, plan: DispatchPlan, spec: RequestSpec) -> float:
-        return sum(self._stage_s(spec, stage, plan.degree if stage is Stage.DIFFUSE else 1) for stage in plan.stages)
-
-    def _optimal_latency_s(self, spec: RequestSpec) -> float:
-        """Latency with every stage at its optimal degree and no waiting: the base of the default SLO (section 8.1)."""
-        return sum(
-            self._stage_s(spec, stage, self._times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
+    def _expected_s(self, leg: Leg, run: Run, batch: int) -> float:
+        """Seconds of a leg for so many members, loads of what its workers do not hold yet included."""
+        model, degree = run.spec.model, len(leg.workers)
+        replicas = [Replica(model, stage) for stage in leg.stages]
+        load_s = max(
+            sum(self._times.load_seconds(model, replica.stage) for replica in self._pool.missing(worker, replicas))
+            for worker in leg.workers
+        )
+        return load_s + sum(
+            stage_seconds(self._times, run.spec, stage, degree, batch, run.num_steps) for stage in leg.stages
         )
 
-    def _diffuse_end_s(self, spec: RequestSpec, assignment: Assignment, now_s: float) -> float:
-        begin_s = max(self._pool.free_at_s(worker, now_s) for worker in assignment.encode)
-        encode_s = self._stage_s(spec, Stage.ENCODE, 1)
-        return begin_s + encode_s + self._stage_s(spec, Stage.DIFFUSE, len(assignment.diffuse))
 
-    def _stage_s(self, spec: RequestSpec, stage: Stage, degree: int) -> float:
-        seconds = self._times.seconds(spec.model, stage, spec.shape, degree, spec.num_outputs)
-        return seconds * spec.num_inference_steps if stage is Stage.DIFFUSE else seconds
+def _is_lone_auxiliary(leg: Leg) -> bool:
+    return len(leg.stages) == 1 and leg.stages[0] is not Stage.DIFFUSE
 
 
-def _legs(assignment: Assignment) -> list[_Leg]:
-    """Merge consecutive stages that have the same workers ("merging execute", section 5.2)."""
-    legs: list[_Leg] = []
-    for stage, workers in (
-        (Stage.ENCODE, assignment.encode),
-        (Stage.DIFFUSE, assignment.diffuse),
-        (Stage.DECODE, assignment.decode),
-    ):
-        if legs and legs[-1].workers == workers:
-            legs[-1] = _Leg((*legs[-1].stages, stage), workers)
-        else:
-            legs.append(_Leg((stage,), workers))
-    return legs
+def _is_in(request: Request, plan: DispatchPlan) -> bool:
+    return request.spec.request_id in plan.request_ids
+
+
+def _takes_part(request: Request, leg: Leg) -> bool:
+    """E is for members without a condition, C for those that have done all steps (when D is not before it)."""
+    if leg.stages == (Stage.ENCODE,):
+        return not request.encoded
+    return leg.stages != (Stage.DECODE,) or request.steps_left == 0

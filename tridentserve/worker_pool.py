@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import WorkerView
+from tridentserve.stages import PlacementType
 
 
 @dataclass(slots=True)
@@ -22,20 +23,22 @@ class _Queued:
 class _Worker:
     spec: WorkerSpec
     replicas: frozenset[Replica]
+    resident: frozenset[Replica]
     alive: bool = False
     incarnation: int = 0
     queue: dict[int, _Queued] = field(default_factory=dict)
-    reserved_by: str | None = None
+    reserved_by: int | None = None
     reserved_until_s: float = 0.0
-    # Seconds of work that comes when a request's D has ended, by request.
-    promised_s: dict[str, float] = field(default_factory=dict)
+    # Seconds of work that comes when a run's D has ended, by run.
+    promised_s: dict[int, float] = field(default_factory=dict)
+    # What the dispatcher sees; None when something has changed since.
+    view: WorkerView | None = None
 
-    def free_at_s(self, now_s: float) -> float:
-        """When the queue is expected to be empty; an overdue head counts as ending now."""
-        free_s = now_s
+    def free_at_s(self) -> float:
+        """When all it has been given is expected to end; 0 when that is nothing. An overdue plan counts as ended."""
+        free_s = 0.0
         for queued in self.queue.values():
-            begin_s = free_s if queued.started_s is None else queued.started_s
-            free_s = max(free_s, begin_s + queued.expected_s)
+            free_s = max(free_s, queued.started_s or 0.0) + queued.expected_s
         if self.reserved_by is not None:
             free_s = max(free_s, self.reserved_until_s)
         return free_s + sum(self.promised_s.values())
@@ -45,22 +48,60 @@ class WorkerPool:
     """The workers of one service. Pure bookkeeping: it decides nothing."""
 
     def __init__(self, workers: Sequence[WorkerSpec], placement: PlacementPlan) -> None:
-        self._workers = {
-            spec.worker_id: _Worker(spec, placement.replicas.get(spec.worker_id, frozenset())) for spec in workers
-        }
+        self.placement = placement
+        self._workers: dict[WorkerId, _Worker] = {}
+        for spec in workers:
+            held = placement.replicas.get(spec.worker_id, frozenset())
+            self._workers[spec.worker_id] = _Worker(spec, held, resident=held)
+        self._alive: tuple[WorkerSpec, ...] | None = None
         # How often a group of workers has failed: a name is never used again after a failure.
         self._group_failures: dict[tuple[WorkerId, ...], int] = {}
 
     def join(self, spec: WorkerSpec, incarnation: int) -> None:
-        worker = self._workers[spec.worker_id]
+        worker = self._touch(spec.worker_id)
         worker.spec, worker.alive, worker.incarnation = spec, True, incarnation
+        worker.resident = worker.replicas  # a worker starts with what its placement says
+        self._alive = None
 
     def lose(self, worker_id: WorkerId) -> None:
         """The worker is gone. Its plans stay in the books until the engine has reported each of them."""
-        self._workers[worker_id].alive = False
+        self._touch(worker_id).alive = False
+        self._alive = None
+
+    def place(self, placement: PlacementPlan) -> None:
+        """Another placement is in force. What workers have in memory changes later, as plans need it."""
+        self.placement = placement
+        for worker_id, worker in self._workers.items():
+            worker.replicas = placement.replicas.get(worker_id, frozenset())
+            worker.view = None
+
+    def loaded(self, worker_id: WorkerId, replica: Replica, evicted: Iterable[Replica]) -> None:
+        """A worker has made a replica resident, and others not."""
+        worker = self._touch(worker_id)
+        worker.resident = worker.resident.difference(evicted) | {replica}
+
+    def alive(self) -> tuple[WorkerSpec, ...]:
+        """The live workers; the same object until one joins or is lost."""
+        if self._alive is None:
+            self._alive = tuple(worker.spec for worker in self._workers.values() if worker.alive)
+        return self._alive
 
     def all_alive(self, worker_ids: Iterable[WorkerId]) -> bool:
         return all(self._workers[worker_id].alive for worker_id in worker_ids)
+
+    def holds(self, worker_id: WorkerId, replica: Replica) -> bool:
+        """Whether a worker's placement has a replica."""
+        return replica in self._workers[worker_id].replicas
+
+    def missing(self, worker_id: WorkerId, replicas: Iterable[Replica]) -> list[Replica]:
+        """Those of the replicas that the worker would have to load first."""
+        resident = self._workers[worker_id].resident
+        return [replica for replica in replicas if replica not in resident]
+
+    def kind_of(self, worker_id: WorkerId, model: str) -> PlacementType | None:
+        """The placement type of a worker for one model."""
+        held = self._workers[worker_id].replicas
+        return PlacementType.of(replica.stage for replica in held if replica.model == model)
 
     def holders(self, replica: Replica, like: WorkerId) -> list[WorkerId]:
         """The live workers that hold a replica and have as much memory as worker `like`."""
@@ -73,41 +114,42 @@ class WorkerPool:
 
     def start(self, plan: DispatchPlan, expected_s: float, now_s: float) -> None:
         for worker_id in plan.workers:
-            queue = self._workers[worker_id].queue
+            queue = self._touch(worker_id).queue
             queue[plan.plan_id] = _Queued(expected_s, started_s=None if queue else now_s)
 
     def end(self, plan: DispatchPlan, now_s: float) -> None:
         for worker_id in plan.workers:
-            queue = self._workers[worker_id].queue
+            queue = self._touch(worker_id).queue
             queue.pop(plan.plan_id, None)
             head = next(iter(queue.values()), None)
             if head is not None and head.started_s is None:
                 head.started_s = now_s
 
-    def reserve(self, worker_ids: Iterable[WorkerId], request_id: str, until_s: float) -> None:
-        """Keep primaries for a request until its D has ended, which is expected at `until_s`."""
+    def reserve(self, worker_ids: Iterable[WorkerId], run_id: int, until_s: float) -> None:
+        """Keep primaries for a run until its D has ended, which is expected at `until_s`."""
         for worker_id in worker_ids:
-            worker = self._workers[worker_id]
-            worker.reserved_by, worker.reserved_until_s = request_id, until_s
+            worker = self._touch(worker_id)
+            worker.reserved_by, worker.reserved_until_s = run_id, until_s
 
-    def promise(self, worker_ids: Iterable[WorkerId], request_id: str, seconds: float) -> None:
-        """Count work that is due on these workers once the request's D has ended."""
+    def promise(self, worker_ids: Iterable[WorkerId], run_id: int, seconds: float) -> None:
+        """Count work that is due on these workers once the run's D has ended."""
         for worker_id in worker_ids:
-            self._workers[worker_id].promised_s[request_id] = seconds
+            self._touch(worker_id).promised_s[run_id] = seconds
 
-    def release(self, request_id: str) -> None:
-        """Drop the reservations and promises of a request."""
-        for worker in self._workers.values():
-            worker.promised_s.pop(request_id, None)
-            if worker.reserved_by == request_id:
+    def release(self, worker_ids: Iterable[WorkerId], run_id: int) -> None:
+        """Drop the reservations and promises of a run on these workers."""
+        for worker_id in worker_ids:
+            worker = self._touch(worker_id)
+            worker.promised_s.pop(run_id, None)
+            if worker.reserved_by == run_id:
                 worker.reserved_by = None
 
     def free_at_s(self, worker_id: WorkerId, now_s: float) -> float:
-        return self._workers[worker_id].free_at_s(now_s)
+        return max(now_s, self._workers[worker_id].free_at_s())
 
-    def views(self, now_s: float) -> list[WorkerView]:
-        """The live workers, as the dispatcher sees them."""
-        return [self._view(worker, now_s) for worker in self._workers.values() if worker.alive]
+    def views(self) -> list[WorkerView]:
+        """The live workers, as the dispatcher sees them. A view is the same object until its worker changes."""
+        return [worker.view or self._view(worker) for worker in self._workers.values() if worker.alive]
 
     def views_when_idle(self) -> list[WorkerView]:
         """Every worker of the placement, lost ones too, as if nothing ran."""
@@ -119,20 +161,10 @@ class WorkerPool:
                 replicas=worker.replicas,
                 idle=True,
                 free_at_s=0.0,
+                resident=worker.resident,
             )
             for worker_id, worker in self._workers.items()
         ]
-
-    @staticmethod
-    def _view(worker: _Worker, now_s: float) -> WorkerView:
-        return WorkerView(
-            worker_id=worker.spec.worker_id,
-            node_id=worker.spec.node_id,
-            memory_bytes=worker.spec.memory_bytes,
-            replicas=worker.replicas,
-            idle=not worker.queue and worker.reserved_by is None,
-            free_at_s=worker.free_at_s(now_s),
-        )
 
     def group_name(self, worker_ids: tuple[WorkerId, ...]) -> str:
         """A name for the process group of these workers, the same until one of them restarts or the group fails."""
@@ -142,3 +174,22 @@ class WorkerPool:
     def break_group(self, worker_ids: tuple[WorkerId, ...]) -> None:
         """Never use the current group of these workers again."""
         self._group_failures[worker_ids] = self._group_failures.get(worker_ids, 0) + 1
+
+    def _touch(self, worker_id: WorkerId) -> _Worker:
+        """The worker, to be changed."""
+        worker = self._workers[worker_id]
+        worker.view = None
+        return worker
+
+    @staticmethod
+    def _view(worker: _Worker) -> WorkerView:
+        worker.view = WorkerView(
+            worker_id=worker.spec.worker_id,
+            node_id=worker.spec.node_id,
+            memory_bytes=worker.spec.memory_bytes,
+            replicas=worker.replicas,
+            idle=not worker.queue and worker.reserved_by is None,
+            free_at_s=worker.free_at_s(),
+            resident=worker.resident,
+        )
+        return worker.view

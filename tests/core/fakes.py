@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
-from tridentserve.protocols import Assignment, PendingRequest, WorkerView
+from tridentserve.protocols import Assignment, ClusterView, Decisions, LoadSource, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
 
@@ -30,6 +30,18 @@ class FakeTimes:
     def weights_bytes(self, model: str, stage: Stage) -> int:
         return 1
 
+    def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
+        return 1
+
+    def transfer_seconds(self, model: str, stage: Stage, shape: Shape, batch: int = 1, same_node: bool = True) -> float:
+        return 0.0
+
+    def load_seconds(self, model: str, stage: Stage, source: LoadSource = "host") -> float:
+        return 3.0
+
+    def optimal_batch(self, model: str, stage: Stage, shape: Shape, degree: int = 1) -> int:
+        return 1
+
     def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
         return (1, 2)
 
@@ -47,24 +59,21 @@ class FixedDispatcher:
         self.encode, self.diffuse, self.decode = (tuple(names.split()) for names in (encode, diffuse, decode))
         self.why_not: str | None = None
 
-    def dispatch(
-        self, pending: Sequence[PendingRequest], workers: Sequence[WorkerView], now_s: float
-    ) -> list[Assignment]:
-        idle = {worker.worker_id for worker in workers if worker.idle}
-        if not pending or not idle.issuperset(self.diffuse):
-            return []
-        first = min(pending, key=lambda request: request.deadline_s)
-        return [
-            Assignment(
-                request_id=first.spec.request_id,
-                primary=PlacementType.D,
-                encode=self.encode,
-                diffuse=self.diffuse,
-                decode=self.decode,
-                expected_finish_s=now_s,
-                reason="fixed",
-            )
-        ]
+    def decide(self, view: ClusterView) -> Decisions:
+        idle = {worker.worker_id for worker in view.workers if worker.idle}
+        if not view.pending or not idle.issuperset(self.diffuse):
+            return Decisions()
+        first = min(view.pending, key=lambda request: request.deadline_s)
+        assignment = Assignment(
+            request_ids=(first.spec.request_id,),
+            primary=PlacementType.D,
+            encode=self.encode,
+            diffuse=self.diffuse,
+            decode=self.decode,
+            expected_finish_s=view.now_s,
+            reason="fixed",
+        )
+        return Decisions([assignment])
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return self.why_not

@@ -70,19 +70,19 @@ def apart() -> Run:
 def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
     assert apart.on(ev.RequestArrived(request("r"))) == []
     encode = apart.plan(ev.Tick())
-    assert (encode.stages, encode.workers, encode.push_to, encode.source) == ((E,), ("e",), "d0", None)
-    assert (encode.steps, encode.group) == (None, None)
+    assert (encode.stages, encode.workers, encode.push_to, encode.sole.source) == ((E,), ("e",), "d0", None)
+    assert (encode.sole.steps, encode.group) == (None, None)
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.Run)
     diffuse = effect.plan
-    assert (diffuse.stages, diffuse.workers, diffuse.steps) == ((D,), ("d0", "d1"), (0, 4))
-    assert (diffuse.input_id, diffuse.source, diffuse.push_to) == (encode.plan_id, "e", "c")
+    assert (diffuse.stages, diffuse.workers, diffuse.sole.steps) == ((D,), ("d0", "d1"), (0, 4))
+    assert (diffuse.sole.input_id, diffuse.sole.source, diffuse.push_to) == (encode.plan_id, "e", "c")
     assert diffuse.group
     (effect,) = apart.finish(diffuse, 1.0, 3.0)
     assert isinstance(effect, ev.Run)
     decode = effect.plan
-    assert (decode.stages, decode.workers, decode.input_id) == ((C,), ("c",), diffuse.plan_id)
-    assert (decode.source, decode.push_to) == ("d0", None)
+    assert (decode.stages, decode.workers, decode.sole.input_id) == ((C,), ("c",), diffuse.plan_id)
+    assert (decode.sole.source, decode.push_to) == ("d0", None)
     (done,) = apart.finish(decode, 3.0, 5.0)
     assert isinstance(done, ev.Finish)
     assert (done.latency_s, done.slo_s) == (5.0, 2.5 * (0.5 + 4 * 0.5 + 2.0))
@@ -110,8 +110,8 @@ def test_decode_on_the_leader_frees_the_other_workers() -> None:
     assert wide.stages == (E, D)
     (effect,) = run.finish(wide, 0.0, 2.0)
     assert isinstance(effect, ev.Run)
-    assert (effect.plan.workers, effect.plan.source) == (("a",), "a")
-    idle = {view.worker_id: view.idle for view in run.scheduler._pool.views(2.0)}
+    assert (effect.plan.workers, effect.plan.sole.source) == (("a",), "a")
+    idle = {view.worker_id: view.idle for view in run.scheduler._pool.views()}
     assert idle == {"a": False, "b": True}
 
 
@@ -120,7 +120,7 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
     first = apart.plan(ev.Tick())
     apart.on(ev.RequestArrived(request("second")))
     assert apart.on(ev.Tick()) == []
-    free_at_s = {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views(0.0)}
+    free_at_s = {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}
     assert (free_at_s["e"], free_at_s["d0"]) == (0.5, 0.5 + 4 * 0.5)
     (effect,) = apart.finish(first, 0.0, 1.0)
     assert apart.on(ev.Tick(), 1.0) == []
@@ -133,11 +133,11 @@ def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
     """Else the next request's decode would be sent to the same worker, since nothing waits there yet."""
     apart.on(ev.RequestArrived(request("r")))
     encode = apart.plan(ev.Tick())
-    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views(0.0)}["c"] == 2.0
+    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 2.0
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.Run)
     apart.on(ev.RequestCancelled("r"), 1.5)
-    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views(1.5)}["c"] == 1.5
+    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 1.5
 
 
 def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
@@ -161,7 +161,7 @@ def test_a_plan_that_ends_after_its_request_was_cancelled_frees_its_workers(apar
     plan = apart.plan(ev.Tick())
     apart.on(ev.RequestCancelled("r"))
     assert apart.finish(plan, 0.0, 1.0) == []
-    assert all(view.idle for view in apart.scheduler._pool.views(1.0))
+    assert all(view.idle for view in apart.scheduler._pool.views())
 
 
 def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(apart: Run) -> None:
@@ -176,7 +176,7 @@ def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(ap
     assert isinstance(answer, ev.Reject)
     assert (answer.code, len(set(groups))) == ("worker_failed", 3)
     assert "connection closed by peer" in answer.reason
-    assert all(view.idle for view in apart.scheduler._pool.views(1.0))
+    assert all(view.idle for view in apart.scheduler._pool.views())
 
 
 def test_what_cannot_be_helped_is_not_tried_again(apart: Run) -> None:

@@ -40,4 +40,4 @@ def request(
 ) -> PendingRequest:
     """A request that arrived at `arrival_s`."""
     spec = RequestSpec(request_id, model, shape, steps, num_outputs)
-    return PendingRequest(spec, arrival_s, arrival_s + slo_s, steps_done)
+    return PendingRequest(spec, arrival_s, arrival_s + slo_s, steps_done, encoded=steps_done > 0)

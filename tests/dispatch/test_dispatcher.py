@@ -142,7 +142,7 @@ def test_what_is_not_profiled_or_not_placed_is_said() -> None:
         (request("r", Shape(64, 64)), "outside the profiled sizes"),
     ):
         assert why in str(IDLE.can_ever_run(wrong.spec, views))
-    assert IDLE.dispatch([request("r", Shape(64, 64)), request("ok", SMALL)], views, 0.0)[0].request_id == "ok"
+    assert IDLE.dispatch([request("r", Shape(64, 64)), request("ok", SMALL)], views, 0.0)[0].request_ids[0] == "ok"
 
 
 def test_several_outputs_need_their_memory_and_time() -> None:
@@ -155,7 +155,7 @@ def test_several_outputs_need_their_memory_and_time() -> None:
 def test_the_earliest_deadline_goes_first_among_equals() -> None:
     pending = [request("later", SMALL, 60.0), request("first", SMALL, 50.0), request("last", SMALL, 70.0)]
     assignments = IDLE.dispatch(pending, workers(2, "EDC"), 0.0)
-    assert [assignment.request_id for assignment in assignments] == ["first", "later"]
+    assert [assignment.request_ids[0] for assignment in assignments] == ["first", "later"]
 
 
 def test_an_overdue_request_runs_and_says_that_it_is_late() -> None:
@@ -173,7 +173,7 @@ def test_a_worker_of_two_models_is_given_to_one() -> None:
 def test_an_auxiliary_that_is_taken_as_a_primary_of_another_model_is_busy() -> None:
     shared = [worker("both", "two:EDC", "E", memory_bytes=2 * EDC_BYTES), worker("e", "E"), worker("d", "DC")]
     assignments = IDLE.dispatch([request("a", SMALL), request("b", SMALL, model="two")], shared, 0.0)
-    assert {assignment.request_id: assignment.encode for assignment in assignments} == {"a": ("e",), "b": ("both",)}
+    assert {assignment.request_ids[0]: assignment.encode for assignment in assignments} == {"a": ("e",), "b": ("both",)}
 
 
 def cluster_of(entries: list[tuple[str, int, float | None]]) -> list[WorkerView]:
@@ -208,9 +208,9 @@ def test_assignments_are_valid_whatever_the_cluster(
     specs = {entry.spec.request_id: entry for entry in pending}
     used = [worker_id for assignment in assignments for worker_id in assignment.diffuse]
     assert len(used) == len(set(used))
-    assert len({assignment.request_id for assignment in assignments}) == len(assignments)
+    assert len({assignment.request_ids[0] for assignment in assignments}) == len(assignments)
     for assignment in assignments:
-        entry = specs[assignment.request_id]
+        entry = specs[assignment.request_ids[0]]
         stages = {Stage.ENCODE: assignment.encode, Stage.DIFFUSE: assignment.diffuse, Stage.DECODE: assignment.decode}
         assert all(by_id[worker_id].idle for worker_id in assignment.diffuse)
         assert len({by_id[worker_id].node_id for worker_id in assignment.diffuse}) == 1
@@ -233,6 +233,6 @@ def test_an_idle_worker_is_not_left_idle_while_something_could_run_there(pending
     assignments = IDLE.dispatch(pending, cluster, now_s=0.0)
     for model in ("one", "two"):
         waiting = [entry for entry in pending if entry.spec.model == model]
-        served = [a for a in assignments if any(entry.spec.request_id == a.request_id for entry in waiting)]
+        served = [a for a in assignments if any(entry.spec.request_id == a.request_ids[0] for entry in waiting)]
         assert len(served) >= min(1, len(waiting))
         assert len(served) == len(waiting) or sum(len(assignment.diffuse) for assignment in served) == 2

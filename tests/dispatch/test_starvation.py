@@ -38,9 +38,9 @@ def leaves_at_s(cluster: list[WorkerView], slo_s: float, horizon_s: float = 2 * 
             for view in cluster
         ]
         for assignment in DISPATCHER.dispatch(pending, views, now_s):
-            if assignment.request_id == "large":
+            if assignment.request_ids[0] == "large":
                 return now_s
-            chosen = next(entry for entry in pending if entry.spec.request_id == assignment.request_id)
+            chosen = next(entry for entry in pending if entry.spec.request_id == assignment.request_ids[0])
             pending.remove(chosen)
             seconds = step_seconds(SMALL, len(assignment.diffuse)) * chosen.spec.num_inference_steps
             free_s.update(dict.fromkeys(assignment.diffuse, now_s + seconds))
@@ -68,7 +68,7 @@ def test_width_that_never_comes_by_itself_is_kept_for_a_request_that_needs_it(sl
 
 
 def served(pending: list[PendingRequest], views: list[WorkerView], now_s: float = 1000.0) -> dict[str, tuple[str, ...]]:
-    return {entry.request_id: entry.diffuse for entry in DISPATCHER.dispatch(pending, views, now_s)}
+    return {entry.request_ids[0]: entry.diffuse for entry in DISPATCHER.dispatch(pending, views, now_s)}
 
 
 @pytest.mark.parametrize("order", [("large", "small"), ("small", "large")])

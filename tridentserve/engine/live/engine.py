@@ -158,6 +158,9 @@ class LiveEngine:
                     self._requeued(effect)
                 case ev.Finish() | ev.Reject():
                     self._ended(effect.request_id)
+                case ev.Yield() | ev.Place():
+                    # Never of the dispatcher that `deployments.planning` makes: no preemption, a fixed placement.
+                    raise WorkerError(f"the live engine cannot carry out {effect.kind}")
 
     def _stop_plan(self, effect: ev.Abort) -> None:
         plan = self._plans.get(effect.plan_id)
@@ -192,7 +195,7 @@ class LiveEngine:
     # To and from the workers.
 
     def _spawn(self, plan: DispatchPlan) -> None:
-        job = self._jobs.unfinished(plan.request_id)
+        job = self._jobs.unfinished(plan.sole.request_id)
         if job is None:
             return
         self._plans[plan.plan_id] = plan
@@ -223,7 +226,7 @@ class LiveEngine:
         except RayError as error:
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
         except Exception as error:
-            logger.exception("plan %d of %s failed in the engine", plan.plan_id, plan.request_id)
+            logger.exception("plan %d of %s failed in the engine", plan.plan_id, plan.sole.request_id)
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {type(error).__name__}")
 
     async def _listen(self, job: Job, call: PlanCall) -> PlanReport:

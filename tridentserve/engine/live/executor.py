@@ -118,7 +118,7 @@ class StageExecutor:
         execution: Execution,
     ) -> Parcel | None:
         """The plan's range of denoising steps; None when it was stopped."""
-        first, last = plan.steps or (0, inputs.num_inference_steps)
+        first, last = plan.sole.steps or (0, inputs.num_inference_steps)
         group = self._group(plan)
         state = None
         if plan.leader == self._worker_id:
@@ -155,7 +155,7 @@ def _timed(stage: Stage, execution: Execution) -> Iterator[None]:
 
 def _required(incoming: Parcel | None, plan: DispatchPlan) -> Parcel:
     if incoming is None:
-        raise HandoffError(f"plan {plan.plan_id} of request {plan.request_id} has no inputs")
+        raise HandoffError(f"plan {plan.plan_id} of request {plan.sole.request_id} has no inputs")
     return incoming
 
 

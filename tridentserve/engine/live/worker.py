@@ -123,7 +123,7 @@ class StageWorker:
         loop = asyncio.get_running_loop()
         control = StepControl()
         if plan.leader == self._config.spec.worker_id:
-            control.on_step = lambda done: _post(loop, notes, StepNote(plan.request_id, done))
+            control.on_step = lambda done: _post(loop, notes, StepNote(plan.sole.request_id, done))
         self._controls[plan.plan_id] = control
         if plan.plan_id in self._stopped_early:
             control.stop()
@@ -157,7 +157,7 @@ class StageWorker:
             return await self._report(plan, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             ours = error if isinstance(error, TridentServeError) else None
-            logger.warning("plan %d of %s failed: %s", plan.plan_id, plan.request_id, error, exc_info=ours is None)
+            logger.warning("plan %d of %s failed: %s", plan.plan_id, plan.sole.request_id, error, exc_info=ours is None)
             # The text of an error of a library may quote the prompt: it stays in this worker's log.
             text = str(ours) if ours else f"{type(error).__name__} (more in the log of {self._config.spec.worker_id})"
             code, retry = (ours.code, ours.http_status >= 500) if ours else ("worker_failed", True)
@@ -171,15 +171,21 @@ class StageWorker:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         incoming = None
-        if plan.leader == self._config.spec.worker_id and plan.input_id is not None and plan.source is not None:
+        if (
+            plan.leader == self._config.spec.worker_id
+            and plan.sole.input_id is not None
+            and plan.sole.source is not None
+        ):
             try:
-                incoming = await self._handoff.take(HandoffKey(plan.request_id, plan.input_id), plan.source)
+                incoming = await self._handoff.take(
+                    HandoffKey(plan.sole.request_id, plan.sole.input_id), plan.sole.source
+                )
             except BaseException:
                 await self._on_device(self._executor.abandon, plan)
                 raise
         execution = await self._on_device(self._executor.execute, plan, inputs, incoming, control)
         if execution.outputs is not None:
-            key = HandoffKey(plan.request_id, plan.plan_id)
+            key = HandoffKey(plan.sole.request_id, plan.plan_id)
             self._handoff.keep(key, execution.outputs)
             if plan.push_to is not None and plan.push_to != self._config.spec.worker_id:
                 self._handoff.push(key, plan.push_to)
