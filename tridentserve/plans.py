@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import PlainSerializer
 
 from tridentserve.stages import PlacementType, Stage
 
@@ -16,6 +19,10 @@ class Replica:
 
     model: str
     stage: Stage
+
+
+# Written in order, so that a log of the same decisions is the same, byte for byte: a set has no order of its own.
+Replicas = Annotated[frozenset[Replica], PlainSerializer(sorted, return_type=list[Replica])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class DispatchPlan:
 class PlacementPlan:
     """Which replicas each worker holds. `reason` says in a sentence where the shares come from."""
 
-    replicas: Mapping[WorkerId, frozenset[Replica]]
+    replicas: Mapping[WorkerId, Replicas]
     reason: str = ""
     epoch: int = field(default=0)
 

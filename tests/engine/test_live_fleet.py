@@ -20,7 +20,7 @@ from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport, StepNote, WorkerConfig
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny import ensure_tiny
-from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -45,16 +45,21 @@ class Plans:
         self._ids = itertools.count()
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
-        members = tuple(workers.split())
-        plan_id = next(self._ids)
-        return DispatchPlan(
-            plan_id=plan_id,
+        """`more`: what else is to be said of the plan's only member, and `push_to`."""
+        ranks = tuple(workers.split())
+        member = PlanMember(
             request_id=more.pop("request_id", "r"),
+            steps=more.pop("steps", (0, INPUTS.num_inference_steps)) if D in stages else None,
+            input_id=more.pop("input_id", None),
+            source=more.pop("source", None),
+        )
+        return DispatchPlan(
+            plan_id=next(self._ids),
             model=model,
             stages=stages,
-            workers=members,
-            steps=more.pop("steps", (0, INPUTS.num_inference_steps)) if D in stages else None,
-            group="-".join(members) if len(members) > 1 else None,
+            workers=ranks,
+            members=(member,),
+            group="-".join(ranks) if len(ranks) > 1 else None,
             **more,
         )
 

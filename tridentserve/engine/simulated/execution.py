@@ -1,0 +1,285 @@
+"""Executes plans on the simulated workers: queues, loads, inputs, stages, stops, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from tridentserve import events as ev
+from tridentserve.engine.simulated.agenda import Agenda
+from tridentserve.engine.simulated.devices import Device, Devices, PlanRun
+from tridentserve.engine.simulated.handoff import Handoff
+from tridentserve.engine.simulated.recorder import Recorder
+from tridentserve.engine.simulated.truth import Truth
+from tridentserve.errors import OutOfMemoryError, ProfileError
+from tridentserve.events import StageSpan
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.protocols import LoadSource
+from tridentserve.stages import Stage
+
+# Rounding of times must not move a stop to the next step boundary.
+_STEP_TOLERANCE = 1e-9
+
+
+class Executor:
+    """Runs each worker's plans in the order in which they are given. Reports go to `post`, after the fact."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        devices: Devices,
+        handoff: Handoff,
+        truth: Truth,
+        recorder: Recorder,
+        post: Callable[[ev.Event], None],
+        group_setup_s: float,
+    ) -> None:
+        self._agenda = agenda
+        self._devices = devices
+        self._handoff = handoff
+        self._truth = truth
+        self._recorder = recorder
+        self._post = post
+        self._group_setup_s = group_setup_s
+        self._groups: set[str] = set()
+        self._runs: dict[int, PlanRun] = {}
+
+    # Plans come and are told to stop.
+
+    def run(self, plan: DispatchPlan) -> None:
+        """Queue a plan on its workers."""
+        self._recorder.counts.plans += 1
+        devices = tuple(self._devices[worker_id] for worker_id in plan.workers)
+        dead = [device.worker_id for device in devices if not device.alive]
+        if dead:
+            self._recorder.counts.failed_plans += 1
+            self._post(ev.PlanFailed(plan.plan_id, f"{'+'.join(dead)} is down"))
+            return
+        run = PlanRun(plan, tuple(map(self._recorder.spec, plan.request_ids)), devices)
+        self._runs[plan.plan_id] = run
+        for device in devices:
+            device.queue.append(run)
+            run.heads += device.queue[0] is run
+        self._start_if_first(run)
+
+    def abort(self, plan_id: int) -> None:
+        """Stop a plan at its next step boundary; what it has is of no use."""
+        run = self._runs.get(plan_id)
+        if run is None:
+            return
+        if run.started_s is None:
+            self._leave(run)
+            self._post(ev.PlanStopped(plan_id))
+            return
+        run.aborted = True
+        self._cut(run)
+
+    def yield_(self, plan_id: int) -> None:
+        """Stop a plan at its next step boundary and keep what it has. One that is past its last boundary goes on."""
+        run = self._runs.get(plan_id)
+        if run is None or Stage.DIFFUSE not in run.plan.stages:
+            return
+        if run.started_s is None:
+            self._leave(run)
+            self._recorder.counts.yields += 1
+            self._post(ev.StageFinished(plan_id, (), num_steps=0))
+        elif run.num_steps is None:
+            self._cut(run)
+
+    # Workers go and come back.
+
+    def lose(self, worker_id: WorkerId) -> None:
+        """A worker's process ends."""
+        device = self._devices[worker_id]
+        if not device.alive:
+            return
+        device.alive = False
+        self._recorder.counts.worker_losses += 1
+        self._devices.clear(device)
+        self._handoff.lose(worker_id, self._agenda.now_s)
+        failed = list(device.queue)
+        for run in failed:
+            self._record(run, "failed")
+            self._leave(run)
+        self._post(ev.WorkerLost(worker_id, f"{worker_id} was lost"))
+        for run in failed:
+            self._post(ev.PlanFailed(run.plan.plan_id, f"{worker_id} was lost"))
+
+    def join(self, worker_id: WorkerId) -> None:
+        """A lost worker is back, with the replicas of its placement."""
+        device = self._devices[worker_id]
+        if device.alive:
+            return
+        device.alive = True
+        device.incarnation += 1
+        self._devices.fill(device)
+        self._post(ev.WorkerJoined(device.spec, device.incarnation))
+
+    # A plan starts.
+
+    def _start_if_first(self, run: PlanRun) -> None:
+        if run.heads < len(run.devices):
+            return
+        ready_s = self._handoff.ready_s(run)
+        if ready_s > self._agenda.now_s:
+            self._agenda.at(ready_s, self._start, run, run.version)
+        else:
+            self._start(run, run.version)
+
+    def _start(self, run: PlanRun, version: int) -> None:
+        if run.version != version:
+            return
+        now_s = run.started_s = self._agenda.now_s
+        if missing := self._handoff.missing(run.plan.members):
+            self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
+            return
+        try:
+            needs = [self._devices.needs(run, rank) for rank in range(run.plan.degree)]
+            peaks = [self._devices.peak_bytes(run, rank) for rank in range(run.plan.degree)]
+            seconds = [self._truth.seconds(run.plan, stage, run.specs) for stage in run.plan.stages]
+            self._check_memory(run, needs, peaks)
+        except (ProfileError, OutOfMemoryError) as error:
+            self._recorder.counts.out_of_memory += isinstance(error, OutOfMemoryError)
+            self._fail_soon(run, str(error), retry=False, code=error.code)
+            return
+        # Weights and inputs come at the same time.
+        prepared_s = self._handoff.take(run)
+        used_bytes = []
+        for device, replicas, peak_bytes in zip(run.devices, needs, peaks, strict=True):
+            prepared_s = max(prepared_s, self._load(run, device, replicas, peak_bytes))
+            added = {replica for replica in replicas if replica not in device.resident}
+            used_bytes.append(self._devices.used_bytes(device, peak_bytes) + self._devices.weights_bytes(added))
+        run.used_bytes = tuple(used_bytes)
+        begin_s = now_s + prepared_s + self._group_seconds(run.plan)
+        spans = []
+        for stage, stage_s in zip(run.plan.stages, seconds, strict=True):
+            spans.append(StageSpan(stage, begin_s, begin_s + stage_s))
+            begin_s += stage_s
+        run.spans = tuple(spans)
+        self._agenda.at(begin_s, self._end, run, run.version)
+
+    def _check_memory(self, run: PlanRun, needs: list[list[Replica]], peaks: list[int]) -> None:
+        for device, replicas, peak_bytes in zip(run.devices, needs, peaks, strict=True):
+            least_bytes = self._devices.least_bytes(replicas, peak_bytes)
+            if least_bytes > device.spec.memory_bytes:
+                stages = "".join(replica.stage.letter for replica in replicas)
+                raise OutOfMemoryError(
+                    f"{stages} of {run.plan.model} for {len(run.specs)} x {run.specs[0].shape} at degree "
+                    f"{run.plan.degree} needs {least_bytes} bytes on {device.worker_id} ({peak_bytes} of them for "
+                    f"activations), which has {device.spec.memory_bytes}"
+                )
+
+    def _load(self, run: PlanRun, device: Device, replicas: list[Replica], peak_bytes: int) -> float:
+        """Make the replicas resident on one worker; returns the seconds until they are."""
+        self._devices.make_room(device, replicas, peak_bytes)
+        total_s = 0.0
+        for replica in replicas:
+            if replica in device.resident:
+                continue
+            source = self._devices.source(device, replica)
+            seconds = self._truth.load_seconds(replica, source)
+            total_s += seconds
+            self._agenda.at(
+                self._agenda.now_s + total_s, self._loaded, device, device.incarnation, replica, source, seconds
+            )
+        return total_s
+
+    def _loaded(
+        self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float
+    ) -> None:
+        if not device.alive or device.incarnation != incarnation:
+            return
+        self._devices.add(device, replica)
+        num_bytes = self._truth.weights_bytes(replica)
+        counts = self._recorder.counts
+        counts.loads += 1
+        counts.load_bytes += num_bytes
+        counts.load_seconds += seconds
+        evicted = tuple(device.evicted)
+        device.evicted.clear()
+        self._post(ev.ReplicaLoaded(device.worker_id, replica, evicted, source, num_bytes, seconds))
+
+    def _group_seconds(self, plan: DispatchPlan) -> float:
+        if plan.group is None or plan.group in self._groups:
+            return 0.0
+        self._groups.add(plan.group)
+        self._recorder.counts.groups_made += 1
+        return self._group_setup_s
+
+    # A plan ends.
+
+    def _cut(self, run: PlanRun) -> None:
+        """Move the end of a started plan to its next step boundary, if it has one before its end."""
+        now_s = self._agenda.now_s
+        index = next((i for i, span in enumerate(run.spans) if span.stage is Stage.DIFFUSE), None)
+        if index is None or now_s >= run.spans[index].end_s:
+            return
+        diffuse, total = run.spans[index], run.plan.num_steps
+        if now_s <= run.spans[0].start_s:  # weights or inputs are still on their way
+            num_steps, spans, end_s = 0, (), run.spans[0].start_s
+        elif now_s <= diffuse.start_s:
+            num_steps, spans, end_s = 0, run.spans[:index], diffuse.start_s
+        else:
+            step_s = diffuse.seconds / total
+            num_steps = math.ceil((now_s - diffuse.start_s) / step_s - _STEP_TOLERANCE)
+            if num_steps >= total and not run.aborted:
+                return  # in its last step: there is no boundary before the end
+            end_s = max(now_s, min(diffuse.start_s + num_steps * step_s, diffuse.end_s))
+            spans = (*run.spans[:index], replace(diffuse, end_s=end_s)) if num_steps else run.spans[:index]
+        run.num_steps, run.spans = num_steps, spans
+        run.version += 1
+        self._agenda.at(end_s, self._end, run, run.version)
+
+    def _end(self, run: PlanRun, version: int) -> None:
+        if run.version != version:
+            return
+        plan_id, now_s = run.plan.plan_id, self._agenda.now_s
+        if run.aborted:
+            self._record(run, "stopped")
+            self._leave(run)
+            self._post(ev.PlanStopped(plan_id))
+            return
+        if run.spans:
+            self._handoff.keep(run, now_s)
+        self._recorder.counts.yields += run.num_steps is not None
+        self._record(run, "finished" if run.num_steps is None else "yielded")
+        self._leave(run)
+        self._post(ev.StageFinished(plan_id, run.spans, run.num_steps))
+
+    def _fail_soon(self, run: PlanRun, error: str, retry: bool, code: str) -> None:
+        """Now, but not from within a start: many plans in a row may fail."""
+        self._agenda.at(self._agenda.now_s, self._fail, run, run.version, error, retry, code)
+
+    def _fail(self, run: PlanRun, version: int, error: str, retry: bool, code: str) -> None:
+        if run.version != version:
+            return
+        self._record(run, "failed")
+        self._leave(run)
+        self._post(ev.PlanFailed(run.plan.plan_id, error, retry, code))
+
+    def _record(self, run: PlanRun, outcome: str) -> None:
+        """Tell the recorder what ran of a plan that ends now."""
+        now_s = self._agenda.now_s
+        if outcome == "failed":
+            self._recorder.counts.failed_plans += 1
+        run.spans = tuple(
+            span if span.end_s <= now_s else replace(span, end_s=now_s) for span in run.spans if span.start_s < now_s
+        ) if outcome == "failed" else run.spans
+        self._recorder.ran(run, now_s, outcome)
+
+    def _leave(self, run: PlanRun) -> None:
+        """Take a plan out of its workers' queues; those that are first now may start."""
+        run.version += 1
+        del self._runs[run.plan.plan_id]
+        for device in run.devices:
+            queue = device.queue
+            if queue[0] is not run:
+                queue.remove(run)
+                continue
+            queue.popleft()
+            if queue and device.alive:
+                queue[0].heads += 1
+        for device in run.devices:
+            if device.queue and device.alive:
+                self._start_if_first(device.queue[0])

@@ -1,0 +1,173 @@
+"""Where the outputs of stages are, and when they get to the worker that needs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tridentserve.engine.simulated.devices import Devices, PlanRun
+from tridentserve.engine.simulated.truth import Truth
+from tridentserve.plans import PlanMember, WorkerId
+from tridentserve.requests import RequestSpec
+from tridentserve.stages import Stage
+
+# A denoising state that is not at its end goes together with its condition.
+_STATE = (Stage.ENCODE, Stage.DIFFUSE)
+
+
+@dataclass(slots=True)
+class _Output:
+    """What the last plan of a request left. `holder` keeps it; a copy is on its way to `pushed_to`, or there, from
+    `ready_s` on, and takes `buffered_bytes` of its handoff buffer. `spilled`: it waits in the holder's host memory."""
+
+    plan_id: int
+    spec: RequestSpec
+    stages: tuple[Stage, ...]
+    holder: WorkerId
+    pushed_to: WorkerId | None = None
+    ready_s: float = 0.0
+    buffered_bytes: int = 0
+    spilled: bool = False
+
+
+class Handoff:
+    """The outputs of all requests under way."""
+
+    def __init__(self, devices: Devices, truth: Truth, capacity_bytes: int) -> None:
+        self._devices = devices
+        self._truth = truth
+        self._capacity_bytes = capacity_bytes
+        self._outputs: dict[str, _Output] = {}
+        self._buffered: Counter[WorkerId] = Counter()
+        self.transfers = 0
+        self.transfer_bytes = 0
+        self.spills = 0
+
+    def missing(self, members: Iterable[PlanMember]) -> list[str]:
+        """The requests whose inputs are not there (any more)."""
+        return [
+            member.request_id
+            for member in members
+            if member.input_id is not None
+            and ((output := self._outputs.get(member.request_id)) is None or output.plan_id != member.input_id)
+        ]
+
+    def ready_s(self, run: PlanRun) -> float:
+        """When all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
+        ready_s = 0.0
+        for member in run.plan.members:
+            output = self._outputs.get(member.request_id)
+            if member.input_id is not None and output is not None and output.pushed_to == run.plan.leader:
+                ready_s = max(ready_s, output.ready_s)
+        return ready_s
+
+    def take(self, run: PlanRun) -> float:
+        """The plan's leader has its inputs now; returns the seconds it took to fetch what had not been pushed there."""
+        leader = run.plan.leader
+        seconds = 0.0
+        for member in run.plan.members:
+            if member.input_id is None:
+                continue
+            output = self._outputs[member.request_id]
+            if leader not in (output.holder, output.pushed_to):
+                seconds += self._move(output, leader)
+            self._unbuffer(output)
+            output.holder, output.pushed_to, output.spilled = leader, None, False
+        return seconds
+
+    def keep(self, run: PlanRun, now_s: float) -> None:
+        """A plan has ended after its last stage or step: its outputs replace what was kept of its requests, and what
+        the next plan needs is pushed."""
+        last = run.spans[-1].stage
+        pushed: list[_Output] = []
+        for member, spec in zip(run.plan.members, run.specs, strict=True):
+            if last is Stage.DECODE:
+                self.drop(spec.request_id)
+                continue
+            stages = (last,)
+            if last is Stage.DIFFUSE and member.steps is not None:
+                done = member.steps[0] + (run.plan.num_steps if run.num_steps is None else run.num_steps)
+                stages = (last,) if done == spec.num_inference_steps else _STATE
+            self.drop(spec.request_id)
+            output = _Output(run.plan.plan_id, spec, stages, run.plan.leader)
+            self._outputs[spec.request_id] = output
+            if run.num_steps is None and stages == (last,):
+                pushed.append(output)
+        target = run.plan.push_to
+        if pushed and target is not None and target != run.plan.leader:
+            self._push(pushed, target, now_s)
+
+    def drop(self, request_id: str) -> None:
+        """Nobody needs what is kept of a request."""
+        output = self._outputs.pop(request_id, None)
+        if output is not None:
+            self._unbuffer(output)
+
+    def lose(self, worker_id: WorkerId, now_s: float) -> None:
+        """All that was on a worker is gone. What was pushed to it is still at its holder."""
+        for request_id, output in list(self._outputs.items()):
+            if output.pushed_to == worker_id:
+                self._unbuffer(output)
+                output.pushed_to = None
+            elif output.holder == worker_id and output.pushed_to is not None and output.ready_s <= now_s:
+                output.holder = output.pushed_to
+            if output.holder == worker_id:
+                self.drop(request_id)
+
+    def _push(self, outputs: list[_Output], target: WorkerId, now_s: float) -> None:
+        """All in one transfer, while the workers go on. What does not fit stays in host memory until it is fetched."""
+        batch = 0
+        fitting = []
+        for output in outputs:
+            num_bytes = self._bytes(output)
+            if self._buffered[target] + num_bytes > self._capacity_bytes or not self._devices[target].alive:
+                output.spilled = True
+                self.spills += 1
+                continue
+            self._buffered[target] += num_bytes
+            output.buffered_bytes = num_bytes
+            output.pushed_to = target
+            batch += output.spec.num_outputs
+            fitting.append(output)
+        if not fitting:
+            return
+        first = fitting[0]
+        seconds = self._truth.transfer_seconds(
+            first.spec.model, first.stages[0], first.spec.shape, batch, self._same_node(first.holder, target)
+        )
+        for output in fitting:
+            output.ready_s = now_s + seconds
+            self._count(output.buffered_bytes)
+
+    def _move(self, output: _Output, to: WorkerId) -> float:
+        """Seconds to fetch an output from where it is."""
+        spec = output.spec
+        where = output.holder
+        same_node = self._same_node(where, to)
+        seconds = 0.0
+        for stage in output.stages:
+            num_bytes = self._truth.output_bytes(spec.model, stage, spec.shape, spec.num_outputs)
+            seconds += self._truth.transfer_seconds(spec.model, stage, spec.shape, spec.num_outputs, same_node)
+            if output.spilled:
+                seconds += self._truth.host_seconds(spec.model, stage, num_bytes)
+        self._count(self._bytes(output))
+        return seconds
+
+    def _bytes(self, output: _Output) -> int:
+        spec = output.spec
+        return sum(
+            self._truth.output_bytes(spec.model, stage, spec.shape, spec.num_outputs) for stage in output.stages
+        )
+
+    def _count(self, num_bytes: int) -> None:
+        self.transfers += 1
+        self.transfer_bytes += num_bytes
+
+    def _same_node(self, one: WorkerId, other: WorkerId) -> bool:
+        return self._devices[one].spec.node_id == self._devices[other].spec.node_id
+
+    def _unbuffer(self, output: _Output) -> None:
+        if output.buffered_bytes and output.pushed_to is not None:
+            self._buffered[output.pushed_to] -= output.buffered_bytes
+            output.buffered_bytes = 0

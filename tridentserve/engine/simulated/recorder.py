@@ -1,0 +1,162 @@
+"""Writes down what happens in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tridentserve import events as ev
+from tridentserve.engine.simulated.devices import PlanRun
+from tridentserve.engine.simulated.result import (
+    FINISHED,
+    UNFINISHED,
+    Counts,
+    PlanOutcome,
+    PlanRecord,
+    RequestResult,
+    SimulationResult,
+)
+from tridentserve.engine.simulated.truth import Truth
+from tridentserve.lifecycle import StageRun
+from tridentserve.plans import PlacementPlan, WorkerId
+from tridentserve.requests import RequestSpec
+from tridentserve.stages import PlacementType, Stage, VirtualReplica
+
+_VIRTUAL_OF = {virtual.primary: virtual for virtual in VirtualReplica}
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One request so far. `where`: the workers of its stages; of D, those of its first and its last segment."""
+
+    spec: RequestSpec
+    arrival_s: float
+    end_s: float | None = None
+    slo_s: float | None = None
+    outcome: str = UNFINISHED
+    retries: int = 0
+    encode: WorkerId | None = None
+    first_diffuse: tuple[WorkerId, ...] = ()
+    last_diffuse: tuple[WorkerId, ...] = ()
+    decode: WorkerId | None = None
+    timeline: list[StageRun] = field(default_factory=list)
+
+    def virtual_replica(self) -> VirtualReplica | None:
+        """E counts as held by the primary when it ran on a worker of the first segment of D, C by the last one's."""
+        if self.outcome != FINISHED:
+            return None
+        held = {Stage.DIFFUSE}
+        if self.encode in self.first_diffuse:
+            held.add(Stage.ENCODE)
+        if self.decode in self.last_diffuse:
+            held.add(Stage.DECODE)
+        primary = PlacementType.of(held)
+        return _VIRTUAL_OF[primary] if primary is not None else None
+
+
+class Recorder:
+    """Takes in plans and effects as they come; `result` puts them together."""
+
+    def __init__(
+        self, truth: Truth, keep_plans: bool, on_progress: Callable[[float, int], None] | None
+    ) -> None:
+        self.counts = Counts()
+        self._truth = truth
+        self._keep_plans = keep_plans
+        self._on_progress = on_progress
+        self._entries: dict[str, _Entry] = {}
+        self._ended = 0
+        self._last_s = 0.0
+        self._busy_s = dict.fromkeys(Stage, 0.0)
+        self._plans: list[PlanRecord] = []
+        self._placements: list[tuple[float, PlacementPlan]] = []
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._entries) - self._ended
+
+    def arrived(self, spec: RequestSpec, now_s: float) -> None:
+        self._entries[spec.request_id] = _Entry(spec, now_s)
+
+    def spec(self, request_id: str) -> RequestSpec:
+        return self._entries[request_id].spec
+
+    def placed(self, plan: PlacementPlan, now_s: float) -> None:
+        self._placements.append((now_s, plan))
+
+    def assigned(self, effect: ev.Run) -> None:
+        """A tick led to this plan."""
+        self.counts.methods[effect.reason.rsplit(", ", 1)[-1]] += 1
+
+    def requeued(self, request_id: str) -> None:
+        self.counts.retries += 1
+        self._entries[request_id].retries += 1
+
+    def ended(self, effect: ev.Finish | ev.Reject, now_s: float) -> None:
+        entry = self._entries[effect.request_id]
+        if entry.end_s is None:
+            self._ended += 1
+        entry.end_s = self._last_s = now_s
+        if isinstance(effect, ev.Finish):
+            entry.outcome, entry.slo_s = FINISHED, effect.slo_s
+        else:
+            entry.outcome, entry.slo_s = effect.code, entry.spec.slo_s
+        if self._on_progress is not None:
+            self._on_progress(now_s, self._ended)
+
+    def ran(self, run: PlanRun, now_s: float, outcome: PlanOutcome) -> None:
+        """A plan that had started has ended, in one way or another; its spans are those that ran, up to now."""
+        plan = run.plan
+        self._last_s = max(self._last_s, now_s)
+        for span in run.spans:
+            degree = self._truth.degree(plan, span.stage)
+            self._busy_s[span.stage] += degree * span.seconds
+            for spec in run.specs:
+                self._stage_ran(self._entries[spec.request_id], run, span, plan.workers[:degree])
+        if self._keep_plans and run.started_s is not None:
+            self._plans.append(
+                PlanRecord(
+                    plan.plan_id,
+                    plan.model,
+                    plan.workers,
+                    plan.request_ids,
+                    run.started_s,
+                    now_s,
+                    run.spans,
+                    outcome,
+                    run.used_bytes,
+                )
+            )
+
+    def _stage_ran(self, entry: _Entry, run: PlanRun, span: ev.StageSpan, workers: tuple[WorkerId, ...]) -> None:
+        steps = None
+        match span.stage:
+            case Stage.ENCODE:
+                entry.encode, entry.first_diffuse = workers[0], ()
+            case Stage.DIFFUSE:
+                entry.first_diffuse = entry.first_diffuse or workers
+                entry.last_diffuse = workers
+                steps = run.plan.num_steps if run.num_steps is None else run.num_steps
+            case Stage.DECODE:
+                entry.decode = workers[0]
+        if self._keep_plans:
+            entry.timeline.append(StageRun(span.stage, workers, span.start_s, span.end_s, steps))
+
+    def result(self, num_workers: int) -> SimulationResult:
+        requests = [
+            RequestResult(
+                entry.spec,
+                entry.arrival_s,
+                entry.end_s,
+                entry.slo_s if entry.end_s is not None else entry.spec.slo_s,
+                entry.outcome,
+                entry.retries,
+                entry.virtual_replica(),
+                tuple(entry.timeline),
+            )
+            for entry in self._entries.values()
+        ]
+        return SimulationResult(
+            requests, self.counts, self._last_s, num_workers, self._busy_s, self._placements, self._plans
+        )
