@@ -211,6 +211,40 @@ async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> Non
     assert 0 < notes < 400
 
 
+@pytest.mark.parametrize(("first", "then"), [("w0", "w1"), ("w0", "w2 w3"), ("w0 w1", "w3")])
+async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plans, first: str, then: str) -> None:
+    """The state is kept where it was; the picture is that of an undisturbed run."""
+    inputs = GenerationInputs("long", Shape(128, 128), 100, 5.0, seed=1)
+    _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, 100)), inputs)
+    begun = (
+        plans.plan((E, D, C), first, steps=(0, 100)) if " " not in first else plans.plan((E, D), first, steps=(0, 100))
+    )
+    running = asyncio.create_task(plans.run(begun, inputs))
+    await asyncio.sleep(0.25)
+    await plans.call("w0", "pause", begun.plan_id)
+    report, pictures, notes = await asyncio.wait_for(running, 10.0)
+    assert (report.outcome, pictures) == ("finished", [])
+    assert report.paused_after == notes < 100
+    rest = plans.plan((D,), then, steps=(notes, 100), input_id=begun.plan_id, source="w0")
+    await plans.run(rest, inputs)
+    decode = plans.plan((C,), "w0", input_id=rest.plan_id, source=rest.leader)
+    _, (picture,), _ = await plans.run(decode, inputs)
+    difference = np.abs(pixels(picture).astype(int) - pixels(undisturbed).astype(int)).max()
+    assert difference <= (0 if begun.degree == rest.degree == 1 else 1)
+    await forget(plans, decode.plan_id)
+
+
+async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:
+    plan = plans.plan((E, D, C), "w0")
+    await plans.call("w0", "pause", plan.plan_id)
+    report, pictures, _ = await plans.run(plan)
+    assert (report.paused_after, [span.stage for span in report.spans], pictures) == (0, [E, D], [])
+    rest = plans.plan((D, C), "w1", input_id=plan.plan_id, source="w0")
+    _, (picture,), _ = await plans.run(rest)
+    assert np.array_equal(pixels(picture), stock["sd3"])
+    await forget(plans, rest.plan_id)
+
+
 async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None:
     plan = plans.plan((E, D, C), "w0")
     await plans.call("w0", "stop", plan.plan_id)

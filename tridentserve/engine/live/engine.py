@@ -153,19 +153,22 @@ class LiveEngine:
                 case ev.Run():
                     self._spawn(effect.plan)
                 case ev.Abort():
-                    self._stop_plan(effect)
+                    self._tell_leader(effect.plan_id, "stop")
+                case ev.Yield():
+                    self._tell_leader(effect.plan_id, "pause")
                 case ev.Requeue():
                     self._requeued(effect)
                 case ev.Finish() | ev.Reject():
                     self._ended(effect.request_id)
-                case ev.Yield() | ev.Place():
-                    # Never of the dispatcher that `deployments.planning` makes: no preemption, a fixed placement.
-                    raise WorkerError(f"the live engine cannot carry out {effect.kind}")
+                case ev.Place():
+                    # Never of the scheduler that `deployments.planning` makes: it has no replanner.
+                    raise WorkerError("the live engine cannot carry out a new placement")
 
-    def _stop_plan(self, effect: ev.Abort) -> None:
-        plan = self._plans.get(effect.plan_id)
+    def _tell_leader(self, plan_id: int, order: str) -> None:
+        """Stop or pause a plan: its leader has all members do so at one step boundary."""
+        plan = self._plans.get(plan_id)
         if plan is not None:
-            self._call({plan.leader}, "stop", plan.plan_id)  # the leader stops all members at one step boundary
+            self._call({plan.leader}, order, plan.plan_id)
 
     def _requeued(self, effect: ev.Requeue) -> None:
         job = self._jobs.unfinished(effect.request_id)
@@ -213,7 +216,11 @@ class LiveEngine:
         members = zip(plan.workers, calls, strict=True)
         reports = await asyncio.gather(*(self._run_member(job, plan, worker_id, call) for worker_id, call in members))
         del self._plans[plan.plan_id]
-        self._core.post(self._outcome(plan, reports))
+        outcome = self._outcome(plan, reports)
+        if isinstance(outcome, ev.StageFinished) and plan.sole.input_id is not None:
+            # What it was made of is of no use any more; a request of many segments would fill its workers.
+            self._call(job.workers, "forget", job.key, plan.sole.input_id)
+        self._core.post(outcome)
 
     async def _run_member(self, job: Job, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None) -> PlanReport:
         """One worker's part of a plan; returns its report, a failure when the worker is lost. Never raises: the
@@ -260,7 +267,7 @@ class LiveEngine:
             return ev.PlanStopped(plan.plan_id)
         offset_s = self._clock_offset_s
         spans = (ev.StageSpan(span.stage, span.start_s - offset_s, span.end_s - offset_s) for span in leader.spans)
-        return ev.StageFinished(plan.plan_id, tuple(spans))
+        return ev.StageFinished(plan.plan_id, tuple(spans), leader.paused_after)
 
     def _progressed(self, job: Job, note: StepNote) -> None:
         self._lifecycle.progress(job.key, note.steps_done)

@@ -29,19 +29,32 @@ from tridentserve.stages import Stage
 
 class _Command(IntEnum):
     GO_ON = 0
-    STOP = 1
+    PAUSE = 1
+    STOP = 2
 
 
 class StepControl:
-    """How the event loop tells the device thread to stop a plan, and hears of its steps."""
+    """How the event loop tells the device thread to stop or to pause a plan, and hears of its steps."""
 
     def __init__(self, on_step: Callable[[int], None] = lambda steps_done: None) -> None:
         self._stop = threading.Event()
+        self._pause = threading.Event()
         self.on_step = on_step
 
     def stop(self) -> None:
-        """Stop before the next step, or before the next stage."""
+        """Stop before the next step, or before the next stage, and drop what was made."""
         self._stop.set()
+
+    def pause(self) -> None:
+        """Stop before the next denoising step and keep the state. What comes after D is not held up."""
+        self._pause.set()
+
+    @property
+    def command(self) -> _Command:
+        """What to do at a step boundary."""
+        if self._stop.is_set():
+            return _Command.STOP
+        return _Command.PAUSE if self._pause.is_set() else _Command.GO_ON
 
     @property
     def stopped(self) -> bool:
@@ -52,12 +65,14 @@ class StepControl:
 class Execution:
     """What came of a plan on its leader (followers have spans only). `outputs` is for the next plan: a condition, a
     denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
-    (num_outputs, height, width, 3) uint8. `stopped`: the plan was stopped on purpose and has no result."""
+    (num_outputs, height, width, 3) uint8. `stopped`: the plan was stopped on purpose and has no result.
+    `paused_after`: it was paused after so many steps of its own; `outputs` is its state then."""
 
     spans: list[Span] = field(default_factory=list)
     outputs: Parcel | None = None
     images: NDArray[np.uint8] | None = None
     stopped: bool = False
+    paused_after: int | None = None
 
 
 class StageExecutor:
@@ -98,6 +113,8 @@ class StageExecutor:
                 incoming = self._diffuse(plan, adapter, inputs, incoming, control, execution)
                 if incoming is None or (is_leader and control.stopped):
                     return Execution(execution.spans, stopped=True)
+                if execution.paused_after is not None:
+                    break
                 continue
             with _timed(stage, execution):
                 if stage is Stage.ENCODE:
@@ -123,7 +140,7 @@ class StageExecutor:
         state = None
         if plan.leader == self._worker_id:
             given = _required(incoming, plan)
-            state = adapter.prepare(given.tensors, inputs) if first == 0 else _state_of(given)
+            state = _state_of(given) if _is_state(given) else adapter.prepare(given.tensors, inputs)
         if group is not None:
             state = _shared(state, group)
         if state is None or state.step != first:
@@ -131,9 +148,12 @@ class StageExecutor:
         # Timed from here: the cost model learns seconds per step from it, not how long members waited for each other.
         with _timed(Stage.DIFFUSE, execution), sequence_parallel(group):
             while state.step < last:
-                command = _Command.STOP if control.stopped else _Command.GO_ON
-                if (command if group is None else group.agree(command)) == _Command.STOP:
+                command = control.command if group is None else group.agree(control.command)
+                if command == _Command.STOP:
                     return None
+                if command == _Command.PAUSE:
+                    execution.paused_after = state.step - first
+                    return _parcel_of(state)
                 state = adapter.step(state)
                 control.on_step(state.step)
         return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
@@ -161,6 +181,11 @@ def _required(incoming: Parcel | None, plan: DispatchPlan) -> Parcel:
 
 def _parcel_of(state: DenoisingState) -> Parcel:
     return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
+
+
+def _is_state(parcel: Parcel) -> bool:
+    """A denoising state, not a condition."""
+    return "step" in parcel.values
 
 
 def _state_of(parcel: Parcel) -> DenoisingState:

@@ -52,8 +52,9 @@ class StageWorker:
         self._device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
         self._turns = Turns()
         self._controls: dict[int, StepControl] = {}
-        # Plans told to stop before their call came in (or after they ended, hence the bound).
+        # Plans told to stop or to pause before their call came in (or after they ended, hence the bound).
         self._stopped_early: deque[int] = deque(maxlen=1024)
+        self._paused_early: deque[int] = deque(maxlen=1024)
         self._metrics = WorkerMetrics(config.spec.worker_id)
         self._replicas = ReplicaStore(config.sources, config.torch_device)
         store = connect_store(config.store_host, config.store_port)
@@ -127,6 +128,8 @@ class StageWorker:
         self._controls[plan.plan_id] = control
         if plan.plan_id in self._stopped_early:
             control.stop()
+        if plan.plan_id in self._paused_early:
+            control.pause()
         task = loop.create_task(self._run_in_turn(number, plan, inputs, control))
         task.add_done_callback(lambda _: notes.put_nowait(None))
         while (note := await notes.get()) is not None:
@@ -143,6 +146,14 @@ class StageWorker:
             control.stop()
         else:
             self._stopped_early.append(plan_id)
+
+    async def pause(self, plan_id: int) -> None:
+        """Pause a plan at its next step boundary; its report says how far it came. D that has ended is not held up."""
+        control = self._controls.get(plan_id)
+        if control is not None:
+            control.pause()
+        else:
+            self._paused_early.append(plan_id)
 
     async def forget(self, request_id: str, last_plan_id: int) -> None:
         """Drop what is kept of a request that has ended or starts again."""
@@ -187,7 +198,8 @@ class StageWorker:
         if execution.outputs is not None:
             key = HandoffKey(plan.sole.request_id, plan.plan_id)
             self._handoff.keep(key, execution.outputs)
-            if plan.push_to is not None and plan.push_to != self._config.spec.worker_id:
+            is_done = execution.paused_after is None
+            if is_done and plan.push_to is not None and plan.push_to != self._config.spec.worker_id:
                 self._handoff.push(key, plan.push_to)
         return execution
 
@@ -199,6 +211,7 @@ class StageWorker:
         report = PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
+            paused_after=execution.paused_after,
             spans=execution.spans,
             num_images=len(pictures),
             peak_memory_bytes=_peak_memory_bytes(self._device),
