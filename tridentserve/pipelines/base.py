@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -47,9 +48,18 @@ class PipelineAdapter(ABC):
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
         """The state before the first step: initial noise from the seed, timesteps."""
 
-    @abstractmethod
     def step(self, state: DenoisingState, n: int = 1) -> DenoisingState:
         """`n` more denoising steps (stage D)."""
+        return self.advance([state], n)[0]
+
+    @abstractmethod
+    def advance(self, states: Sequence[DenoisingState], n: int = 1) -> list[DenoisingState]:
+        """`n` more denoising steps of each of several requests, together: they may be at different steps, and have
+        different numbers of steps, guidance and outputs. `ValueError` unless all have the same `batch_key`."""
+
+    @abstractmethod
+    def batch_key(self, state: DenoisingState) -> Hashable:
+        """Equal for states that can share a forward pass."""
 
     @abstractmethod
     def latents(self, state: DenoisingState) -> Tensors:

@@ -6,7 +6,7 @@ A family's file says how its pipeline encodes, starts, predicts and unpacks; see
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,25 +56,48 @@ class DiffusersAdapter(PipelineAdapter):
             values={"guidance_scale": inputs.guidance_scale, "scheduler": scheduler_values},
         )
 
-    def step(self, state: DenoisingState, n: int = 1) -> DenoisingState:
-        if n < 1 or state.step + n > state.num_steps:
-            raise ValueError(f"{n} more steps asked for, but {state.step} of {state.num_steps} are done")
+    def advance(self, states: Sequence[DenoisingState], n: int = 1) -> list[DenoisingState]:
+        for state in states:
+            if n < 1 or state.step + n > state.num_steps:
+                raise ValueError(f"{n} more steps asked for, but {state.step} of {state.num_steps} are done")
+        if len({self.batch_key(state) for state in states}) != 1:
+            raise ValueError("these states cannot share a forward pass: they differ in size, number format or guidance")
         with self._running(Stage.DIFFUSE):
-            tensors = self._on_device(state.tensors)
-            scheduler = scheduler_state.new_scheduler(self.pipe.scheduler)
-            scheduler_state.load(scheduler, tensors, state.values["scheduler"], self.device)
-            latents = tensors["latents"]
-            for timestep in scheduler.timesteps[state.step : state.step + n].to(self.device):
-                noise = self._predict_noise(latents, timestep, tensors, state.values)
-                latents = scheduler.step(noise, timestep, latents, return_dict=False)[0]
-            scheduler_tensors, scheduler_values = scheduler_state.dump(scheduler, _SCHEDULER)
-        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(_SCHEDULER)}
-        return DenoisingState(
-            step=state.step + n,
-            num_steps=state.num_steps,
-            tensors=kept | {"latents": latents} | scheduler_tensors,
-            values=state.values | {"scheduler": scheduler_values},
+            requests = [_Denoising.of(state, self) for state in states]
+            rows = self._join([request.rows for request in requests])
+            for _ in range(n):
+                self._step_together(requests, rows)
+            return [request.state(n) for request in requests]
+
+    def batch_key(self, state: DenoisingState) -> Hashable:
+        latents, num_outputs = state.tensors["latents"], state.tensors["latents"].shape[0]
+        rows = self._rows(state.tensors, state.values, num_outputs)
+        shapes = tuple((name, row.shape[0], *row.shape[2:], row.dtype) for name, row in sorted(rows.items()))
+        return (*latents.shape[1:], latents.dtype, shapes)
+
+    def _step_together(self, requests: list[_Denoising], rows: Tensors) -> None:
+        """One step of all: one forward pass, then each request's own scheduler."""
+        passes = next(iter(rows.values())).shape[0]
+        timesteps = [request.timestep() for request in requests]
+        expanded = [
+            timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
+        ]
+        noise = self._predict_noise(
+            torch.cat([request.latents for request in requests] * passes),
+            torch.cat(expanded * passes),
+            {name: row.flatten(0, 1) for name, row in rows.items()},
+            requests[0].tensors,
         )
+        per_request = noise.reshape(passes, -1, *noise.shape[1:]).split(
+            [request.latents.shape[0] for request in requests], dim=1
+        )
+        for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
+            request.take_step(self._guided(own, request.values), timestep)
+
+    @staticmethod
+    def _join(rows: Sequence[Tensors]) -> Tensors:
+        """The rows of several requests as those of one, (passes, outputs, ...)."""
+        return rows[0] if len(rows) == 1 else {name: torch.cat([row[name] for row in rows], dim=1) for name in rows[0]}
 
     def latents(self, state: DenoisingState) -> Tensors:
         if state.step != state.num_steps:
@@ -103,10 +126,24 @@ class DiffusersAdapter(PipelineAdapter):
         """Give a fresh scheduler its timesteps."""
 
     @abstractmethod
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        """What the transformer takes beside latents, per pass (two with classifier-free guidance, else one) and output:
+        (passes, num_outputs, ...)."""
+
+    @abstractmethod
     def _predict_noise(
-        self, latents: torch.Tensor, timestep: torch.Tensor, tensors: Tensors, values: dict[str, Any]
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
-        """The transformer's output for one step, guidance applied; shaped like `latents`."""
+        """The transformer's output, shaped like `latents`. All but `shared` have a row per pass and output; that holds
+        the tensors of one of the requests, for those that are the same for all (positions)."""
+
+    def _guided(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
+        """The noise of one request, (passes, num_outputs, ...), with guidance applied: (num_outputs, ...)."""
+        if noise.shape[0] == 1:
+            return noise[0]
+        unconditional, conditional = noise
+        guided: torch.Tensor = unconditional + values["guidance_scale"] * (conditional - unconditional)
+        return guided
 
     @abstractmethod
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
@@ -136,6 +173,44 @@ class DiffusersAdapter(PipelineAdapter):
         }
 
 
+class _Denoising:
+    """One request while it is on the device: its latents, its scheduler, the rows it adds to a batch."""
+
+    def __init__(self, before: DenoisingState, tensors: Tensors, scheduler: Any, rows: Tensors) -> None:
+        self.before, self.tensors, self.scheduler, self.rows = before, tensors, scheduler, rows
+        self.latents = tensors["latents"]
+        self.values = before.values
+        self._steps_done = before.step
+
+    @classmethod
+    def of(cls, state: DenoisingState, adapter: DiffusersAdapter) -> _Denoising:
+        tensors = adapter._on_device(state.tensors)
+        scheduler = scheduler_state.new_scheduler(adapter.pipe.scheduler)
+        scheduler_state.load(scheduler, tensors, state.values["scheduler"], adapter.device)
+        rows = adapter._rows(tensors, state.values, tensors["latents"].shape[0])
+        return cls(state, tensors, scheduler, rows)
+
+    def timestep(self) -> torch.Tensor:
+        """Of the next step, one number."""
+        timestep: torch.Tensor = self.scheduler.timesteps[self._steps_done].to(self.latents.device)
+        return timestep
+
+    def take_step(self, noise: torch.Tensor, timestep: torch.Tensor) -> None:
+        self.latents = self.scheduler.step(noise, timestep, self.latents, return_dict=False)[0]
+        self._steps_done += 1
+
+    def state(self, n: int) -> DenoisingState:
+        """After `n` steps."""
+        scheduler_tensors, scheduler_values = scheduler_state.dump(self.scheduler, _SCHEDULER)
+        kept = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(_SCHEDULER)}
+        return DenoisingState(
+            step=self.before.step + n,
+            num_steps=self.before.num_steps,
+            tensors=kept | {"latents": self.latents} | scheduler_tensors,
+            values=self.values | {"scheduler": scheduler_values},
+        )
+
+
 def shift_mu(config: Any, image_tokens: int, max_shift: float) -> float:
     """The resolution-dependent timestep shift `mu`; `max_shift` is the family's default where `config` has none."""
     mu: float = calculate_shift(
@@ -148,6 +223,6 @@ def shift_mu(config: Any, image_tokens: int, max_shift: float) -> float:
     return mu
 
 
-def per_output(embeds: torch.Tensor, num_outputs: int) -> torch.Tensor:
-    """Rows of a condition, (rows, ...), repeated for each output as `num_images_per_prompt` does."""
-    return embeds if num_outputs == 1 else embeds.repeat_interleave(num_outputs, dim=0)
+def per_output(row: torch.Tensor, num_outputs: int) -> torch.Tensor:
+    """Rows of a condition, (passes, ...), for each output: (passes, num_outputs, ...)."""
+    return row.unsqueeze(1).expand(row.shape[0], num_outputs, *row.shape[1:])

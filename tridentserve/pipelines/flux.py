@@ -53,22 +53,26 @@ class FluxAdapter(DiffusersAdapter):
         )
         scheduler.set_begin_index(0)
 
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
+        if self.pipe.transformer.config.guidance_embeds:
+            scale = values["guidance_scale"]
+            rows["guidance"] = torch.full([1, num_outputs], scale, device=self.device, dtype=torch.float32)
+        return rows
+
     def _predict_noise(
-        self, latents: torch.Tensor, timestep: torch.Tensor, tensors: Tensors, values: dict[str, Any]
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
-        transformer, num_outputs = self.pipe.transformer, latents.shape[0]
-        guidance = None
-        if transformer.config.guidance_embeds:
-            guidance = torch.full([num_outputs], values["guidance_scale"], device=self.device, dtype=torch.float32)
+        transformer = self.pipe.transformer
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
                 hidden_states=latents,
-                timestep=timestep.expand(num_outputs).to(latents.dtype) / 1000,
-                guidance=guidance,
-                pooled_projections=per_output(tensors["pooled_prompt_embeds"], num_outputs),
-                encoder_hidden_states=per_output(tensors["prompt_embeds"], num_outputs),
-                txt_ids=tensors["text_ids"],
-                img_ids=tensors["image_ids"],
+                timestep=timesteps.to(latents.dtype) / 1000,
+                guidance=rows.get("guidance"),
+                pooled_projections=rows["pooled_prompt_embeds"],
+                encoder_hidden_states=rows["prompt_embeds"],
+                txt_ids=shared["text_ids"],
+                img_ids=shared["image_ids"],
                 return_dict=False,
             )[0]
         return noise

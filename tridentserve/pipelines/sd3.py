@@ -57,24 +57,20 @@ class SD3Adapter(DiffusersAdapter):
             kwargs["mu"] = shift_mu(scheduler.config, tokens, max_shift=1.16)
         retrieve_timesteps(scheduler, num_inference_steps, self.device, **kwargs)
 
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
+
     def _predict_noise(
-        self, latents: torch.Tensor, timestep: torch.Tensor, tensors: Tensors, values: dict[str, Any]
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
-        embeds, pooled = tensors["prompt_embeds"], tensors["pooled_prompt_embeds"]
-        guided = embeds.shape[0] == 2
-        hidden_states = torch.cat([latents] * 2) if guided else latents
         noise: torch.Tensor = self.pipe.transformer(
-            hidden_states=hidden_states,
-            timestep=timestep.expand(hidden_states.shape[0]),
-            encoder_hidden_states=per_output(embeds, latents.shape[0]),
-            pooled_projections=per_output(pooled, latents.shape[0]),
+            hidden_states=latents,
+            timestep=timesteps,
+            encoder_hidden_states=rows["prompt_embeds"],
+            pooled_projections=rows["pooled_prompt_embeds"],
             return_dict=False,
         )[0]
-        if not guided:
-            return noise
-        unconditional, conditional = noise.chunk(2)
-        scale: float = values["guidance_scale"]
-        return unconditional + scale * (conditional - unconditional)
+        return noise
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents

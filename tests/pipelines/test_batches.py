@@ -1,0 +1,76 @@
+"""Requests that share forward passes get what they would get alone, whatever step each of them is at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.pipelines.models import final_latents, load_stage, make_inputs, start
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+Model = Callable[[str], Path]
+
+MIXED = [
+    make_inputs(64, 64, steps=6, seed=1, guidance_scale=3.0),
+    make_inputs(64, 64, steps=3, seed=2, guidance_scale=7.0, num_outputs=2, prompt="a desert"),
+    make_inputs(64, 64, steps=4, seed=3, guidance_scale=5.0, negative_prompt=""),
+]
+
+
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_members_join_and_leave_at_step_boundaries(model: Model, variant: str) -> None:
+    """The second joins after a step of the first, the third after another; each leaves when it is done."""
+    folder = model(variant)
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    waiting = [start(folder, inputs) for inputs in MIXED]
+    running, done = [], {}
+    while waiting or running:
+        if waiting:
+            running.append(waiting.pop(0))
+        running = diffuse.advance(running)
+        for state in running:
+            if state.step == state.num_steps:
+                done[state.num_steps] = diffuse.latents(state)["latents"]
+        running = [state for state in running if state.step < state.num_steps]
+    for inputs in MIXED:
+        alone = final_latents(folder, inputs)
+        assert (done[inputs.num_inference_steps] - alone).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_a_batch_is_not_a_mixture(model: Model, variant: str) -> None:
+    """What a member gets depends on itself alone, to far less than requests differ from one another."""
+    folder = model(variant)
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    one, other = (start(folder, make_inputs(64, 64, seed=seed)) for seed in (1, 2))
+    latents = [state.tensors["latents"] for state in diffuse.advance([one, other])]
+    assert (latents[0] - latents[1]).abs().max() > 0.1
+    assert torch.allclose(latents[1], diffuse.step(other).tensors["latents"], atol=1e-5)
+
+
+def different(change: str) -> GenerationInputs:
+    return make_inputs(64, 96) if change == "size" else make_inputs(64, 64, guidance_scale=1.0)
+
+
+@pytest.mark.parametrize("change", ["size", "guidance"])
+def test_what_cannot_share_a_pass_is_refused(model: Model, change: str) -> None:
+    """SD3 without guidance has one pass where others have two."""
+    folder = model("sd3")
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    one, other = start(folder, make_inputs(64, 64)), start(folder, different(change))
+    assert diffuse.batch_key(one) != diffuse.batch_key(other)
+    assert diffuse.batch_key(one) == diffuse.batch_key(start(folder, make_inputs(64, 64, seed=9, steps=9)))
+    with pytest.raises(ValueError, match="cannot share a forward pass"):
+        diffuse.advance([one, other])
+
+
+def test_no_state_is_taken_beyond_its_last_step(model: Model) -> None:
+    folder = model("flux")
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    short, long = (start(folder, make_inputs(64, 64, steps=steps)) for steps in (2, 5))
+    with pytest.raises(ValueError, match="3 more steps"):
+        diffuse.advance([long, short], 3)
