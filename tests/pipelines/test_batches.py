@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.pipelines.models import final_latents, load_stage, make_inputs, start
+from tridentserve.pipelines import DenoisingState
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
@@ -27,7 +28,8 @@ def test_members_join_and_leave_at_step_boundaries(model: Model, variant: str) -
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)
     waiting = [start(folder, inputs) for inputs in MIXED]
-    running, done = [], {}
+    running: list[DenoisingState] = []
+    done = {}
     while waiting or running:
         if waiting:
             running.append(waiting.pop(0))

@@ -88,9 +88,8 @@ class DiffusersAdapter(PipelineAdapter):
             {name: row.flatten(0, 1) for name, row in rows.items()},
             requests[0].tensors,
         )
-        per_request = noise.reshape(passes, -1, *noise.shape[1:]).split(
-            [request.latents.shape[0] for request in requests], dim=1
-        )
+        sizes = [request.latents.shape[0] for request in requests]
+        per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
             request.take_step(self._guided(own, request.values), timestep)
 
