@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,12 @@ class Plans:
             **more,
         )
 
-    async def run(self, plan: DispatchPlan, inputs: GenerationInputs = INPUTS) -> tuple[PlanReport, list[bytes], int]:
+    async def run(
+        self, plan: DispatchPlan, inputs: GenerationInputs | dict[str, GenerationInputs] = INPUTS
+    ) -> tuple[PlanReport, list[bytes], int]:
         """The leader's report, the pictures, the number of step notes. Any member's failure raises."""
-        calls = [self.fleet.run(worker_id, plan, inputs) for worker_id in plan.workers]
+        content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
+        calls = [self.fleet.run(worker_id, plan, content) for worker_id in plan.workers]
         results = await asyncio.gather(*(self._listen(call) for call in calls))
         for report, _, _ in results:
             assert report.outcome != "failed", report.error
@@ -82,7 +86,7 @@ class Plans:
             else:
                 pictures.append(item)
         assert report is not None
-        assert len(pictures) == report.num_images
+        assert len(pictures) == sum(report.num_images.values())
         return report, pictures, notes
 
     async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
@@ -214,24 +218,78 @@ async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> Non
 @pytest.mark.parametrize(("first", "then"), [("w0", "w1"), ("w0", "w2 w3"), ("w0 w1", "w3")])
 async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plans, first: str, then: str) -> None:
     """The state is kept where it was; the picture is that of an undisturbed run."""
-    inputs = GenerationInputs("long", Shape(128, 128), 100, 5.0, seed=1)
-    _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, 100)), inputs)
+    inputs = GenerationInputs("long", Shape(128, 128), 60, 5.0, seed=1)
+    _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, 60)), inputs)
     begun = (
-        plans.plan((E, D, C), first, steps=(0, 100)) if " " not in first else plans.plan((E, D), first, steps=(0, 100))
+        plans.plan((E, D, C), first, steps=(0, 60)) if " " not in first else plans.plan((E, D), first, steps=(0, 60))
     )
     running = asyncio.create_task(plans.run(begun, inputs))
     await asyncio.sleep(0.25)
     await plans.call("w0", "pause", begun.plan_id)
     report, pictures, notes = await asyncio.wait_for(running, 10.0)
     assert (report.outcome, pictures) == ("finished", [])
-    assert report.paused_after == notes < 100
-    rest = plans.plan((D,), then, steps=(notes, 100), input_id=begun.plan_id, source="w0")
+    assert report.paused_after == notes < 60
+    rest = plans.plan((D,), then, steps=(notes, 60), input_id=begun.plan_id, source="w0")
     await plans.run(rest, inputs)
     decode = plans.plan((C,), "w0", input_id=rest.plan_id, source=rest.leader)
     _, (picture,), _ = await plans.run(decode, inputs)
     difference = np.abs(pixels(picture).astype(int) - pixels(undisturbed).astype(int)).max()
     assert difference <= (0 if begun.degree == rest.degree == 1 else 1)
     await forget(plans, decode.plan_id)
+
+
+@pytest.mark.parametrize("workers", ["w0", "w0 w1"])
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, workers: str) -> None:
+    """`late` joins after two steps of `early`; both have the pictures they would have alone."""
+    early, late = (f"{name}-{model}-{workers}" for name in ("early", "late"))
+    contents = {
+        early: GenerationInputs("a boat", Shape(128, 128), 5, 5.0, seed=1),
+        late: GenerationInputs("a cow", Shape(128, 128), 3, 2.0, seed=2, num_outputs=2),
+    }
+    alone = {}
+    for name, inputs in contents.items():
+        steps = (0, inputs.num_inference_steps)
+        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", model, request_id=name, steps=steps), inputs)
+        await forget(plans, 10_000, name)
+    encode = {name: plans.plan((E,), "w2", model, request_id=name + "2") for name in contents}
+    content = {name + "2": inputs for name, inputs in contents.items()}
+    for plan in encode.values():
+        await plans.run(plan, content)
+    first = plans.plan(
+        (D,), workers, model, request_id=early + "2", steps=(0, 2), input_id=encode[early].plan_id, source="w2"
+    )
+    await plans.run(first, content)
+    members = (
+        PlanMember(early + "2", (2, 5), first.plan_id, "w0"),
+        PlanMember(late + "2", (0, 3), encode[late].plan_id, "w2"),
+    )
+    both = replace(plans.plan((D,), workers, model), members=members)
+    _, _, notes = await plans.run(both, content)
+    assert notes == 2 * 3
+    after = tuple(PlanMember(name, None, both.plan_id, "w0") for name in both.request_ids)
+    decode = replace(plans.plan((C,), "w1", model), members=after)
+    report, pictures, _ = await plans.run(decode, content)
+    assert report.num_images == {early + "2": 1, late + "2": 2}
+    for picture, expected in zip(pictures, [*alone[early], *alone[late]], strict=True):
+        assert np.abs(pixels(picture).astype(int) - pixels(expected).astype(int)).max() <= 1
+    for name in content:
+        await forget(plans, 20_000, name)
+
+
+async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[str, Any]) -> None:
+    encode = {name: plans.plan((E,), "w0", request_id=name) for name in ("stays", "left")}
+    for plan in encode.values():
+        await plans.run(plan)
+    members = tuple(
+        PlanMember(name, (0, INPUTS.num_inference_steps), plan.plan_id, "w0") for name, plan in encode.items()
+    )
+    both = replace(plans.plan((D, C), "w1"), members=members)
+    await forget(plans, both.plan_id, "left")
+    report, (picture,), _ = await plans.run(both)
+    assert report.num_images == {"stays": 1}
+    assert np.array_equal(pixels(picture), stock["sd3"])
+    await forget(plans, 30_000, "stays")
 
 
 async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:

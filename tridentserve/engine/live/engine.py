@@ -31,6 +31,9 @@ from tridentserve.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+# The requests of a plan that had not ended when it was sent, by key.
+Jobs = dict[str, Job]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -198,61 +201,72 @@ class LiveEngine:
     # To and from the workers.
 
     def _spawn(self, plan: DispatchPlan) -> None:
-        job = self._jobs.unfinished(plan.sole.request_id)
-        if job is None:
-            return
+        jobs = {name: job for name in plan.request_ids if (job := self._jobs.unfinished(name)) is not None}
         self._plans[plan.plan_id] = plan
-        job.workers.update(plan.workers)
-        if plan.push_to is not None:
-            job.workers.add(plan.push_to)
-        job.last_plan_id = plan.plan_id
+        for job in jobs.values():
+            job.workers.update(plan.workers)
+            if plan.push_to is not None:
+                job.workers.add(plan.push_to)
+            job.last_plan_id = plan.plan_id
+        inputs = {name: job.inputs for name, job in jobs.items()}
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
-        calls = [self._fleet.run(worker_id, plan, job.inputs) for worker_id in plan.workers]
-        task = self._loop.create_task(self._run_plan(job, plan, calls))
+        calls = [self._fleet.run(worker_id, plan, inputs) for worker_id in plan.workers]
+        task = self._loop.create_task(self._run_plan(jobs, plan, calls))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run_plan(self, job: Job, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
+    async def _run_plan(self, jobs: Jobs, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
         members = zip(plan.workers, calls, strict=True)
-        reports = await asyncio.gather(*(self._run_member(job, plan, worker_id, call) for worker_id, call in members))
+        reports = await asyncio.gather(*(self._run_member(jobs, plan, worker_id, call) for worker_id, call in members))
         del self._plans[plan.plan_id]
         outcome = self._outcome(plan, reports)
-        if isinstance(outcome, ev.StageFinished) and plan.sole.input_id is not None:
-            # What it was made of is of no use any more; a request of many segments would fill its workers.
-            self._call(job.workers, "forget", job.key, plan.sole.input_id)
+        if isinstance(outcome, ev.StageFinished):
+            for member in plan.members:
+                # What it was made of is of no use any more; a request of many segments would fill its workers.
+                if member.input_id is not None and (job := jobs.get(member.request_id)) is not None:
+                    self._call(job.workers, "forget", job.key, member.input_id)
         self._core.post(outcome)
 
-    async def _run_member(self, job: Job, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None) -> PlanReport:
+    async def _run_member(
+        self, jobs: Jobs, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None
+    ) -> PlanReport:
         """One worker's part of a plan; returns its report, a failure when the worker is lost. Never raises: the
         scheduler would wait for the plan for ever."""
         if call is None:
             self._speak_for(worker_id, plan)
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
         try:
-            return await self._listen(job, call)
+            return await self._listen(jobs, call)
         except RayError as error:
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
         except Exception as error:
-            logger.exception("plan %d of %s failed in the engine", plan.plan_id, plan.sole.request_id)
+            logger.exception("plan %d of %s failed in the engine", plan.plan_id, ", ".join(plan.request_ids))
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {type(error).__name__}")
 
-    async def _listen(self, job: Job, call: PlanCall) -> PlanReport:
+    async def _listen(self, jobs: Jobs, call: PlanCall) -> PlanReport:
         """The report of one worker, with the notes before it and the pictures behind it taken in."""
         async for reference in call:
             item = await reference
             if isinstance(item, StepNote):
-                self._progressed(job, item)
+                if (job := jobs.get(item.request_id)) is not None:
+                    self._progressed(job, item)
                 continue
-            # Only references: the pictures themselves need not pass through this process. A worker that dies before
-            # it has sent all leaves an error in the place of one, and nothing for the others.
-            images = [await anext(call, None) for _ in range(item.num_images)]
-            if None in images or call.completed() in images:
-                raise WorkerError("the worker was lost before it had sent all pictures")
-            if images:
-                job.images = images
-            job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
+            for request_id, num_images in item.num_images.items():
+                await self._take_images(jobs.get(request_id), call, num_images)
+            for job in jobs.values():
+                job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
             return item
         raise WorkerError("ended without a report")
+
+    @staticmethod
+    async def _take_images(job: Job | None, call: PlanCall, num_images: int) -> None:
+        # Only references: the pictures themselves need not pass through this process. A worker that dies before
+        # it has sent all leaves an error in the place of one, and nothing for the others.
+        images = [await anext(call, None) for _ in range(num_images)]
+        if None in images or call.completed() in images:
+            raise WorkerError("the worker was lost before it had sent all pictures")
+        if job is not None:
+            job.images = images
 
     def _outcome(self, plan: DispatchPlan, reports: list[PlanReport]) -> ev.Event:
         failures = [report for report in reports if report.outcome == "failed"]

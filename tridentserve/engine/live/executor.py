@@ -1,14 +1,16 @@
 """Runs one plan on one worker, in the worker's device thread: the stages of the plan one after another.
 
-The leader runs E and C, and takes all decisions; at degrees above 1 the others get the denoising state from it, and
-ask it before every step whether to go on, so that all members stop at the same step boundary.
+The leader runs E and C, and takes all decisions; at degrees above 1 the others get the denoising states from it, and
+ask it before every step whether to go on, so that all workers stop at the same step boundary. The requests of a batch
+share forward passes in D; they are encoded and decoded one after another, which bounds memory.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -36,7 +38,7 @@ class _Command(IntEnum):
 class StepControl:
     """How the event loop tells the device thread to stop or to pause a plan, and hears of its steps."""
 
-    def __init__(self, on_step: Callable[[int], None] = lambda steps_done: None) -> None:
+    def __init__(self, on_step: Callable[[str, int], None] = lambda request_id, steps_done: None) -> None:
         self._stop = threading.Event()
         self._pause = threading.Event()
         self.on_step = on_step
@@ -63,14 +65,14 @@ class StepControl:
 
 @dataclass(slots=True)
 class Execution:
-    """What came of a plan on its leader (followers have spans only). `outputs` is for the next plan: a condition, a
-    denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
+    """What came of a plan on its leader (followers have spans only), by request. `outputs` is for the next plan: a
+    condition, a denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
     (num_outputs, height, width, 3) uint8. `stopped`: the plan was stopped on purpose and has no result.
-    `paused_after`: it was paused after so many steps of its own; `outputs` is its state then."""
+    `paused_after`: it was paused after so many steps of its own; `outputs` are the states then."""
 
     spans: list[Span] = field(default_factory=list)
-    outputs: Parcel | None = None
-    images: NDArray[np.uint8] | None = None
+    outputs: dict[str, Parcel] = field(default_factory=dict)
+    images: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
     stopped: bool = False
     paused_after: int | None = None
 
@@ -84,11 +86,16 @@ class StageExecutor:
         self._groups = groups
 
     def execute(
-        self, plan: DispatchPlan, inputs: GenerationInputs, incoming: Parcel | None, control: StepControl
+        self,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        incoming: dict[str, Parcel],
+        control: StepControl,
     ) -> Execution:
-        """Run all stages of a plan. `incoming` holds the leader's inputs (None for ENCODE and on followers).
+        """Run all stages of a plan. On the leader, `inputs` has the members that have not left, and `incoming` what was
+        made of them before (none on followers).
 
-        After any error the other members of the instance do not wait for this one."""
+        After any error the other workers of the instance do not wait for this one."""
         try:
             return self._execute(plan, inputs, incoming, control)
         except BaseException:
@@ -96,67 +103,98 @@ class StageExecutor:
             raise
 
     def abandon(self, plan: DispatchPlan) -> None:
-        """Let the other members of a plan know that this one will not run it (to its end)."""
+        """Let the other workers of a plan know that this one will not run it (to its end)."""
         if plan.group is not None:
             self._groups.abandon(plan.group, plan.workers.index(self._worker_id), use=plan.plan_id)
 
     def _execute(
-        self, plan: DispatchPlan, inputs: GenerationInputs, incoming: Parcel | None, control: StepControl
+        self,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        incoming: dict[str, Parcel],
+        control: StepControl,
     ) -> Execution:
-        execution = Execution()
+        execution = Execution(outputs=incoming)
         is_leader = plan.leader == self._worker_id
         for stage in plan.stages:
             if stage is not Stage.DIFFUSE and not is_leader:
                 continue
             adapter = self._replicas.adapter(Replica(plan.model, stage))
             if stage is Stage.DIFFUSE:
-                incoming = self._diffuse(plan, adapter, inputs, incoming, control, execution)
-                if incoming is None or (is_leader and control.stopped):
+                self._diffuse(plan, adapter, inputs, control, execution)
+                if execution.stopped or (is_leader and control.stopped):
                     return Execution(execution.spans, stopped=True)
                 if execution.paused_after is not None:
                     break
                 continue
             with _timed(stage, execution):
                 if stage is Stage.ENCODE:
-                    incoming = Parcel(adapter.encode(inputs))
+                    for request_id in [name for name in inputs if name not in incoming]:
+                        execution.outputs[request_id] = Parcel(adapter.encode(inputs[request_id]))
                 else:
-                    execution.images = adapter.decode(_required(incoming, plan).tensors, inputs)
-                    incoming = None
-        execution.outputs = incoming if is_leader else None
-        return execution
+                    self._decode(plan, adapter, inputs, execution)
+        return execution if is_leader else Execution(execution.spans)
+
+    def _decode(
+        self, plan: DispatchPlan, adapter: PipelineAdapter, inputs: Mapping[str, GenerationInputs], execution: Execution
+    ) -> None:
+        for request_id, given in inputs.items():
+            latents = _required(execution.outputs.pop(request_id, None), plan, request_id).tensors
+            execution.images[request_id] = adapter.decode(latents, given)
 
     def _diffuse(
         self,
         plan: DispatchPlan,
         adapter: PipelineAdapter,
-        inputs: GenerationInputs,
-        incoming: Parcel | None,
+        inputs: Mapping[str, GenerationInputs],
         control: StepControl,
         execution: Execution,
-    ) -> Parcel | None:
-        """The plan's range of denoising steps; None when it was stopped."""
-        first, last = plan.sole.steps or (0, inputs.num_inference_steps)
+    ) -> None:
+        """The plan's denoising steps, of all members."""
         group = self._group(plan)
-        state = None
+        states: dict[str, DenoisingState] = {}
         if plan.leader == self._worker_id:
-            given = _required(incoming, plan)
-            state = _state_of(given) if _is_state(given) else adapter.prepare(given.tensors, inputs)
+            states = self._starting_states(plan, adapter, inputs, execution.outputs)
         if group is not None:
-            state = _shared(state, group)
-        if state is None or state.step != first:
-            raise HandoffError(f"plan {plan.plan_id} starts at step {first}, its state is at {state and state.step}")
-        # Timed from here: the cost model learns seconds per step from it, not how long members waited for each other.
+            states = _shared(states, group, is_leader=plan.leader == self._worker_id)
+        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for request_id, state in states.items():
+            batches[adapter.batch_key(state)].append(request_id)
+        # Timed from here: the cost model learns seconds per step from it, not how long workers waited for each other.
         with _timed(Stage.DIFFUSE, execution), sequence_parallel(group):
-            while state.step < last:
+            for done in range(plan.num_steps):
                 command = control.command if group is None else group.agree(control.command)
                 if command == _Command.STOP:
-                    return None
+                    execution.stopped = True
+                    return
                 if command == _Command.PAUSE:
-                    execution.paused_after = state.step - first
-                    return _parcel_of(state)
-                state = adapter.step(state)
-                control.on_step(state.step)
-        return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
+                    execution.paused_after = done
+                    break
+                for members in batches.values():
+                    advanced = adapter.advance([states[request_id] for request_id in members])
+                    states.update(zip(members, advanced, strict=True))
+                for request_id, state in states.items():
+                    control.on_step(request_id, state.step)
+        execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
+
+    def _starting_states(
+        self,
+        plan: DispatchPlan,
+        adapter: PipelineAdapter,
+        inputs: Mapping[str, GenerationInputs],
+        given: Mapping[str, Parcel],
+    ) -> dict[str, DenoisingState]:
+        states = {}
+        for member in plan.members:
+            if member.request_id not in inputs:
+                continue
+            parcel = _required(given.get(member.request_id), plan, member.request_id)
+            content = inputs[member.request_id]
+            state = _state_of(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
+            if member.steps is None or state.step != member.steps[0]:
+                raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
+            states[member.request_id] = state
+        return states
 
     def _group(self, plan: DispatchPlan) -> SequenceGroup | None:
         if plan.group is None:
@@ -173,10 +211,14 @@ def _timed(stage: Stage, execution: Execution) -> Iterator[None]:
     execution.spans.append(Span(stage, start_s, start_s + time.perf_counter() - began_s))
 
 
-def _required(incoming: Parcel | None, plan: DispatchPlan) -> Parcel:
-    if incoming is None:
-        raise HandoffError(f"plan {plan.plan_id} of request {plan.sole.request_id} has no inputs")
-    return incoming
+def _required(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
+    if parcel is None:
+        raise HandoffError(f"plan {plan.plan_id} of request {request_id} has no inputs")
+    return parcel
+
+
+def _output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
+    return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
 
 
 def _parcel_of(state: DenoisingState) -> Parcel:
@@ -193,9 +235,12 @@ def _state_of(parcel: Parcel) -> DenoisingState:
     return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
 
 
-def _shared(state: DenoisingState | None, group: SequenceGroup) -> DenoisingState:
-    """The leader's state on all members of the group; others pass None."""
-    parcel = _parcel_of(state) if state is not None else Parcel({})
-    values = group.broadcast_json(parcel.values)
-    tensors = group.broadcast_tensors(parcel.tensors if state is not None else None)
-    return _state_of(Parcel(tensors, values)) if state is None else state
+def _shared(states: dict[str, DenoisingState], group: SequenceGroup, is_leader: bool) -> dict[str, DenoisingState]:
+    """The leader's states on all workers of the group, in its order."""
+    parcels = {request_id: _parcel_of(state) for request_id, state in states.items()}
+    values = group.broadcast_json([[request_id, parcel.values] for request_id, parcel in parcels.items()])
+    for request_id, known in values:
+        tensors = group.broadcast_tensors(parcels[request_id].tensors if is_leader else None)
+        if not is_leader:
+            states[request_id] = _state_of(Parcel(tensors, known))
+    return states

@@ -86,12 +86,12 @@ class Fleet:
             raise WorkerError(f"worker {worker_id} is down")
         return handle
 
-    def run(self, worker_id: WorkerId, plan: DispatchPlan, inputs: GenerationInputs) -> PlanCall | None:
-        """Give a worker its next plan; None while it is down."""
+    def run(self, worker_id: WorkerId, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs]) -> PlanCall | None:
+        """Give a worker its next plan, with the content of each member; None while it is down."""
         member = self._members[worker_id]
         if member.handle is None:
             return None
-        call: PlanCall = member.handle.run.remote(member.next_number, plan, inputs)
+        call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs))
         member.next_number += 1
         return call
 

@@ -250,6 +250,10 @@ class HandoffBuffer:
                 if slot.layout is not None:
                     self._free(key)
 
+    def has_left(self, request_id: str, plan_id: int) -> bool:
+        """Whether a request has ended that plan `plan_id` was made for."""
+        return self._has_ended(HandoffKey(request_id, plan_id))
+
     def _has_ended(self, key: HandoffKey) -> bool:
         return key.plan_id <= self._ended.get(key.request_id, -1)
 

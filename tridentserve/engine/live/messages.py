@@ -76,13 +76,14 @@ class StepNote:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """How a plan ended on one worker. `num_images` pictures follow (PNG, one item each). `retry`: see `PlanFailed`.
+    """How a plan ended on one worker. So many pictures of each request follow (PNG, one item each), in this order.
+    `retry`: see `PlanFailed`.
     `paused_after`: it was paused after so many of its denoising steps."""
 
     plan_id: int
     outcome: Literal["finished", "stopped", "failed"]
     spans: list[Span] = field(default_factory=list)
-    num_images: int = 0
+    num_images: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     paused_after: int | None = None
     error: str = ""

@@ -26,11 +26,11 @@ from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig, WorkerReady
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
 from tridentserve.engine.live.nixl_link import NixlLink
-from tridentserve.engine.live.parcel import Layout
+from tridentserve.engine.live.parcel import Layout, Parcel
 from tridentserve.engine.live.peers import RayPeer
 from tridentserve.engine.live.replicas import ReplicaStore
 from tridentserve.engine.live.turns import Turns
-from tridentserve.errors import TridentServeError
+from tridentserve.errors import HandoffError, TridentServeError
 from tridentserve.parallel import GroupCache, connect_store
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -38,6 +38,8 @@ from tridentserve.requests import GenerationInputs
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# The content of each member of a plan.
+Inputs = dict[str, GenerationInputs]
 # Pictures are sent once and thrown away by most clients: speed counts more than the last tenth of their size.
 _PNG_COMPRESS_LEVEL = 1
 
@@ -115,16 +117,17 @@ class StageWorker:
     # Plans.
 
     async def run(
-        self, number: int, plan: DispatchPlan, inputs: GenerationInputs
+        self, number: int, plan: DispatchPlan, inputs: Inputs
     ) -> AsyncIterator[StepNote | PlanReport | bytes]:
         """Run a plan when its turn (`number`, from 0 without gaps) comes.
 
-        Yields a note per denoising step (leader only), then one report, then the pictures."""
+        Yields a note per request and denoising step (leader only), then one report, then the pictures, request by
+        request."""
         notes: asyncio.Queue[StepNote | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         control = StepControl()
         if plan.leader == self._config.spec.worker_id:
-            control.on_step = lambda done: _post(loop, notes, StepNote(plan.sole.request_id, done))
+            control.on_step = lambda request_id, done: _post(loop, notes, StepNote(request_id, done))
         self._controls[plan.plan_id] = control
         if plan.plan_id in self._stopped_early:
             control.stop()
@@ -160,7 +163,7 @@ class StageWorker:
         self._handoff.forget(request_id, last_plan_id)
 
     async def _run_in_turn(
-        self, number: int, plan: DispatchPlan, inputs: GenerationInputs, control: StepControl
+        self, number: int, plan: DispatchPlan, inputs: Inputs, control: StepControl
     ) -> tuple[PlanReport, list[bytes]]:
         try:
             async with self._turns.turn(number):
@@ -168,7 +171,8 @@ class StageWorker:
             return await self._report(plan, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             ours = error if isinstance(error, TridentServeError) else None
-            logger.warning("plan %d of %s failed: %s", plan.plan_id, plan.sole.request_id, error, exc_info=ours is None)
+            names = ", ".join(plan.request_ids)
+            logger.warning("plan %d of %s failed: %s", plan.plan_id, names, error, exc_info=ours is None)
             # The text of an error of a library may quote the prompt: it stays in this worker's log.
             text = str(ours) if ours else f"{type(error).__name__} (more in the log of {self._config.spec.worker_id})"
             code, retry = (ours.code, ours.http_status >= 500) if ours else ("worker_failed", True)
@@ -176,44 +180,55 @@ class StageWorker:
         finally:
             self._controls.pop(plan.plan_id, None)
 
-    async def _execute(self, plan: DispatchPlan, inputs: GenerationInputs, control: StepControl) -> Execution:
+    async def _execute(self, plan: DispatchPlan, inputs: Inputs, control: StepControl) -> Execution:
         if control.stopped and plan.degree == 1:
             return Execution(stopped=True)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        incoming = None
-        if (
-            plan.leader == self._config.spec.worker_id
-            and plan.sole.input_id is not None
-            and plan.sole.source is not None
-        ):
+        incoming: dict[str, Parcel] = {}
+        if plan.leader == self._config.spec.worker_id:
             try:
-                incoming = await self._handoff.take(
-                    HandoffKey(plan.sole.request_id, plan.sole.input_id), plan.sole.source
-                )
+                incoming = await self._take_inputs(plan)
             except BaseException:
                 await self._on_device(self._executor.abandon, plan)
                 raise
-        execution = await self._on_device(self._executor.execute, plan, inputs, incoming, control)
-        if execution.outputs is not None:
-            key = HandoffKey(plan.sole.request_id, plan.plan_id)
-            self._handoff.keep(key, execution.outputs)
+        staying = {name: inputs[name] for name in plan.request_ids if not self._handoff.has_left(name, plan.plan_id)}
+        execution = await self._on_device(self._executor.execute, plan, staying, incoming, control)
+        for request_id, parcel in execution.outputs.items():
+            key = HandoffKey(request_id, plan.plan_id)
+            self._handoff.keep(key, parcel)
             is_done = execution.paused_after is None
             if is_done and plan.push_to is not None and plan.push_to != self._config.spec.worker_id:
                 self._handoff.push(key, plan.push_to)
         return execution
 
+    async def _take_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
+        """What was made of each member before; a member of a batch that has left meanwhile needs nothing."""
+        incoming = {}
+        for member in plan.members:
+            if member.input_id is None or member.source is None:
+                continue
+            try:
+                key = HandoffKey(member.request_id, member.input_id)
+                incoming[member.request_id] = await self._handoff.take(key, member.source)
+            except HandoffError:
+                if len(plan.members) == 1 or not self._handoff.has_left(member.request_id, plan.plan_id):
+                    raise
+        return incoming
+
     async def _report(self, plan: DispatchPlan, execution: Execution) -> tuple[PlanReport, list[bytes]]:
-        pictures = []
-        if execution.images is not None:
-            pictures = await asyncio.to_thread(lambda images: [_png(image) for image in images], execution.images)
+        pictures: list[bytes] = []
+        num_images: dict[str, int] = {}
+        for request_id, images in execution.images.items():
+            pictures += await asyncio.to_thread(lambda images: [_png(image) for image in images], images)
+            num_images[request_id] = len(images)
         self._metrics.plan_done(plan, execution.spans)
         report = PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
             paused_after=execution.paused_after,
             spans=execution.spans,
-            num_images=len(pictures),
+            num_images=num_images,
             peak_memory_bytes=_peak_memory_bytes(self._device),
         )
         return report, pictures
