@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deployments.config import AppArgs, is_table_path
-from profiler import CostModel, ProfileTable, read_table, shipped_table
+from deployments.config import AppArgs
+from profiler import CostModel, ProfileTable, load_tables
 from tridentserve.errors import ProfileError
 
 
 def cost_model(args: AppArgs) -> CostModel:
     """Stage times of all models of `args` on its device. Raises `ProfileError`, beginning with the key at fault."""
-    tables = []
+    tables: list[ProfileTable] = []
     for index, name in enumerate(args.profiles):
         try:
-            tables.append(_table(name))
+            tables += load_tables([name])
         except ProfileError as error:
             raise ProfileError(f"profiles[{index}]: {error}") from error
     for index, model in enumerate(args.models):
@@ -31,10 +31,6 @@ def cost_model(args: AppArgs) -> CostModel:
         raise ProfileError(f"profiles: {error}") from error
 
 
-def _table(name: str) -> ProfileTable:
-    return read_table(name) if is_table_path(name) else shipped_table(name)
-
-
 def _renamed(table: ProfileTable, args: AppArgs) -> ProfileTable:
     """The rows of the served models under their own names, up to the largest degree that is to be used.
     Two models may share one profile."""
@@ -47,4 +43,4 @@ def _renamed(table: ProfileTable, args: AppArgs) -> ProfileTable:
         if row.model == profiled and row.degree <= max_degree
     )
     weights = (replace(row, model=name) for name, profiled in names for row in table.weights if row.model == profiled)
-    return ProfileTable(table.name, tuple(rows), tuple(weights))
+    return replace(table, rows=tuple(rows), weights=tuple(weights))

@@ -4,15 +4,24 @@ Everything here is pure but `profiler.measure*`, which runs real pipelines and i
 """
 
 from profiler.cost_model import CostModel
+from profiler.links import DEFAULT_LINKS, INSTANT_LINKS, LinkSpeeds
 from profiler.memory import held_weights_bytes, stages_peak_bytes
-from profiler.tables import ProfileRow, ProfileTable, WeightsRow, read_table, shipped_table, write_table
+from profiler.sources import diffuse_only, load_cost_model, load_tables
+from profiler.tables import LinksRow, ProfileRow, ProfileTable, WeightsRow, read_table, shipped_table, write_table
 
 __all__ = [
+    "DEFAULT_LINKS",
+    "INSTANT_LINKS",
     "CostModel",
+    "LinkSpeeds",
+    "LinksRow",
     "ProfileRow",
     "ProfileTable",
     "WeightsRow",
+    "diffuse_only",
     "held_weights_bytes",
+    "load_cost_model",
+    "load_tables",
     "read_table",
     "shipped_table",
     "stages_peak_bytes",

@@ -7,40 +7,44 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from profiler.curves import TokenCurve
-from profiler.tables import ProfileRow, ProfileTable
-from tridentserve.errors import ProfileError
+from profiler.links import LinkSpeeds
+from profiler.profiled import DeviceProfile
+from profiler.tables import ProfileTable
+from tridentserve.protocols import LoadSource
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 # A degree is efficient while T(1) / (k T(k)) stays above this (TridentServe, arXiv 2510.02838, section 6.2). For a size
 # that degree 1 does not cover, the narrowest degree k0 that does stands in: T(k0) k0 / (k T(k)).
 EFFICIENCY_THRESHOLD = 0.8
+# A batch is worth it while it takes less than this many times what one output takes (appendix E.1).
+BATCH_LATENCY_GROWTH = 1.2
 # Weight of the newest observation, and the furthest a correction may move a table: one stalled run must not make a
 # size look unservable, yet a table from another machine has to converge.
 OBSERVATION_WEIGHT = 0.2
 MAX_CORRECTION = 32.0
+# Points are remembered, up to so many: a service can be asked for any size.
+_MAX_REMEMBERED = 100_000
 
-_Series = tuple[str, Stage, int, int]
+# Sizes as plain numbers, and stages by identity: their own hashes run in Python and would take most of a call.
+_DIFFUSE, _DECODE = Stage.DIFFUSE, Stage.DECODE
+_Point = tuple[str, int, int, int, int, int]
 _CorrectionKey = tuple[str, Stage, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Profiled:
-    """The profiled sizes of one model, stage, degree and batch."""
-
-    rows: dict[Shape, ProfileRow]
-    seconds: TokenCurve
-    peak_bytes: TokenCurve
-
-    def covers(self, shape: Shape) -> bool:
-        return shape in self.rows or self.seconds.covers(shape.tokens)
 
 
 @dataclass(slots=True)
 class _Correction:
     ratio: float = 1.0
     observations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """One point as tabled, with the correction that its octave of sizes shares."""
+
+    tabled_s: float
+    peak_bytes: int
+    correction: _Correction
 
 
 class CostModel:
@@ -52,150 +56,116 @@ class CostModel:
     table: per (model, stage, degree, octave of size) an exponentially weighted ratio of observed to tabled seconds.
     """
 
-    def __init__(self, tables: Iterable[ProfileTable], device: str) -> None:
+    def __init__(self, tables: Iterable[ProfileTable], device: str, links: LinkSpeeds | None = None) -> None:
         """`device` is the `gpu` column to use. Weights have no such column: they count where their table has rows for
-        the device (another device may hold the same model in another precision). Raises `ProfileError` when no row is
-        for the device, when tables repeat a point or contradict each other, or when a model lacks a stage, degree 1,
-        batch 1 or the weights of a stage."""
-        self._device = device
-        grouped: defaultdict[_Series, dict[Shape, ProfileRow]] = defaultdict(dict)
-        self._weights: dict[tuple[str, Stage], int] = {}
-        known_devices: set[str] = set()
-        for table in tables:
-            known_devices |= {row.gpu for row in table.rows}
-            for row in table.rows:
-                if row.gpu != device:
-                    continue
-                series = grouped[row.model, row.stage, row.degree, row.batch]
-                if row.shape in series:
-                    point = f"{row.model} {row.stage} {row.shape} at degree {row.degree}, batch {row.batch}"
-                    raise ProfileError(f"{table.name}: {point} is in another table too; keep it in one")
-                series[row.shape] = row
-            is_for_device = any(row.gpu == device for row in table.rows)
-            for held in table.weights if is_for_device else ():
-                if self._weights.setdefault((held.model, held.stage), held.weights_bytes) != held.weights_bytes:
-                    raise ProfileError(f"{table.name}: {held.model} {held.stage} has other weights_bytes elsewhere")
-        if not grouped:
-            known = ", ".join(sorted(known_devices)) or "none"
-            raise ProfileError(f"no profile row is for device {device!r} (devices profiled: {known}); profile it")
-        self._profiled = {series: _profiled(rows) for series, rows in grouped.items()}
-        self._degrees: defaultdict[tuple[str, Stage], list[int]] = defaultdict(list)
-        for model, stage, degree, batch in sorted(grouped):
-            if batch == 1:
-                self._degrees[model, stage].append(degree)
-        self._batches: defaultdict[tuple[str, Stage, int], list[int]] = defaultdict(list)
-        for model, stage, degree, batch in sorted(grouped, reverse=True):
-            self._batches[model, stage, degree].append(batch)
+        the device (another device may hold the same model in another precision). `links` replace those of the tables.
+        Raises `ProfileError` when no row is for the device, when tables repeat a point or contradict each other, or
+        when a model lacks a stage, degree 1, batch 1 or the weights of a stage."""
+        self._profile = DeviceProfile(tuple(tables), device)
+        self._links = links if links is not None else self._profile.links
         self._corrections: defaultdict[_CorrectionKey, _Correction] = defaultdict(_Correction)
-        self._check_complete()
+        self._encode: dict[_Point, _Cost] = {}
+        self._diffuse: dict[_Point, _Cost] = {}
+        self._decode: dict[_Point, _Cost] = {}
+        self._by_degree: dict[tuple[str, Stage, Shape], tuple[tuple[int, _Cost], ...]] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models that the tables cover on this device, sorted."""
-        return tuple(sorted({model for model, *_ in self._profiled}))
+        return self._profile.models
+
+    @property
+    def links(self) -> LinkSpeeds:
+        """How fast outputs and weights move."""
+        return self._links
 
     def seconds(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> float:
         """Expected seconds per denoising step (DIFFUSE) or per call, as corrected so far. `ProfileError` if unknown."""
-        ratio = 1.0
-        if (correction := self._corrections.get(_correction_key(model, stage, shape, degree))) is not None:
-            ratio = correction.ratio
-        return ratio * self._tabled_seconds(model, stage, shape, degree, batch)
+        cost = self._cost(model, stage, shape, degree, batch)
+        return cost.tabled_s * cost.correction.ratio
 
     def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
         """Peak activation bytes on one worker, weights not counted. `ProfileError` if unknown."""
-        profiled, scale = self._find(model, stage, shape, degree, batch)
-        row = profiled.rows.get(shape)
-        return math.ceil(scale * (row.peak_bytes if row else profiled.peak_bytes.at(shape.tokens)))
+        return self._cost(model, stage, shape, degree, batch).peak_bytes
 
     def weights_bytes(self, model: str, stage: Stage) -> int:
         """Bytes of the weights of one stage. `ProfileError` if the model is unknown."""
-        if (model, stage) not in self._weights:
-            raise self._unknown_model(model)
-        return self._weights[model, stage]
+        return self._profile.held(model, stage).weights_bytes
+
+    def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
+        """Bytes that a stage hands on for `batch` outputs. `ProfileError` if the model is unknown."""
+        held = self._profile.held(model, stage)
+        return math.ceil(batch * (held.output_bytes + held.output_bytes_per_token * shape.tokens))
+
+    def transfer_seconds(self, model: str, stage: Stage, shape: Shape, batch: int = 1, same_node: bool = True) -> float:
+        """Seconds to move the outputs of a stage to another worker. `ProfileError` if the model is unknown."""
+        return self._links.transfer_seconds(self.output_bytes(model, stage, shape, batch), same_node)
+
+    def load_seconds(self, model: str, stage: Stage, source: LoadSource = "host") -> float:
+        """Seconds to make the weights of a stage resident on a worker, from a worker of the node (`peer`), the host's
+        copy or the checkpoint. `ProfileError` if the model is unknown."""
+        return self._links.load_seconds(self.weights_bytes(model, stage), source)
 
     def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
         """The degrees that were profiled, ascending. `ProfileError` if the model is unknown."""
-        if (model, stage) not in self._degrees:
-            raise self._unknown_model(model)
-        return tuple(self._degrees[model, stage])
+        return self._profile.degrees(model, stage)
 
     def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
         """The highest degree with efficiency T(k0) k0 / (k T(k)) above 0.8 (section 6.2, where k0 is 1), k0 being the
         narrowest degree that covers the size; k0 when no other has it. `ProfileError` when none covers it."""
-        covering = [k for k in self.degrees(model, stage) if self._profiled[model, stage, k, 1].covers(shape)]
-        if not covering:
-            raise self._not_covered(model, stage, shape, degree=self.degrees(model, stage)[0], batch=1)
-        gpu_seconds = {degree: degree * self.seconds(model, stage, shape, degree) for degree in covering}
-        narrowest = covering[0]
-        efficient = (k for k in covering if gpu_seconds[narrowest] / gpu_seconds[k] > EFFICIENCY_THRESHOLD)
-        return max(efficient, default=narrowest)
+        point = (model, stage, shape)
+        costs = self._by_degree.get(point)
+        if costs is None:
+            if len(self._by_degree) >= _MAX_REMEMBERED:
+                self._by_degree.clear()
+            costs = self._by_degree[point] = self._costs_by_degree(model, stage, shape)
+        narrowest, first = costs[0]
+        least = narrowest * first.tabled_s * first.correction.ratio
+        best = narrowest
+        for k, cost in costs:
+            if least > EFFICIENCY_THRESHOLD * k * cost.tabled_s * cost.correction.ratio:
+                best = k
+        return best
+
+    def optimal_batch(self, model: str, stage: Stage, shape: Shape, degree: int = 1) -> int:
+        """The largest profiled batch that takes less than 1.2 times what one output takes (appendix E.1); 1 when there
+        is none. `ProfileError` when the size is not covered."""
+        batches = self._profile.batches(model, stage, shape, degree)
+        limit_s = BATCH_LATENCY_GROWTH * self.seconds(model, stage, shape, degree)
+        return max((b for b in batches if self.seconds(model, stage, shape, degree, b) < limit_s), default=1)
 
     def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
-        """Learn from one finished stage (seconds per step for DIFFUSE). Times that are not positive are ignored."""
-        if not (math.isfinite(seconds) and seconds > 0):
+        """Learn from one finished stage (seconds per step for DIFFUSE). Times that are not positive are ignored, and a
+        stage that the table takes for free stays so."""
+        cost = self._cost(model, stage, shape, degree, batch)
+        if not (math.isfinite(seconds) and seconds > 0 and cost.tabled_s > 0):
             return
-        ratio = seconds / self._tabled_seconds(model, stage, shape, degree, batch)
-        ratio = min(max(ratio, 1 / MAX_CORRECTION), MAX_CORRECTION)
-        correction = self._corrections[_correction_key(model, stage, shape, degree)]
+        ratio = min(max(seconds / cost.tabled_s, 1 / MAX_CORRECTION), MAX_CORRECTION)
+        correction = cost.correction
         correction.observations += 1
         # The table counts as one observation, and the first few as a plain mean: a wrong table converges at once.
         weight = max(OBSERVATION_WEIGHT, 1 / (correction.observations + 1))
         correction.ratio += weight * (ratio - correction.ratio)
 
-    def _tabled_seconds(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> float:
-        profiled, scale = self._find(model, stage, shape, degree, batch)
-        row = profiled.rows.get(shape)
-        return scale * (row.seconds if row else profiled.seconds.at(shape.tokens))
+    def _cost(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
+        known = self._diffuse if stage is _DIFFUSE else self._decode if stage is _DECODE else self._encode
+        point = (model, shape.height, shape.width, shape.num_frames, degree, batch)
+        cost = known.get(point)
+        if cost is None:
+            if len(known) >= _MAX_REMEMBERED:
+                known.clear()
+            cost = known[point] = self._tabled(model, stage, shape, degree, batch)
+        return cost
 
-    def _find(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> tuple[_Profiled, float]:
-        """The profiled sizes to read, of the largest batch up to `batch` that covers the size, and the factor from its
-        batch to `batch`."""
-        for profiled_batch in self._batches.get((model, stage, degree), ()):
-            profiled = self._profiled[model, stage, degree, profiled_batch]
-            if profiled_batch <= batch and profiled.covers(shape):
-                return profiled, 1.0 if stage is Stage.ENCODE else batch / profiled_batch
-        raise self._not_covered(model, stage, shape, degree, batch)
-
-    def _check_complete(self) -> None:
-        for model, stage, degree in self._batches:
-            if degree not in self._degrees[model, stage]:
-                raise ProfileError(f"{model} {stage} at degree {degree} has no batch 1 rows; profile it at batch 1 too")
-        for model in self.models:
-            for stage in Stage:
-                if (model, stage, 1, 1) not in self._profiled:
-                    raise ProfileError(
-                        f"{model} has no {stage} rows at degree 1 and batch 1 for device {self._device!r}; "
-                        f"profile it with scripts/profile_model.py"
-                    )
-                if (model, stage) not in self._weights:
-                    raise ProfileError(f"{model} has no weights_bytes for {stage}; add it to the table's .weights.csv")
-
-    def _unknown_model(self, model: str) -> ProfileError:
-        return ProfileError(
-            f"model {model!r} is not in the profile tables of device {self._device!r} (there: "
-            f"{', '.join(self.models)}); profile it with scripts/profile_model.py"
-        )
-
-    def _not_covered(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> ProfileError:
+    def _costs_by_degree(self, model: str, stage: Stage, shape: Shape) -> tuple[tuple[int, _Cost], ...]:
+        """Of the degrees that cover a size, ascending; at least one."""
         degrees = self.degrees(model, stage)
-        if degree not in degrees:
-            return ProfileError(f"{model} {stage} was not profiled at degree {degree} (only at {degrees}); profile it")
-        if batch < 1:
-            return ProfileError(f"a batch of {batch} cannot be timed; it must be at least 1")
-        sizes = sorted(self._profiled[model, stage, degree, 1].rows, key=lambda size: size.tokens)
-        return ProfileError(
-            f"{model} {stage} at degree {degree}: {shape} is outside the profiled sizes, {sizes[0]} to {sizes[-1]}; "
-            f"profile it with scripts/profile_model.py --sizes {shape}"
-        )
+        covering = [k for k in degrees if self._profile.covers(model, stage, shape, k)]
+        if not covering:
+            raise self._profile.not_covered(model, stage, shape, degrees[0], batch=1)
+        return tuple((k, self._cost(model, stage, shape, k, 1)) for k in covering)
 
-
-def _profiled(rows: dict[Shape, ProfileRow]) -> _Profiled:
-    return _Profiled(
-        rows=rows,
-        seconds=TokenCurve((shape.tokens, row.seconds) for shape, row in rows.items()),
-        peak_bytes=TokenCurve((shape.tokens, row.peak_bytes) for shape, row in rows.items()),
-    )
-
-
-def _correction_key(model: str, stage: Stage, shape: Shape, degree: int) -> _CorrectionKey:
-    return model, stage, degree, round(math.log2(shape.tokens))
+    def _tabled(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
+        sizes, scale = self._profile.find(model, stage, shape, degree, batch)
+        correction = self._corrections[model, stage, degree, round(math.log2(shape.tokens))]
+        return _Cost(scale * sizes.seconds(shape), math.ceil(scale * sizes.peak_bytes(shape)), correction)

@@ -7,7 +7,7 @@ with the device in question. Degrees above 1 run in processes of their own, join
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -74,13 +74,12 @@ def measure(
     """
     check_measurable(source, shapes, degrees)
     weights = stage_weights_bytes(source.folder, _element_bytes(source))
-    held = tuple(WeightsRow(model, stage, weights[stage], "measured: safetensors headers") for stage in Stage)
     where = f"measured: median of {options.repeats} in the fastest of {options.passes} passes"
     device = device_name(source.device)
     set_threads(options.num_threads)
     best: dict[Point, Sample] = {}
     skipped: set[Point] = set()
-    table = ProfileTable(model, (), held)
+    table = ProfileTable(model, (), ())
     with _Processes(_on_rank(source, 0), max(degrees), options) as processes:
         for _ in range(options.passes):
             wanted = [point for point in points(shapes, degrees) if point not in skipped]
@@ -95,11 +94,23 @@ def measure(
                     ProfileRow(model, device, stage, shape, degree, 1, kept.seconds, kept.peak_bytes, where)
                     for (stage, shape, degree), kept in best.items()
                 )
-                table = ProfileTable(model, tuple(rows), held)
+                held = (_weights_row(model, stage, weights[stage], best) for stage in Stage)
+                table = ProfileTable(model, tuple(rows), tuple(held))
                 on_point(point, sample, table)
     if not best:
         raise ProfileError(f"no point of {model} could be measured; choose smaller sizes")
     return table
+
+
+def _weights_row(model: str, stage: Stage, weights_bytes: int, best: Mapping[Point, Sample]) -> WeightsRow:
+    """A condition has one size; latents and pixels grow with the tokens."""
+    outputs = [(shape, sample.output_bytes) for (kind, shape, _), sample in best.items() if kind is stage]
+    source = "measured: safetensors headers and the tensors returned"
+    if stage is Stage.ENCODE:
+        condition_bytes = max((num_bytes for _, num_bytes in outputs), default=0)
+        return WeightsRow(model, stage, weights_bytes, source, output_bytes=condition_bytes)
+    per_token = max((num_bytes / shape.tokens for shape, num_bytes in outputs), default=0.0)
+    return WeightsRow(model, stage, weights_bytes, source, output_bytes_per_token=per_token)
 
 
 def device_name(device: str) -> str:
@@ -186,7 +197,7 @@ class _Processes:
                     f"a process of degree {degree} died at {inputs.shape}; see the system's log"
                 ) from error
             raise next((failure for failure in errors if failure and _is_out_of_memory(failure)), error) from None
-        return Sample(leader.seconds, max(peaks))
+        return replace(leader, peak_bytes=max(peaks))
 
 
 def _on_rank(source: Source, rank: int) -> Source:

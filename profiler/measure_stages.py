@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,10 +44,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The median of the timed runs, and the peak of one."""
+    """The median of the timed runs, the peak of one, and the bytes of what the stage hands on (one output)."""
 
     seconds: float
     peak_bytes: int
+    output_bytes: int
 
 
 @lru_cache(maxsize=4)
@@ -65,9 +66,9 @@ def sample_encode(source: Source, inputs: GenerationInputs, repeats: int) -> tup
     """ENCODE, and the condition it gives, as safetensors bytes that other processes can take."""
     adapter, device = _adapter(source, Stage.ENCODE), torch.device(source.device)
     seconds = _median_s(lambda: adapter.encode(inputs), repeats, device)
-    sample = Sample(seconds, peak_bytes(lambda: adapter.encode(inputs), {}, device))
+    peak = peak_bytes(lambda: adapter.encode(inputs), {}, device)
     condition = {name: tensor.cpu().contiguous() for name, tensor in adapter.encode(inputs).items()}
-    return sample, safetensors.torch.save(condition)
+    return Sample(seconds, peak, _num_bytes(condition)), safetensors.torch.save(condition)
 
 
 def sample_diffuse(
@@ -90,14 +91,16 @@ def sample_diffuse(
 
         with _parallel(group):
             seconds = _median_s(step, repeats, device)
-            return Sample(seconds, peak_bytes(step, state.tensors, device))
+            peak = peak_bytes(step, state.tensors, device)
+        return Sample(seconds, peak, _num_bytes(adapter.latents(state)))
     finally:
         if group is not None:
             group.close()
 
 
 def num_steps(repeats: int) -> int:
-    """Denoising steps that `sample_diffuse` takes: warm-up, timed, and one to watch the memory."""
+    """Denoising steps that `sample_diffuse` takes: warm-up, timed, and one to watch the memory. A request of so many
+    has its latents then."""
     return WARM_UP + repeats + 1
 
 
@@ -107,7 +110,12 @@ def sample_decode(source: Source, inputs: GenerationInputs, condition: bytes, re
     device = torch.device(source.device)
     latents = diffuse.latents(diffuse.step(diffuse.prepare(safetensors.torch.load(condition), inputs)))
     seconds = _median_s(lambda: adapter.decode(latents, inputs), repeats, device)
-    return Sample(seconds, peak_bytes(lambda: adapter.decode(latents, inputs), latents, device))
+    peak = peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
+    return Sample(seconds, peak, adapter.decode(latents, inputs).nbytes)
+
+
+def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _median_s(run: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -1,19 +1,17 @@
 """Profile tables: what was measured (or published, or modelled) of each stage, as CSV files people can read and edit.
 
 A table is two files. `NAME.csv` holds times and activation memory, one row per point; `NAME.weights.csv`, beside it,
-holds the bytes of each stage's weights, which do not depend on the point. Both are checked strictly when they are read.
+holds the bytes of each stage's weights, which do not depend on the point, and of what it hands on. A third,
+`NAME.links.csv`, may say how fast the links of a device are. All are checked strictly when they are read.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from profiler.csv_lines import CsvLine, csv_lines, write_csv
+from profiler.links import LinkSpeeds
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -31,8 +29,9 @@ COLUMNS = (
     "peak_bytes",
     "source",
 )
-WEIGHTS_COLUMNS = ("model", "stage", "weights_bytes", "source")
-SOURCES = ("measured", "published", "modelled")
+WEIGHTS_COLUMNS = ("model", "stage", "weights_bytes", "output_bytes", "output_bytes_per_token", "source")
+_SPEEDS = tuple(field.name for field in fields(LinkSpeeds))
+LINKS_COLUMNS = ("gpu", *_SPEEDS, "source")
 _SHIPPED = Path(__file__).parent / "tables"
 
 
@@ -60,11 +59,26 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class WeightsRow:
-    """Bytes of the weights of one stage of one model, in the number format it is served in."""
+    """Bytes of the weights of one stage of one model, in the number format it is served in.
+
+    A stage hands `output_bytes + output_bytes_per_token x Shape.tokens` bytes per output to the next one (the
+    condition, the latents) or to the client (pixels).
+    """
 
     model: str
     stage: Stage
     weights_bytes: int
+    source: str
+    output_bytes: int = 0
+    output_bytes_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinksRow:
+    """The links of one kind of device."""
+
+    gpu: str
+    speeds: LinkSpeeds
     source: str
 
 
@@ -75,6 +89,7 @@ class ProfileTable:
     name: str
     rows: tuple[ProfileRow, ...]
     weights: tuple[WeightsRow, ...]
+    links: tuple[LinksRow, ...] = ()
 
 
 def weights_path(path: Path) -> Path:
@@ -82,12 +97,27 @@ def weights_path(path: Path) -> Path:
     return path.with_suffix(".weights.csv")
 
 
+def links_path(path: Path) -> Path:
+    """The file of the link speeds that may belong to a table's file: `NAME.links.csv` beside `NAME.csv`."""
+    return path.with_suffix(".links.csv")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a CSV file is a table itself, not the file of weights or links of one."""
+    return not path.stem.endswith((".weights", ".links"))
+
+
+def shipped_names() -> list[str]:
+    """The tables that come with TridentServe, without `.csv`."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.csv") if is_table(path))
+
+
 def shipped_table(name: str) -> ProfileTable:
     """A table that comes with TridentServe, by its name without `.csv`.
 
     Raises `ProfileError`, with the names there are, when there is none of this name.
     """
-    names = sorted(path.stem for path in _SHIPPED.glob("*.csv") if not path.stem.endswith(".weights"))
+    names = shipped_names()
     if name not in names:
         raise ProfileError(f"no shipped profile table is named {name!r}; there are: {', '.join(names) or 'none'}")
     return read_table(_SHIPPED / f"{name}.csv")
@@ -97,34 +127,42 @@ def read_table(path: Path | str) -> ProfileTable:
     """Read a table and its weights.
 
     Raises `ProfileError` with file, line, what is wrong and what to do: a missing file or column, a value that is not a
-    positive number, an unknown stage or source, a degree that is no power of two, a point or a stage that comes twice.
+    number in range, an unknown stage or source, a degree that is no power of two, a point or a stage that comes twice.
     """
     path = Path(path)
     rows: dict[tuple[str, str, Stage, Shape, int, int], ProfileRow] = {}
-    for line in _lines(path, COLUMNS):
+    for line in csv_lines(path, COLUMNS):
         row = _profile_row(line)
         if row.key in rows:
             raise line.error(f"{row.model} {row.stage} {row.shape} at degree {row.degree} comes twice; keep one row")
         rows[row.key] = row
     weights: dict[tuple[str, Stage], WeightsRow] = {}
-    for line in _lines(weights_path(path), WEIGHTS_COLUMNS):
-        held = WeightsRow(line.text("model"), line.stage(), line.integer("weights_bytes"), line.source())
+    for line in csv_lines(weights_path(path), WEIGHTS_COLUMNS):
+        held = _weights_row(line)
         if (held.model, held.stage) in weights:
             raise line.error(f"{held.model} {held.stage} comes twice; keep one row")
         weights[held.model, held.stage] = held
-    return ProfileTable(path.name, tuple(rows.values()), tuple(weights.values()))
+    links: dict[str, LinksRow] = {}
+    for line in csv_lines(links_path(path), LINKS_COLUMNS) if links_path(path).exists() else ():
+        row_of_links = _links_row(line)
+        if row_of_links.gpu in links:
+            raise line.error(f"{row_of_links.gpu} comes twice; keep one row")
+        links[row_of_links.gpu] = row_of_links
+    return ProfileTable(path.name, tuple(rows.values()), tuple(weights.values()), tuple(links.values()))
 
 
 def write_table(path: Path | str, table: ProfileTable) -> None:
-    """Write a table and its weights, so that `read_table` gives the same rows back. Seconds keep six digits.
+    """Write a table, its weights and, if it has any, its links, so that `read_table` gives the same rows back. Seconds
+    keep six digits. A file of links that is there already is kept when the table has none: people write it, not tools.
 
     Each file is replaced at once: whoever reads meanwhile, and whoever stops this, finds the old file or the new one.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = ((row.model, row.stage.value, row.weights_bytes, row.source) for row in table.weights)
-    _replace(weights_path(path), WEIGHTS_COLUMNS, held)
-    _replace(path, COLUMNS, map(_cells, table.rows))
+    write_csv(weights_path(path), WEIGHTS_COLUMNS, map(_weights_cells, table.weights))
+    if table.links:
+        write_csv(links_path(path), LINKS_COLUMNS, map(_links_cells, table.links))
+    write_csv(path, COLUMNS, map(_cells, table.rows))
 
 
 def _cells(row: ProfileRow) -> tuple[object, ...]:
@@ -133,119 +171,45 @@ def _cells(row: ProfileRow) -> tuple[object, ...]:
     return (*where, row.degree, row.batch, f"{row.seconds:.6g}", row.peak_bytes, row.source)
 
 
-def _replace(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+def _weights_cells(row: WeightsRow) -> tuple[object, ...]:
+    output = (row.output_bytes, f"{row.output_bytes_per_token:.12g}")
+    return (row.model, row.stage.value, row.weights_bytes, *output, row.source)
 
 
-def _profile_row(line: _Line) -> ProfileRow:
-    degree = line.integer("degree", minimum=1)
-    if degree & (degree - 1):
-        raise line.error(f"degree {degree} is not a power of two; use 1, 2, 4, 8, ...")
-    return ProfileRow(
+def _links_cells(row: LinksRow) -> tuple[object, ...]:
+    return (row.gpu, *(f"{getattr(row.speeds, name):.12g}" for name in _SPEEDS), row.source)
+
+
+def _weights_row(line: CsvLine) -> WeightsRow:
+    return WeightsRow(
         model=line.text("model"),
-        gpu=line.text("gpu"),
         stage=line.stage(),
-        shape=Shape(line.integer("height", 1), line.integer("width", 1), line.integer("num_frames", 1)),
-        degree=degree,
-        batch=line.integer("batch", minimum=1),
-        seconds=line.seconds("seconds"),
-        peak_bytes=line.integer("peak_bytes"),
+        weights_bytes=line.integer("weights_bytes"),
         source=line.source(),
+        output_bytes=line.integer("output_bytes"),
+        output_bytes_per_token=line.amount("output_bytes_per_token"),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One row as text, with where it stands, so that every complaint names file and line."""
-
-    file: str
-    number: int
-    cells: dict[str, str]
-
-    def error(self, message: str) -> ProfileError:
-        return ProfileError(f"{self.file}:{self.number}: {message}")
-
-    def text(self, column: str) -> str:
-        if not self.cells[column]:
-            raise self.error(f"{column} is empty; fill it in")
-        if not self.cells[column].isprintable():
-            raise self.error(f"{column} is {self.cells[column]!r}; leave out characters that cannot be printed")
-        return self.cells[column]
-
-    def integer(self, column: str, minimum: int = 0) -> int:
-        try:
-            value = int(self.text(column))
-        except ValueError:
-            raise self.error(f"{column} is {self.cells[column]!r}; give a whole number") from None
-        if value < minimum:
-            raise self.error(f"{column} is {value}; it must be at least {minimum}")
-        return value
-
-    def seconds(self, column: str) -> float:
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            raise self.error(f"{column} is {self.cells[column]!r}; give a number of seconds") from None
-        if not (math.isfinite(value) and value > 0):
-            raise self.error(f"{column} is {value}; it must be above 0 and finite: measure this point again")
-        return value
-
-    def stage(self) -> Stage:
-        try:
-            return Stage(self.text("stage"))
-        except ValueError:
-            known = ", ".join(Stage)
-            raise self.error(f"stage is {self.cells['stage']!r}; it must be one of {known}") from None
-
-    def source(self) -> str:
-        source = self.text("source")
-        if source.partition(":")[0] not in SOURCES:
-            raise self.error(f"source is {source!r}; start it with one of {', '.join(SOURCES)}")
-        return source
+def _links_row(line: CsvLine) -> LinksRow:
+    speeds = {name: line.speed(name) if name.endswith("_per_s") else line.amount(name) for name in _SPEEDS}
+    return LinksRow(line.text("gpu"), LinkSpeeds(**speeds), line.source())
 
 
-def _lines(path: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
-    """The rows of a CSV file with exactly these columns, in any order; blank lines are skipped."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ProfileError(f"{path}: no such file; write it with scripts/profile_model.py") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] | None = None
-    try:
-        for cells in reader:
-            cells = [cell.strip() for cell in cells]
-            if not any(cells):
-                continue
-            if header is None:
-                header = cells
-                _check_header(f"{path.name}:{reader.line_num}", header, columns)
-            elif len(cells) != len(columns):
-                message = f"{len(cells)} cells where the header has {len(columns)}; one cell per column"
-                raise ProfileError(f"{path.name}:{reader.line_num}: {message}")
-            else:
-                yield _Line(path.name, reader.line_num, dict(zip(header, cells, strict=True)))
-    except csv.Error as error:
-        raise ProfileError(f"{path.name}:{reader.line_num}: not CSV ({error})") from error
-    if header is None:
-        raise ProfileError(f"{path.name}:1: the file is empty; its first line must be {','.join(columns)}")
-
-
-def _check_header(where: str, header: list[str], columns: tuple[str, ...]) -> None:
-    missing = [column for column in columns if column not in header]
-    unknown = [column for column in header if column not in columns]
-    if missing or unknown or len(header) != len(columns):
-        raise ProfileError(
-            f"{where}: the header must hold exactly {','.join(columns)} "
-            f"(missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'})"
-        )
+def _profile_row(line: CsvLine) -> ProfileRow:
+    degree = line.integer("degree", minimum=1)
+    if degree & (degree - 1):
+        raise line.error(f"degree {degree} is not a power of two; use 1, 2, 4, 8, ...")
+    stage = line.stage()
+    return ProfileRow(
+        model=line.text("model"),
+        gpu=line.text("gpu"),
+        stage=stage,
+        shape=Shape(line.integer("height", 1), line.integer("width", 1), line.integer("num_frames", 1)),
+        degree=degree,
+        batch=line.integer("batch", minimum=1),
+        # E and C of 0 seconds leave D alone to judge a policy by; D itself always takes time.
+        seconds=line.seconds("seconds", may_be_0=stage is not Stage.DIFFUSE),
+        peak_bytes=line.integer("peak_bytes"),
+        source=line.source(),
+    )

@@ -12,6 +12,13 @@ MIB = 1 << 20
 SHAPES = tuple(Shape(side, side) for side in (256, 512, 1024, 2048))
 DEGREES = (1, 2, 4)
 WEIGHTS_BYTES = {Stage.ENCODE: 400 * MIB, Stage.DIFFUSE: 800 * MIB, Stage.DECODE: 100 * MIB}
+# The condition is one for all sizes; latents and pixels grow with the tokens.
+CONDITION_BYTES, LATENT_BYTES_PER_TOKEN, PIXEL_BYTES_PER_TOKEN = 2 * MIB, 128.0, 768.0
+OUTPUTS = {
+    Stage.ENCODE: (CONDITION_BYTES, 0.0),
+    Stage.DIFFUSE: (0, LATENT_BYTES_PER_TOKEN),
+    Stage.DECODE: (0, PIXEL_BYTES_PER_TOKEN),
+}
 # What a worker needs for EDC of one model at 1024x1024, and a little more.
 EDC_BYTES = 3000 * MIB
 
@@ -45,7 +52,9 @@ def model_rows(model: str) -> list[ProfileRow]:
 def table(models: tuple[str, ...] = ("one", "two")) -> ProfileTable:
     rows = [entry for model in models for entry in model_rows(model)]
     weights = [
-        WeightsRow(model, stage, WEIGHTS_BYTES[stage], "modelled: a test") for model in models for stage in Stage
+        WeightsRow(model, stage, WEIGHTS_BYTES[stage], "modelled: a test", *OUTPUTS[stage])
+        for model in models
+        for stage in Stage
     ]
     return ProfileTable("synthetic.csv", tuple(rows), tuple(weights))
 

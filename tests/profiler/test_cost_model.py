@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from profiler import CostModel, ProfileTable, shipped_table
 from profiler.cost_model import MAX_CORRECTION
+from profiler.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.memory import peak_bytes_by_degree
+from profiler.tables import LinksRow
 from tests.profiler.synthetic import (
+    CONDITION_BYTES,
     DEGREES,
     SHAPES,
     WEIGHTS_BYTES,
@@ -26,6 +29,8 @@ from tridentserve.errors import ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+
+SLOW_LINKS = LinkSpeeds(4e6, 1e6, 2e6, 5e5, transfer_latency_s=0.5, load_latency_s=3.0)
 
 
 def test_it_is_a_stage_times() -> None:
@@ -130,6 +135,79 @@ def test_a_correction_is_bounded_and_stays_with_its_key() -> None:
     assert times.seconds("one", Stage.DIFFUSE, SHAPES[2], 2) == step_seconds(SHAPES[2], 2)
 
 
+def test_three_times_too_fast_a_table_is_right_after_ten_stages() -> None:
+    times = cost_model()
+    for _ in range(10):
+        times.observe("one", Stage.DIFFUSE, SHAPES[2], 1, 1, 3 * step_seconds(SHAPES[2], 1))
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[2], 1) == pytest.approx(3 * step_seconds(SHAPES[2], 1), rel=0.1)
+    # The whole octave learns, also sizes that nobody has asked for yet.
+    wider = times.seconds("one", Stage.DIFFUSE, Shape(1024, 1040), 1)
+    assert wider == pytest.approx(3 * cost_model().seconds("one", Stage.DIFFUSE, Shape(1024, 1040), 1), rel=0.1)
+
+
+def test_outputs_are_what_the_table_says_per_prompt_and_per_token() -> None:
+    times = cost_model()
+    assert times.output_bytes("one", Stage.ENCODE, SHAPES[3], batch=3) == 3 * CONDITION_BYTES
+    assert times.output_bytes("one", Stage.DIFFUSE, Shape(512, 512)) == 1024 * 128
+    assert times.output_bytes("one", Stage.DECODE, Shape(512, 768), batch=2) == 2 * 3 * 512 * 768
+    for ask in (times.output_bytes, times.transfer_seconds):
+        with pytest.raises(ProfileError, match="'three' is not in the profile"):
+            ask("three", Stage.ENCODE, SHAPES[0])
+    with pytest.raises(ProfileError, match="'three' is not in the profile"):
+        times.load_seconds("three", Stage.ENCODE)
+
+
+def test_transfers_and_loads_go_over_their_links() -> None:
+    times = CostModel([linked(table())], "gpu", SLOW_LINKS)  # the argument wins
+    latent_bytes = times.output_bytes("one", Stage.DIFFUSE, SHAPES[1], 2)
+    weights_bytes = times.weights_bytes("one", Stage.DIFFUSE)
+    assert times.transfer_seconds("one", Stage.DIFFUSE, SHAPES[1], 2) == 0.5 + latent_bytes / 4e6
+    assert times.transfer_seconds("one", Stage.DIFFUSE, SHAPES[1], 2, same_node=False) == 0.5 + latent_bytes / 1e6
+    assert times.load_seconds("one", Stage.DIFFUSE, "peer") == 3 + weights_bytes / 4e6
+    assert times.load_seconds("one", Stage.DIFFUSE) == 3 + weights_bytes / 2e6
+    assert times.load_seconds("one", Stage.DIFFUSE, "disk") == 3 + weights_bytes / 5e5
+    assert CostModel([linked(table())], "gpu").links.host_bytes_per_s == 1.0
+    assert cost_model().links == DEFAULT_LINKS
+
+
+@pytest.mark.parametrize(
+    ("speeds", "message"),
+    [
+        ((0.0, 1.0, 1.0, 1.0), "intra_node_bytes_per_s is 0.0; it must be above 0"),
+        ((1.0, 1.0, 1.0, float("nan")), "disk_bytes_per_s is nan; it must be above 0"),
+        ((1.0, 1.0, 1.0, 1.0, -1.0), "transfer_latency_s is -1.0; it must be at least 0"),
+        ((1.0, 1.0, 1.0, 1.0, 0.0, float("inf")), "load_latency_s is inf; it must be at least 0 and finite"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(speeds: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        LinkSpeeds(*speeds)
+
+
+def test_the_optimal_batch_is_the_largest_that_costs_under_a_fifth_more() -> None:
+    single_s = step_seconds(SHAPES[0], 1)
+    batches = {2: 1.1, 4: 1.19, 8: 1.21}
+    more = [row("one", Stage.DIFFUSE, SHAPES[0], 1, grown * single_s, 9, batch=b) for b, grown in batches.items()]
+    times = CostModel([replace(table(), rows=(*table().rows, *more))], "gpu")
+    assert times.optimal_batch("one", Stage.DIFFUSE, SHAPES[0]) == 4
+    assert times.optimal_batch("one", Stage.DIFFUSE, SHAPES[0], degree=2) == 1  # no batch was profiled there
+    assert times.optimal_batch("one", Stage.DIFFUSE, SHAPES[1]) == 1
+    with pytest.raises(ProfileError, match="64x64 is outside the profiled sizes"):
+        times.optimal_batch("one", Stage.DIFFUSE, Shape(64, 64))
+    with pytest.raises(ProfileError, match="not profiled at degree 8"):
+        times.optimal_batch("one", Stage.DIFFUSE, SHAPES[0], degree=8)
+
+
+def test_forgetting_points_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.cost_model._MAX_REMEMBERED", 2)
+    times = cost_model()
+    times.observe("one", Stage.DIFFUSE, SHAPES[0], 1, 1, 3 * step_seconds(SHAPES[0], 1))
+    learned_s = times.seconds("one", Stage.DIFFUSE, SHAPES[0])
+    for shape in SHAPES:
+        times.seconds("one", Stage.DIFFUSE, shape)
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[0]) == learned_s > step_seconds(SHAPES[0], 1)
+
+
 def without(stage: Stage, *, weights: bool = False) -> ProfileTable:
     whole = table()
     if weights:
@@ -143,6 +221,10 @@ def heavier(*models: str) -> ProfileTable:
     return replace(table(("two",)), weights=weights)
 
 
+def linked(whole: ProfileTable, speed: float = 1.0) -> ProfileTable:
+    return replace(whole, links=(LinksRow("gpu", replace(SLOW_LINKS, host_bytes_per_s=speed), "modelled: a test"),))
+
+
 @pytest.mark.parametrize(
     ("tables", "device", "message"),
     [
@@ -150,6 +232,7 @@ def heavier(*models: str) -> ProfileTable:
         ([], "gpu", "devices profiled: none"),
         ([table(), table()], "gpu", "one encode 256x256 at degree 1, batch 1 is in another table too"),
         ([table(("one",)), heavier("two", "one")], "gpu", "one encode has other weights_bytes elsewhere"),
+        ([linked(table(("one",))), linked(table(("two",)), 2.0)], "gpu", "the links of 'gpu' are faster or slower in"),
         ([without(Stage.DECODE)], "gpu", "one has no decode rows at degree 1 and batch 1"),
         ([without(Stage.DECODE, weights=True)], "gpu", "one has no weights_bytes for decode"),
     ],

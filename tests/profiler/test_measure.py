@@ -58,6 +58,10 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
     assert times.peak_bytes("m", Stage.DECODE, shapes[1]) > 2 * times.peak_bytes("m", Stage.DECODE, shapes[0])
     assert times.weights_bytes("m", Stage.DIFFUSE) > 10_000
     assert times.seconds("m", Stage.ENCODE, shapes[0]) > 0
+    # Float32: two prompts (guidance) of 333 tokens and a pooled one, 64 wide; 16 channels of 2 x 2 latents per token.
+    assert times.output_bytes("m", Stage.ENCODE, shapes[0]) == 2 * (333 + 1) * 64 * 4
+    assert times.output_bytes("m", Stage.DIFFUSE, shapes[1]) == 48 * 16 * 4 * 4
+    assert times.output_bytes("m", Stage.DECODE, shapes[1]) == 128 * 96 * 3
 
 
 def test_what_cannot_be_measured_is_named(folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from profiler import read_table, shipped_table, write_table
-from profiler.tables import COLUMNS, WEIGHTS_COLUMNS, weights_path
+from profiler.links import LinkSpeeds
+from profiler.tables import COLUMNS, LINKS_COLUMNS, WEIGHTS_COLUMNS, LinksRow, links_path, weights_path
 from tests.profiler.synthetic import table
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
@@ -17,7 +18,9 @@ from tridentserve.stages import Stage
 GOOD = "m,cpu,diffuse,64,64,1,1,1,0.5,1000,measured"
 
 
-def write(folder: Path, *lines: str, header: str = ",".join(COLUMNS), weights: str = "m,diffuse,10,measured") -> Path:
+def write(
+    folder: Path, *lines: str, header: str = ",".join(COLUMNS), weights: str = "m,diffuse,10,4,0.5,measured"
+) -> Path:
     path = folder / "t.csv"
     path.write_text("\n".join([header, *lines]) + "\n")
     weights_path(path).write_text(",".join(WEIGHTS_COLUMNS) + "\n" + weights + "\n")
@@ -42,6 +45,52 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
         write_table(path, broken)
     assert path.read_bytes() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["t.csv", "t.weights.csv"]
+
+
+def test_links_are_written_read_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    links = (LinksRow("gpu", LinkSpeeds(1e9, 2.5e8, float("inf"), 3.0, 0.25, 0.5), "measured: a test"),)
+    write_table(path, replace(table(), links=links))
+    assert read_table(path).links == links
+    write_table(path, table())
+    assert read_table(path).links == links, "tools write none, so what a person wrote stays"
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ("gpu,1,1,0,1,0,0,measured", "t.links.csv:2: host_bytes_per_s is 0.0; it must be above 0"),
+        ("gpu,1,nan,1,1,0,0,measured", "t.links.csv:2: inter_node_bytes_per_s is nan; it must be above 0"),
+        ("gpu,1,1,1,fast,0,0,measured", "disk_bytes_per_s is 'fast'; give a number of bytes per second, or inf"),
+        ("gpu,1,1,1,1,inf,0,measured", "transfer_latency_s is inf; it must be at least 0 and finite"),
+        ("gpu,1,1,1,1,0,0,measured\ngpu,1,1,1,1,0,0,measured", "t.links.csv:3: gpu comes twice; keep one row"),
+    ],
+)
+def test_bad_links_are_named(tmp_path: Path, cells: str, message: str) -> None:
+    path = write(tmp_path, GOOD)
+    links_path(path).write_text(",".join(LINKS_COLUMNS) + "\n" + cells + "\n")
+    with pytest.raises(ProfileError, match=message):
+        read_table(path)
+
+
+def test_a_stage_other_than_diffuse_may_take_no_time(tmp_path: Path) -> None:
+    free = GOOD.replace("0.5", "0")
+    assert read_table(write(tmp_path, free.replace("diffuse", "decode"))).rows[0].seconds == 0
+    with pytest.raises(ProfileError, match=r"seconds is -1.0; it must be at least 0"):
+        read_table(write(tmp_path, GOOD.replace("0.5", "-1").replace("diffuse", "encode")))
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("m,diffuse,10,-4,0.5,measured", "output_bytes is -4; it must be at least 0"),
+        ("m,diffuse,10,4,many,measured", "output_bytes_per_token is 'many'; give a number"),
+        ("m,diffuse,10,4,-0.5,measured", "output_bytes_per_token is -0.5; it must be at least 0 and finite"),
+    ],
+)
+def test_bad_outputs_are_named(tmp_path: Path, weights: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=f"t.weights.csv:2: {message}"):
+        read_table(write(tmp_path, GOOD, weights=weights))
 
 
 def test_reads_a_row_with_spaces_blank_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
@@ -98,7 +147,7 @@ def test_a_bad_header_names_the_columns(tmp_path: Path) -> None:
 
 
 def test_a_repeated_weight_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD, weights="m,diffuse,10,measured\nm,diffuse,11,measured")
+    path = write(tmp_path, GOOD, weights="m,diffuse,10,4,0.5,measured\nm,diffuse,11,4,0.5,measured")
     with pytest.raises(ProfileError, match=r"t.weights.csv:3: m diffuse comes twice"):
         read_table(path)
 

@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+"""Writes the modelled rows of the shipped L20 table anew, from the published rows in it and the stated figures.
+
+Run it after a change of profiler/l20_figures.py or profiler/l20_model.py; it leaves published times as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from profiler import l20_model, read_table, write_table
+
+_TABLE = Path(__file__).parents[1] / "profiler" / "tables" / "l20.csv"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make_l20_table", description=__doc__)
+    parser.add_argument("--table", type=Path, default=_TABLE, metavar="CSV", help=f"default {_TABLE.name}, as shipped")
+    path = parser.parse_args().table
+    table = l20_model.complete(read_table(path).rows, path.name)
+    write_table(path, table)
+    print(f"{path}: {len(table.rows)} rows")
+
+
+if __name__ == "__main__":
+    main()
