@@ -22,9 +22,10 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from traces.formats import read_trace
-from traces.replay import ReplayResult, replay
+from traces.replay import replay
 from traces.report import summary_table, write_report
 from traces.requests import TraceRequest, scale_pixels
+from traces.results import ReplayResult
 from tridentserve.errors import TridentServeError
 
 

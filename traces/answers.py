@@ -9,36 +9,9 @@ import json
 from typing import Any
 
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-
-class StageSpan(BaseModel):
-    """One stage of a request as it ran: on which workers (rank order), from when to when (unix seconds).
-
-    `steps` is the number of denoising steps, None outside DIFFUSE.
-    """
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    stage: str
-    workers: tuple[str, ...] = Field(min_length=1)
-    degree: int = Field(ge=1)
-    start_s: float
-    end_s: float
-    steps: int | None = None
-
-
-class AnswerFacts(BaseModel):
-    """The fields of an answer beside the picture; a service that is not ours may send none of them."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-    stage_durations: dict[str, float] = {}
-    timeline: tuple[StageSpan, ...] = ()
-    slo_s: float | None = None
-    slo_met: bool | None = None
-    queue_s: float | None = None
-    peak_memory_mb: float | None = None
+from traces.results import AnswerFacts
 
 
 def read_answer(body: bytes, width: int, height: int) -> AnswerFacts:

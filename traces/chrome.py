@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from typing import Any
 
-from traces.answers import StageSpan
-from traces.replay import ReplayResult
+from traces.results import ReplayResult, StageSpan
 
 Event = dict[str, Any]
 _PID = 1

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from traces.requests import FIELDS, REQUIRED, Number, TraceRequest, check_names, from_fields, shown, to_fields
+from traces.text import at_line, csv_cells, read_text, text_lines
 from tridentserve.errors import TraceError
 
 # The API refuses bodies above 1 MiB, so a longer line could not be sent; it also bounds what the parser is given.
@@ -24,17 +25,17 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]
     All of the file is checked, whatever the limit. Raises `TraceError` with the line number of the first bad row, and
     for a file that cannot be read, is in no known format or holds no request.
     """
-    text = _read_text(Path(path))
+    text = read_text(path)
     requests: list[TraceRequest] = []
     line_of_id: dict[str, int] = {}
     for line, fields in _recognise(text, path)(text, path):
         try:
             request = from_fields(fields)
         except TraceError as error:
-            raise _at(path, line, str(error)) from None
+            raise at_line(path, line, str(error)) from None
         if request.request_id in line_of_id:
             first = line_of_id[request.request_id]
-            raise _at(path, line, f"request_id {shown(request.request_id)} was used on line {first} already")
+            raise at_line(path, line, f"request_id {shown(request.request_id)} was used on line {first} already")
         line_of_id[request.request_id] = line
         requests.append(request)
     if not requests:
@@ -42,9 +43,10 @@ def read_trace(path: str | Path, limit: int | None = None) -> list[TraceRequest]
     return sorted(requests, key=lambda request: request.timestamp_s)[:limit]
 
 
-def write_trace(requests: Sequence[TraceRequest], path: str | Path) -> None:
+def write_trace(requests: Sequence[TraceRequest], path: str | Path, comment: str = "") -> None:
     """Writes CSV when the path ends in `.csv`, else `Request(...)` lines; `read_trace` gives the same requests back.
 
+    `comment` (where the requests come from, say) goes ahead of them, as lines that begin with `#`.
     Raises `TraceError` for a request that could not be read back (a NaN timestamp, say) and writes nothing then.
     """
     rows = [to_fields(request) for request in requests]
@@ -54,51 +56,31 @@ def write_trace(requests: Sequence[TraceRequest], path: str | Path) -> None:
         except TraceError as error:
             raise TraceError(f"request {position} cannot be written: {error}") from None
     text = _as_csv(rows) if Path(path).suffix.lower() == ".csv" else _as_lines(rows)
-    Path(path).write_text(text, encoding="utf-8", newline="")
-
-
-def _at(path: str | Path, line: int, what: str) -> TraceError:
-    return TraceError(f"{path}, line {line}: {what}")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _at(path, data.count(b"\n", 0, error.start) + 1, "not UTF-8 text") from None
+    # A quote would open a cell that spans lines for a CSV reader.
+    head = "".join(f"# {line}\n" for line in comment.replace('"', "'").splitlines())
+    Path(path).write_text(head + text, encoding="utf-8", newline="")
 
 
 def _recognise(text: str, path: str | Path) -> Callable[[str, str | Path], Iterator[Row]]:
-    line, first = next(_text_lines(text), (1, ""))
+    line, first = next(text_lines(text), (1, ""))
     if first.startswith("Request"):
         return _request_lines
     if "," in first and not {cell.strip().strip('"') for cell in first.split(",")}.isdisjoint(REQUIRED):
         return _csv_rows
-    raise _at(
+    raise at_line(
         path,
         line,
-        f"neither a Request(...) line nor the header of our CSV ({','.join(REQUIRED)}, ...): {shown(first)}",
+        f"neither a Request(...) line nor the header of our CSV ({','.join(REQUIRED)}, ...): {shown(first)}; traces of "
+        "others hold no sizes, scripts/make_trace.py --from draws them",
     )
 
 
-def _text_lines(text: str) -> Iterator[tuple[int, str]]:
-    # Not str.splitlines: it also breaks at characters such as U+2028, which a prompt may hold.
-    for line, content in enumerate(text.split("\n"), start=1):
-        stripped = content.strip()
-        if stripped and not stripped.startswith("#"):
-            yield line, stripped
-
-
 def _request_lines(text: str, path: str | Path) -> Iterator[Row]:
-    for line, content in _text_lines(text):
+    for line, content in text_lines(text):
         try:
             yield line, _parse_call(content)
         except TraceError as error:
-            raise _at(path, line, str(error)) from None
+            raise at_line(path, line, str(error)) from None
 
 
 def _parse_call(content: str) -> dict[str, object]:
@@ -140,23 +122,15 @@ def _column(name: str) -> str:
 
 
 def _csv_rows(text: str, path: str | Path) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
-    while True:
-        # A quoted prompt may span lines: the row's number is that of its first line.
-        line = reader.line_num + 1
+    for line, cells in csv_cells(text, path):
         try:
-            cells = next(reader, None)
-            if cells is None:
-                return
             if header is None:
-                header = _header(cells) if cells and not cells[0].startswith("#") else None
-            elif cells:
+                header = _header(cells)
+            else:
                 yield line, _row(header, cells)
-        except csv.Error as error:
-            raise _at(path, line, f"not well-formed CSV: {error}") from None
         except TraceError as error:
-            raise _at(path, line, str(error)) from None
+            raise at_line(path, line, str(error)) from None
 
 
 def _header(cells: list[str]) -> list[str]:

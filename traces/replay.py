@@ -8,48 +8,16 @@ import re
 import ssl
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from traces.answers import AnswerFacts, read_answer
+from traces.answers import read_answer
 from traces.preflight import check_pictures, choose_models
 from traces.requests import TraceRequest
+from traces.results import AnswerFacts, ReplayResult
 from tridentserve.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """What became of one request. It was completed exactly when `error` is None.
-
-    `sent_s` counts from the start of the replay, `send_lateness_s` from when the request was due, `latency_s` from
-    sending to the last byte of the answer (or to the failure). `status` is the HTTP status, None without an answer.
-    `service_request_id` is the id that the service knows the request by.
-    """
-
-    request: TraceRequest
-    model: str
-    service_request_id: str
-    sent_s: float
-    send_lateness_s: float
-    latency_s: float
-    status: int | None
-    error: str | None
-    facts: AnswerFacts = field(default_factory=AnswerFacts)
-
-    @property
-    def slo_s(self) -> float | None:
-        """The deadline, counted from sending: the trace's, else the one that the service says it worked to."""
-        return self.facts.slo_s if self.request.slo_ms is None else self.request.slo_ms / 1000
-
-    @property
-    def slo_met(self) -> bool | None:
-        """Held against the latency that the client saw; the service's own word only where no deadline is known.
-        None when the request has no deadline, or failed without one."""
-        if self.slo_s is not None:
-            return self.error is None and self.latency_s <= self.slo_s
-        return self.facts.slo_met
 
 
 async def replay(

@@ -1,4 +1,4 @@
-"""What a replay comes to: the summary that people compare, one row per request, and a Chrome trace."""
+"""What a replay, live or simulated, comes to: the figures people compare, one row per request, a Chrome trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from traces.chrome import chrome_trace
-from traces.replay import ReplayResult
+from traces.results import ReplayResult
 from tridentserve.stages import Stage
 
 
@@ -41,6 +41,7 @@ def summary(results: Sequence[ReplayResult], duration_s: float) -> dict[str, Any
         "duration": duration_s,
         "completed_requests": len(completed),
         "failed_requests": len(failed),
+        "oom_requests": sum(result.out_of_memory for result in failed),
         "throughput_qps": len(completed) / duration_s if duration_s > 0 else None,
         **_statistics("latency", latencies, (50, 95, 99)),
         "latency_median": percentile(latencies, 50),
@@ -94,7 +95,10 @@ def _diffuse_degrees(completed: Sequence[ReplayResult]) -> dict[str, int]:
 
 
 def write_report(folder: Path, results: Sequence[ReplayResult], service: str = "tridentserve") -> dict[str, Any]:
-    """Writes `summary.json`, `requests.csv` and `trace.json` into `folder` (made if needed); returns the summary."""
+    """Writes `summary.json`, `requests.csv` and `trace.json` into `folder` (made if needed); returns the summary.
+
+    `service` names what answered in the Chrome trace: an address, or the cluster that was simulated.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     figures = summary(results, replay_duration_s(results))
     (folder / "summary.json").write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -155,6 +159,7 @@ def summary_table(figures: dict[str, Any]) -> str:
     degrees = ", ".join(f"{plans} at {degree}" for degree, plans in figures["diffuse_degrees"].items())
     lines = [
         ("completed / failed", f"{figures['completed_requests']} / {figures['failed_requests']}"),
+        ("failed out of memory", str(figures["oom_requests"])),
         ("duration", text("duration", " s", 1)),
         ("throughput", text("throughput_qps", " requests/s")),
         ("latency mean", text("latency_mean", " s")),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.traces.picture_service import png
-from traces.answers import AnswerFacts, StageSpan, read_answer
+from traces.answers import read_answer
+from traces.results import AnswerFacts, StageSpan
 
 
 def body(picture: bytes | None = None, **fields: Any) -> bytes:

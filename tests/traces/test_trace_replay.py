@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.traces.picture_service import MODEL, PictureService, running
-from traces.replay import ReplayResult, replay
+from traces.replay import replay
 from traces.requests import TraceRequest
+from traces.results import ReplayResult
 from tridentserve.errors import ConfigError, InvalidRequestError, UnknownModelError
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.answers import AnswerFacts, StageSpan
 from traces.chrome import chrome_trace
-from traces.replay import ReplayResult
 from traces.report import percentile, replay_duration_s, summary, summary_table, write_report
 from traces.requests import TraceRequest
+from traces.results import AnswerFacts, ReplayResult, StageSpan, simulated_result
 
 # What people compare, so what must be there under exactly these names.
 KEYS = {"duration", "completed_requests", "failed_requests", "throughput_qps", "slo_attainment_rate", "slo_met_success"}
 KEYS |= {f"latency_{name}" for name in ("mean", "median", "p50", "p95", "p99")} | {"peak_memory_mb"}
-KEYS |= {f"stage_durations_{name}" for name in ("mean", "p50", "p99")}
+KEYS |= {"oom_requests"} | {f"stage_durations_{name}" for name in ("mean", "p50", "p99")}
 
 
 def span(stage: str, workers: tuple[str, ...], start_s: float, end_s: float, steps: int | None = None) -> StageSpan:
@@ -94,6 +94,24 @@ def test_figures_without_data_are_null() -> None:
     assert figures["stage_durations_mean"] == {}
     assert "-" in summary_table(figures)
     assert summary([], 0.0)["throughput_qps"] is None
+
+
+def test_a_simulation_is_reported_like_a_replay(tmp_path: Path) -> None:
+    """The same requests, with and without HTTP: the same summary and the same slices."""
+    spans = RESULTS[0].facts.timeline
+    request = TraceRequest("0", 1.5, 48, 64, 1, "a fox", "", 4)
+    done = simulated_result(request, "tiny", 2.0, slo_s=2.5, queue_s=0.5, peak_memory_mb=100.0, timeline=spans)
+    assert done.facts.stage_durations == pytest.approx({"encode": 0.1, "diffuse": 1.0, "decode": 0.1})
+    served = ReplayResult(request, "tiny", "0", 1.5, 0.0, 2.0, 200, None, done.facts)
+    late = simulated_result(replace(request, slo_ms=900.0), "tiny", 1.0, slo_s=2.5)
+    failed = simulated_result(request, "tiny", 0.5, error="out of memory: 60 GB of 48 GB", slo_s=2.5)
+    assert write_report(tmp_path / "live", [served, late]) == write_report(tmp_path / "simulated", [done, late])
+    for name in ("summary.json", "trace.json"):
+        assert (tmp_path / "live" / name).read_text() == (tmp_path / "simulated" / name).read_text()
+    figures = summary([done, late, failed], 10.0)
+    assert figures["slo_attainment_rate"] == pytest.approx(1 / 3), "the trace's deadline wins over the policy's"
+    assert (figures["failed_requests"], figures["oom_requests"]) == (1, 1)
+    assert summary(RESULTS, 8.0)["oom_requests"] == 0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))

@@ -1,0 +1,93 @@
+"""A simulation put together: cluster, policy and profile as the live service has them, and the engine that needs no GPU.
+
+No Ray, no torch. What is made here is what `deployments.planning` makes for the live service: the same Scheduler,
+Dispatcher, Orchestrator and Replanner objects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dispatch import DispatchOptions
+from dispatch.policies import Policy, make_policy
+from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions
+from profiler import CostModel
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.simulated import Arrival, SimulatedEngine, SimulationOptions, SimulationResult
+from tridentserve.errors import ConfigError
+from tridentserve.estimates import stage_seconds
+from tridentserve.plans import PlacementPlan
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduler import DEFAULT_SLO_SCALE, Scheduler, SchedulerOptions
+from tridentserve.stages import Stage
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSetup:
+    """Who serves. `make_times` gives a new cost model each time: one is the truth, another one learns.
+    `load` is what placements are made for at the start; None: the mix of the whole trace."""
+
+    workers: Sequence[WorkerSpec]
+    make_times: Callable[[], CostModel]
+    policy: str = "default"
+    load: Sequence[LoadShare] | None = None
+    dispatch: DispatchOptions = field(default_factory=lambda: DispatchOptions(handoff_reserve_bytes=GIB, max_batch=8))
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    replan: ReplanOptions = field(default_factory=ReplanOptions)
+    engine: SimulationOptions = field(default_factory=lambda: SimulationOptions(handoff_capacity_bytes=GIB))
+
+
+def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationResult:
+    """Serve a trace. Raises `ConfigError` for a trace without requests or an unknown policy, `PlacementError` when the
+    cluster cannot hold the models, `ProfileError` for a model or size that was not profiled."""
+    if not arrivals:
+        raise ConfigError("the trace holds no requests: there is nothing to simulate")
+    times, workers = setup.make_times(), list(setup.workers)
+    load = list(setup.load) if setup.load is not None else mix_of(arrivals)
+    policy = make_policy(setup.policy, times, workers, load, setup.dispatch)
+    orchestrator = Orchestrator(times, setup.dispatch.handoff_reserve_bytes, degrees_in_use(times, load, workers))
+    placement = start_placement(policy, orchestrator, load, workers)
+    replanner = MonitoredReplanner(orchestrator, times, load, setup.replan) if policy.replanner_wanted else None
+    scheduler = Scheduler(workers, placement, times, policy.dispatcher, setup.scheduler, replanner)
+    return SimulatedEngine(scheduler, workers, placement, setup.make_times(), setup.engine).run(arrivals)
+
+
+def start_placement(
+    policy: Policy, orchestrator: Orchestrator, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]
+) -> PlacementPlan:
+    """What the policy stands for, else the Orchestrator's plan for this load."""
+    return policy.placement if policy.placement is not None else orchestrator.plan(load, workers)
+
+
+def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:
+    """The profiled degrees of D that a node can form."""
+    largest_node = max(Counter(worker.node_id for worker in workers).values())
+    models = {share.model for share in load}
+    degrees = {degree for model in models for degree in times.degrees(model, Stage.DIFFUSE)}
+    return sorted(degree for degree in degrees if degree <= largest_node)
+
+
+def mix_of(arrivals: Sequence[Arrival]) -> list[LoadShare]:
+    """The requests of a trace by kind, per second."""
+    duration_s = max(arrival_s for arrival_s, _ in arrivals) or 1.0
+    kinds = Counter((spec.model, spec.shape, spec.num_inference_steps) for _, spec in arrivals)
+    return [LoadShare(*kind, weight=count / duration_s) for kind, count in sorted(kinds.items())]
+
+
+def with_deadlines(arrivals: Sequence[Arrival], times: StageTimes, slo_scale: float | None = None) -> list[Arrival]:
+    """The trace with an SLO on every request: its own, else `slo_scale` (2.5) times its latency at the optimal degrees
+    (section 8.1), by the profile as it stands: so all policies meet the same deadlines, whatever they learn."""
+    scale = DEFAULT_SLO_SCALE if slo_scale is None else slo_scale
+    return [(arrival_s, _with_slo(spec, times, scale)) for arrival_s, spec in arrivals]
+
+
+def _with_slo(spec: RequestSpec, times: StageTimes, scale: float) -> RequestSpec:
+    if spec.slo_s is not None:
+        return spec
+    degrees = {stage: times.optimal_degree(spec.model, stage, spec.shape) for stage in Stage}
+    return replace(spec, slo_s=scale * sum(stage_seconds(times, spec, stage, k) for stage, k in degrees.items()))

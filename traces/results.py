@@ -1,0 +1,108 @@
+"""What became of one request, whoever answered it: a live service over HTTP, or the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from traces.requests import TraceRequest
+
+
+class StageSpan(BaseModel):
+    """One stage of a request as it ran: on which workers (rank order), from when to when (unix seconds).
+
+    `steps` is the number of denoising steps, None outside DIFFUSE.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    stage: str
+    workers: tuple[str, ...] = Field(min_length=1)
+    degree: int = Field(ge=1)
+    start_s: float
+    end_s: float
+    steps: int | None = None
+
+
+class AnswerFacts(BaseModel):
+    """The fields of an answer beside the picture; a service that is not ours may send none of them."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    stage_durations: dict[str, float] = {}
+    timeline: tuple[StageSpan, ...] = ()
+    slo_s: float | None = None
+    slo_met: bool | None = None
+    queue_s: float | None = None
+    peak_memory_mb: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What became of one request. It was completed exactly when `error` is None.
+
+    `sent_s` counts from the start of the replay, `send_lateness_s` from when the request was due, `latency_s` from
+    sending to the last byte of the answer (or to the failure). `status` is the HTTP status, None without an answer and
+    in a simulation. `service_request_id` is the id that the service knows the request by.
+    """
+
+    request: TraceRequest
+    model: str
+    service_request_id: str
+    sent_s: float
+    send_lateness_s: float
+    latency_s: float
+    status: int | None
+    error: str | None
+    facts: AnswerFacts = field(default_factory=AnswerFacts)
+
+    @property
+    def slo_s(self) -> float | None:
+        """The deadline, counted from sending: the trace's, else the one that the service says it worked to."""
+        return self.facts.slo_s if self.request.slo_ms is None else self.request.slo_ms / 1000
+
+    @property
+    def slo_met(self) -> bool | None:
+        """Held against the latency that the client saw; the service's own word only where no deadline is known.
+        None when the request has no deadline, or failed without one."""
+        if self.slo_s is not None:
+            return self.error is None and self.latency_s <= self.slo_s
+        return self.facts.slo_met
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it failed for want of device memory. The message tells: frameworks and the simulator say these
+        words, and an HTTP answer has no field for it."""
+        return self.error is not None and "out of memory" in self.error.lower()
+
+
+def simulated_result(
+    request: TraceRequest,
+    model: str,
+    latency_s: float,
+    *,
+    error: str | None = None,
+    slo_s: float | None = None,
+    queue_s: float | None = None,
+    peak_memory_mb: float | None = None,
+    timeline: Sequence[StageSpan] = (),
+) -> ReplayResult:
+    """The result of a request that was simulated: sent exactly when it was due, answered (or failed) after `latency_s`.
+
+    `slo_s` is the deadline that the policy worked to; the trace's own wins where it has one. `timeline` is in seconds
+    of the simulation; the seconds of each stage are its sums. An `error` for want of device memory must hold the words
+    "out of memory", to be counted as that.
+    """
+    durations: dict[str, float] = {}
+    for span in timeline:
+        durations[span.stage] = durations.get(span.stage, 0.0) + span.end_s - span.start_s
+    facts = AnswerFacts(
+        stage_durations=durations,
+        timeline=tuple(timeline),
+        slo_s=slo_s,
+        queue_s=queue_s,
+        peak_memory_mb=peak_memory_mb,
+    )
+    return ReplayResult(request, model, request.request_id, request.timestamp_s, 0.0, latency_s, None, error, facts)
