@@ -8,27 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from dispatch.auxiliaries import Auxiliaries
+from dispatch.auxiliaries import Auxiliaries, TransferSeconds
+from dispatch.fits import Fits, FittingDegrees
 from dispatch.options import DispatchOptions
 from dispatch.pools import Pool
 from dispatch.problem import Slot
-from profiler.memory import held_weights_bytes, peak_bytes_by_degree
+from dispatch.residency import load_seconds
 from tridentserve.errors import ProfileError
+from tridentserve.plans import Replica
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
 
+_MERGED_S = float("-inf")
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What is left to do of a request: requests with equal work are alike but for their deadlines."""
+
+class Work(NamedTuple):
+    """What is left to do of a request, or of each of `batch` requests: those with equal work are alike but for their
+    deadlines."""
 
     model: str
     shape: Shape
     num_outputs: int
     num_steps: int
     needs_encode: bool
+    batch: int = 1
 
     @classmethod
     def of_spec(cls, spec: RequestSpec) -> Work:
@@ -38,14 +44,20 @@ class Work:
     def of(cls, pending: PendingRequest) -> Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
-        num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, needs_encode=not pending.encoded)
+        num_steps = spec.num_inference_steps - pending.steps_done
+        return cls(spec.model, spec.shape, spec.num_outputs, max(num_steps, 0), not pending.encoded)
+
+    def outputs_at_once(self, stage: Stage) -> int:
+        """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
+        return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One slot for some work. `encode_free_s` and `decode_free_s` say when the auxiliary for that stage is free (minus
-    infinity where the primary holds it); `earliest_start_s` when the slot can be formed, now or later."""
+    infinity where the primary holds it); `earliest_start_s` when the slot can be formed, now or later. `load_s`: the
+    primaries fetch weights first. `condition_s`, `latents_s`: what E's and C's auxiliaries are sent from (within a
+    node, between nodes); the longer one counts until the workers are known."""
 
     slot: Slot
     primary: PlacementType
@@ -56,6 +68,19 @@ class Candidate:
     encode_free_s: float
     decode_free_s: float
     earliest_start_s: float
+    load_s: float = 0.0
+    condition_s: TransferSeconds = (0.0, 0.0)
+    latents_s: TransferSeconds = (0.0, 0.0)
+
+    @property
+    def encodes_there(self) -> bool:
+        """Whether E, if it is due, runs on the primary."""
+        return self.encode_free_s == _MERGED_S
+
+    @property
+    def decodes_there(self) -> bool:
+        """Whether C runs on the primary."""
+        return self.decode_free_s == _MERGED_S
 
     @property
     def run_s(self) -> float:
@@ -64,16 +89,17 @@ class Candidate:
 
     def diffuse_end_s(self, start_s: float) -> float:
         """When D ends if the slot's workers are reserved at `start_s`."""
-        return max(start_s, self.encode_free_s) + self.encode_s + self.diffuse_s
+        encode_end_s = max(start_s, self.encode_free_s) + self.encode_s + max(self.condition_s)
+        return encode_end_s + self.load_s + self.diffuse_s
 
     def finish_s(self, start_s: float) -> float:
         """When the request ends, the queues at its auxiliaries counted."""
-        return max(self.diffuse_end_s(start_s), self.decode_free_s) + self.decode_s
+        return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
 
     def gpu_seconds(self, start_s: float) -> float:
         """Seconds for which workers are taken: all of the slot until D ends (also while it waits for E), and one for
         E elsewhere and for C."""
-        elsewhere_s = self.encode_s if self.encode_free_s > float("-inf") else 0.0
+        elsewhere_s = 0.0 if self.encodes_there else self.encode_s
         return self.slot.degree * (self.diffuse_end_s(start_s) - start_s) + elsewhere_s + self.decode_s
 
 
@@ -94,15 +120,18 @@ class Surveyor:
         options: DispatchOptions,
         pools: Sequence[Pool],
         auxiliaries: Auxiliaries,
+        fits: Fits,
         now_s: float,
     ) -> None:
         self._times = times
         self._options = options
         self._pools = pools
         self._auxiliaries = auxiliaries
+        self._fits = fits
         self._now_s = now_s
         self._surveys: dict[Work, Survey] = {}
         self._starts_s: dict[Slot, float] = {}
+        self._loads_s: dict[tuple[int, str, bool, int], float] = {}
 
     def survey(self, work: Work) -> Survey:
         """Candidates and obstacles. Work that the profile does not cover has no candidates, and says so."""
@@ -113,10 +142,11 @@ class Surveyor:
     def _survey(self, work: Work) -> Survey:
         candidates: list[Candidate] = []
         obstacles: list[str] = []
+        costs = _Costs(self._times, work)
         try:
             for index, pool in enumerate(self._pools):
                 if (primary := pool.types.get(work.model)) is not None:
-                    found = self._in_pool(work, index, primary)
+                    found = self._in_pool(work, costs, index, primary)
                     if isinstance(found, str):
                         obstacles.append(found)
                     else:
@@ -127,63 +157,43 @@ class Surveyor:
             obstacles.append(f"no worker holds the diffuse stage of {work.model}")
         return Survey(tuple(candidates), tuple(dict.fromkeys(obstacles)))
 
-    def _in_pool(self, work: Work, index: int, primary: PlacementType) -> list[Candidate] | str:
+    def _in_pool(self, work: Work, costs: _Costs, index: int, primary: PlacementType) -> list[Candidate] | str:
         """The candidates in one pool, or why there are none."""
-        free_s: dict[Stage, float] = {Stage.ENCODE: float("-inf"), Stage.DECODE: float("-inf")}
+        free_s = {Stage.ENCODE: _MERGED_S, Stage.DECODE: _MERGED_S}
         for stage in free_s:
             if stage in primary.stages or (stage is Stage.ENCODE and not work.needs_encode):
                 continue
-            able = self._auxiliaries.able(work.model, stage, work.shape, work.num_outputs)
+            outputs = work.outputs_at_once(stage)
+            able = self._auxiliaries.able(work.model, stage, work.shape, outputs)
             if not able:
                 holders = self._auxiliaries.holders(work.model, stage)
                 lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
                 return f"{primary} workers: {lack} {stage}"
-            free_s[stage] = self._auxiliaries.free_at_s(able)
-        fitting = self._fitting_degrees(work, self._pools[index], primary)
+            free_s[stage] = self._auxiliaries.free_at_s(able, Replica(work.model, stage))
+        stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
+        pool = self._pools[index]
+        fitting = self._fits.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
         if isinstance(fitting, str):
             return fitting
+        to_diffuse = work.needs_encode and Stage.ENCODE not in primary.stages
+        to_decode = Stage.DECODE not in primary.stages
         return [
             Candidate(
-                slot=Slot(index, degree),
+                slot=slot,
                 primary=primary,
-                efficient=efficient,
-                encode_s=self._seconds(work, Stage.ENCODE) if work.needs_encode else 0.0,
-                diffuse_s=work.num_steps * self._seconds(work, Stage.DIFFUSE, degree),
-                decode_s=self._seconds(work, Stage.DECODE),
+                efficient=costs.is_efficient(degree, fitting, self._options.min_efficiency),
+                encode_s=costs.encode_s,
+                diffuse_s=work.num_steps * costs.step_s(degree),
+                decode_s=costs.decode_s,
                 encode_free_s=free_s[Stage.ENCODE],
                 decode_free_s=free_s[Stage.DECODE],
-                earliest_start_s=self._earliest_start_s(Slot(index, degree)),
+                earliest_start_s=self._earliest_start_s(slot),
+                load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
+                condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
+                latents_s=costs.transfer_s(Stage.DIFFUSE) if to_decode else (0.0, 0.0),
             )
-            for degree, efficient in fitting
-        ]
-
-    def _fitting_degrees(self, work: Work, pool: Pool, primary: PlacementType) -> list[tuple[int, bool]] | str:
-        """Degrees that memory and node size allow, each with whether it is efficient. The narrowest always is: there
-        is no cheaper way to run the request there."""
-        weights_bytes = held_weights_bytes(self._times, pool.replicas)
-        free_bytes = pool.memory_bytes - weights_bytes - self._options.handoff_reserve_bytes
-        stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
-        profiled = self._times.degrees(work.model, Stage.DIFFUSE)
-        widest = min(pool.largest_node, self._options.max_degree or pool.largest_node)
-        degrees = [degree for degree in profiled if degree <= widest]
-        if not degrees:
-            return (
-                f"{primary} workers can form degree {widest} at most, {work.model} was profiled from {profiled[0]} up"
-            )
-        peaks = peak_bytes_by_degree(self._times, work.model, stages, work.shape, degrees, work.num_outputs)
-        fitting = [degree for degree, peak_bytes in peaks.items() if peak_bytes <= free_bytes]
-        if not fitting:
-            need_bytes = min(peaks.values())
-            return f"{primary} workers have {free_bytes} bytes free beside their weights and need {need_bytes}"
-        # Relative to the narrowest degree that covers this size: large sizes need not be profiled at degree 1.
-        narrowest_s = self._gpu_seconds_per_step(work, min(peaks))
-        return [
-            (
-                degree,
-                degree == fitting[0]
-                or narrowest_s / self._gpu_seconds_per_step(work, degree) >= self._options.min_efficiency,
-            )
-            for degree in fitting
+            for degree in fitting.degrees
+            for slot in (Slot(index, degree),)
         ]
 
     def _earliest_start_s(self, slot: Slot) -> float:
@@ -191,8 +201,58 @@ class Surveyor:
             self._starts_s[slot] = self._pools[slot.pool].earliest_start_s(slot.degree, self._now_s)
         return self._starts_s[slot]
 
-    def _gpu_seconds_per_step(self, work: Work, degree: int) -> float:
-        return degree * self._seconds(work, Stage.DIFFUSE, degree)
+    def _load_s(self, index: int, model: str, stages: frozenset[Stage], degree: int) -> float:
+        key = (index, model, Stage.ENCODE in stages, degree)
+        if key not in self._loads_s:
+            self._loads_s[key] = load_seconds(self._pools[index], model, stages, degree, self._times)
+        return self._loads_s[key]
 
-    def _seconds(self, work: Work, stage: Stage, degree: int = 1) -> float:
-        return self._times.seconds(work.model, stage, work.shape, degree, work.num_outputs)
+
+class _Costs:
+    """Times of one kind of work on any workers, each looked up once."""
+
+    def __init__(self, times: StageTimes, work: Work) -> None:
+        self._times = times
+        self._work = work
+        self._steps_s: dict[int, float] = {}
+        self._transfers_s: dict[Stage, TransferSeconds] = {}
+        self._stages_s: dict[Stage, float] = {}
+
+    @property
+    def encode_s(self) -> float:
+        return self._stage_s(Stage.ENCODE) if self._work.needs_encode else 0.0
+
+    @property
+    def decode_s(self) -> float:
+        return self._work.batch * self._stage_s(Stage.DECODE)
+
+    def _stage_s(self, stage: Stage) -> float:
+        if stage not in self._stages_s:
+            work = self._work
+            self._stages_s[stage] = self._times.seconds(work.model, stage, work.shape, 1, work.outputs_at_once(stage))
+        return self._stages_s[stage]
+
+    def step_s(self, degree: int) -> float:
+        if degree not in self._steps_s:
+            work = self._work
+            outputs = work.outputs_at_once(Stage.DIFFUSE)
+            self._steps_s[degree] = self._times.seconds(work.model, Stage.DIFFUSE, work.shape, degree, outputs)
+        return self._steps_s[degree]
+
+    def transfer_s(self, stage: Stage) -> TransferSeconds:
+        """Seconds to move what a stage hands on, within a node and between nodes."""
+        if stage not in self._transfers_s:
+            model, shape, batch = self._work.model, self._work.shape, self._work.num_outputs * self._work.batch
+            self._transfers_s[stage] = (
+                self._times.transfer_seconds(model, stage, shape, batch, same_node=True),
+                self._times.transfer_seconds(model, stage, shape, batch, same_node=False),
+            )
+        return self._transfers_s[stage]
+
+    def is_efficient(self, degree: int, fitting: FittingDegrees, min_efficiency: float) -> bool:
+        """The narrowest that fits always is: there is no cheaper way to run the request there. Efficiency is relative
+        to the narrowest degree that covers this size: large sizes need not be profiled at degree 1."""
+        if degree == fitting.degrees[0]:
+            return True
+        narrowest = fitting.narrowest_profiled
+        return narrowest * self.step_s(narrowest) / (degree * self.step_s(degree)) >= min_efficiency

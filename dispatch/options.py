@@ -38,14 +38,23 @@ class DispatchOptions:
     """`min_efficiency`: degrees below it are used only where nothing narrower meets the deadline (constraint C0).
     `max_degree`: no wider degree is used; None: whatever was profiled and fits a node.
     `handoff_reserve_bytes`: what the handoff buffer takes of each worker's memory.
+    `max_batch`: at most so many requests of one size and number of steps run together, and never more than the
+    profile's optimal batch; 1: none do.
+    `overdue_first`: requests that are long overdue go first, one at a time, so that none starves (`dispatch.overdue`);
+    without it their reward stays that of a request in time, as in the paper.
     `solver`, `time_limit_s`: at the limit the best solution so far is taken, or a greedy one when there is none.
+    `gap`: with more than 100 requests that compete, a solution is good enough when no other can be worth more than this
+    share above it; with fewer, the best one is looked for.
     """
 
     min_efficiency: float = EFFICIENCY_THRESHOLD
     max_degree: int | None = None
     handoff_reserve_bytes: int = 0
+    max_batch: int = 1
+    overdue_first: bool = True
     solver: SolverName = "HiGHS"
     time_limit_s: float = 0.25
+    gap: float = 1e-3
     rewards: RewardOptions = field(default_factory=RewardOptions)
 
     def __post_init__(self) -> None:
@@ -55,6 +64,10 @@ class DispatchOptions:
             raise ConfigError(f"max_degree is {self.max_degree}; it must be at least 1")
         if self.handoff_reserve_bytes < 0:
             raise ConfigError(f"handoff_reserve_bytes is {self.handoff_reserve_bytes}; it must not be negative")
+        if self.max_batch < 1:
+            raise ConfigError(f"max_batch is {self.max_batch}; it must be at least 1")
+        if not 0 <= self.gap < 1:
+            raise ConfigError(f"gap is {self.gap}; it must be at least 0 and below 1")
         if self.solver not in ("HiGHS", "CBC"):
             raise ConfigError(f"solver is {self.solver!r}; it must be HiGHS or CBC")
         if not self.time_limit_s > 0:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from dispatch.auxiliaries import Auxiliaries
 from dispatch.candidates import Survey, Surveyor, Work
+from dispatch.fits import Fits
+from dispatch.fleet import Fleet, fleet_of
 from dispatch.options import DispatchOptions
-from dispatch.pools import primary_pools
 from dispatch.rewards import Appraisal
 from tridentserve.protocols import StageTimes, WorkerView
 
@@ -17,14 +18,22 @@ class Outlook:
     which of them are idle."""
 
     def __init__(
-        self, times: StageTimes, options: DispatchOptions, workers: Sequence[WorkerView], now_s: float
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        workers: Sequence[WorkerView] | Fleet,
+        now_s: float,
+        fits: Fits | None = None,
     ) -> None:
+        """A `Fleet` of the workers and memory checks that were made before save time; they change nothing."""
         self.now_s = now_s
-        self.pools = primary_pools(workers)
-        self.auxiliaries = Auxiliaries(workers, times, options.handoff_reserve_bytes, now_s)
+        self.fleet = workers if isinstance(workers, Fleet) else fleet_of(workers)
+        self.pools = self.fleet.pools
+        fits = fits or Fits(times, options)
+        self.auxiliaries = Auxiliaries(self.fleet.all_pools, fits, times, now_s)
         self.idle = tuple(pool.idle_per_node for pool in self.pools)
         self._widest = [max(nodes) for nodes in self.idle]
-        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, now_s)
+        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, fits, now_s)
         self._rewards = options.rewards
         self._appraisals: dict[Work, Appraisal] = {}
 
@@ -32,6 +41,12 @@ class Outlook:
     def any_idle(self) -> bool:
         """Whether some primary could start something now."""
         return any(self._widest)
+
+    def models_with_idle(self) -> frozenset[str]:
+        """The models of which some primary is idle."""
+        return frozenset(
+            model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
+        )
 
     def survey(self, work: Work) -> Survey:
         """Where the work could run, now or later."""

@@ -35,15 +35,13 @@ def longest_overdue(by_deadline: Sequence[PendingRequest], outlook: Outlook) -> 
     return chosen
 
 
-def hold_back(
-    requests: Sequence[PendingRequest], outlook: Outlook, workers: Sequence[WorkerView]
-) -> tuple[WorkerView, ...]:
-    """The workers as others may use them: those that complete the earliest slot of a request without one count as
-    busy until its D would end there.
+def hold_back(requests: Sequence[PendingRequest], outlook: Outlook) -> dict[WorkerId, WorkerView]:
+    """Workers that others must not use, as others see them: those that complete the earliest slot of a request without
+    one count as busy until its D would end there.
 
     While they are held the slot can only come sooner, so another node is chosen only where that is earlier yet.
     """
-    held: dict[WorkerId, float] = {}
+    held: dict[WorkerId, WorkerView] = {}
     for request in requests:
         work = Work.of(request)
         if not outlook.appraisal(work).values(request.deadline_s):
@@ -53,10 +51,8 @@ def hold_back(
             )
             until_s = earliest.diffuse_end_s(earliest.earliest_start_s)
             members = outlook.pools[earliest.slot.pool].first_free(earliest.slot.degree, outlook.now_s)
-            held.update((worker.worker_id, until_s) for worker in members)
-    return tuple(
-        replace(worker, idle=False, free_at_s=max(held[worker.worker_id], worker.free_at_s))
-        if worker.worker_id in held
-        else worker
-        for worker in workers
-    )
+            held.update(
+                (worker.worker_id, replace(worker, idle=False, free_at_s=max(until_s, worker.free_at_s)))
+                for worker in members
+            )
+    return held

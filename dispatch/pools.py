@@ -1,22 +1,23 @@
-"""Pools of interchangeable primaries, and which concrete workers of them a plan gets."""
+"""Pools of interchangeable workers, and which concrete workers of them a plan gets."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import WorkerView
 from tridentserve.stages import PlacementType, Stage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pool:
     """Workers that hold the same replicas in the same amount of memory, per node, sorted by id.
 
-    `types` says which primary type they are for each model whose D they hold. A worker is in one pool even when it is
-    a primary of several models, so two models can never be given it twice.
+    `types` says which primary type they are for each model whose D they hold; none: they are auxiliaries only. A worker
+    is in one pool even when it is a primary of several models, so two models can never be given it twice.
     """
 
     replicas: frozenset[Replica]
@@ -24,22 +25,34 @@ class Pool:
     memory_bytes: int
     nodes: tuple[tuple[WorkerView, ...], ...]
 
-    @property
+    @cached_property
     def largest_node(self) -> int:
         """The widest degree that an idle cluster could form here, powers of two aside."""
         return max(len(node) for node in self.nodes)
 
-    @property
+    @cached_property
     def idle_per_node(self) -> tuple[int, ...]:
-        return tuple(sum(worker.idle for worker in node) for node in self.nodes)
+        return tuple([sum([worker.idle for worker in node]) for node in self.nodes])
+
+    @cached_property
+    def is_resident(self) -> bool:
+        """Whether every worker has all of its placement in memory."""
+        return all(
+            worker.resident is None or worker.resident is worker.replicas or worker.replicas <= worker.resident
+            for node in self.nodes
+            for worker in node
+        )
+
+    @cached_property
+    def _free_at_s(self) -> tuple[list[float], ...]:
+        """Per node, ascending, when its workers are free; 0 for those that are idle."""
+        return tuple([sorted([0.0 if worker.idle else worker.free_at_s for worker in node]) for node in self.nodes])
 
     def earliest_start_s(self, degree: int, now_s: float) -> float:
         """When `degree` workers of one node are expected to be free together; infinity when no node has as many."""
-        starts_s = (
-            sorted(now_s if worker.idle else worker.free_at_s for worker in node)[degree - 1]
-            for node in self.nodes
-            if len(node) >= degree
-        )
+        if max(self.idle_per_node) >= degree:
+            return now_s
+        starts_s = [free_at_s[degree - 1] for free_at_s in self._free_at_s if len(free_at_s) >= degree]
         return max(now_s, min(starts_s, default=float("inf")))
 
     def first_free(self, degree: int, now_s: float) -> tuple[WorkerView, ...]:
@@ -52,22 +65,31 @@ class Pool:
         return min(groups, key=lambda group: order(group[-1]), default=())
 
 
-def primary_pools(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
-    """The pools of all workers that hold D of some model, in an order that depends on the workers alone."""
-    grouped: defaultdict[tuple[int, tuple[Replica, ...]], defaultdict[str, list[WorkerView]]]
-    grouped = defaultdict(lambda: defaultdict(list))
-    for worker in sorted(workers, key=lambda view: view.worker_id):
-        if any(replica.stage is Stage.DIFFUSE for replica in worker.replicas):
-            grouped[worker.memory_bytes, tuple(sorted(worker.replicas))][worker.node_id].append(worker)
+def pools_of(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
+    """All workers in pools, in an order that depends on the workers alone, not on theirs."""
+    pooled: defaultdict[tuple[int, frozenset[Replica]], defaultdict[str, list[WorkerView]]]
+    pooled = defaultdict(lambda: defaultdict(list))
+    for worker in workers:
+        pooled[worker.memory_bytes, worker.replicas][worker.node_id].append(worker)
+    keys = sorted((memory_bytes, tuple(sorted(replicas))) for memory_bytes, replicas in pooled)
     return tuple(
         Pool(
             replicas=frozenset(replicas),
             types=_primary_types(replicas),
             memory_bytes=memory_bytes,
-            nodes=tuple(tuple(nodes[node_id]) for node_id in sorted(nodes)),
+            nodes=_sorted_nodes(pooled[memory_bytes, frozenset(replicas)]),
         )
-        for (memory_bytes, replicas), nodes in sorted(grouped.items(), key=lambda item: item[0])
+        for memory_bytes, replicas in keys
     )
+
+
+def primary_pools(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
+    """The pools of all workers that hold D of some model."""
+    return tuple(pool for pool in pools_of(workers) if pool.types)
+
+
+def _sorted_nodes(nodes: Mapping[str, list[WorkerView]]) -> tuple[tuple[WorkerView, ...], ...]:
+    return tuple(tuple(sorted(nodes[node_id], key=lambda worker: worker.worker_id)) for node_id in sorted(nodes))
 
 
 def _primary_types(replicas: Sequence[Replica]) -> dict[str, PlacementType]:
@@ -82,42 +104,82 @@ class IdleWorkers:
     """Hands out the idle workers of one pool. Ask for wide slots first: then whatever `Problem.fits` is found."""
 
     def __init__(self, pool: Pool) -> None:
-        self._members = [[worker.worker_id for worker in node] for node in pool.nodes]
-        self._idle = [{worker.worker_id for worker in node if worker.idle} for node in pool.nodes]
+        self._nodes = pool.nodes
         # Nodes by how many of their workers are idle, so that the best fit is found without a search over all nodes.
         self._by_idle: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        for node, idle in enumerate(self._idle):
-            self._by_idle[len(idle)][node] = None
+        for number, count in enumerate(pool.idle_per_node):
+            if count:
+                self._by_idle[count][number] = None
+        # Which workers of a node are idle, as bits by their place in it; nodes nobody has asked for are not there yet.
+        self._idle: dict[int, int] = {}
 
-    def take(self, degree: int) -> tuple[WorkerId, ...] | None:
-        """`degree` idle workers of the node with the fewest that suffice (best fit); None when no node has as many."""
+    def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
+        """`degree` idle workers of the node with the fewest that suffice (best fit); None when no node has as many.
+
+        The node and the block in it with the most of the `preferred` workers come before that.
+        """
         counts = [count for count, nodes in self._by_idle.items() if nodes and count >= degree]
         if not counts:
             return None
-        fewest = min(counts)
-        node = next(iter(self._by_idle[fewest]))
-        chosen = _block(self._members[node], self._idle[node], degree)
-        self._idle[node].difference_update(chosen)
-        del self._by_idle[fewest][node]
-        self._by_idle[fewest - degree][node] = None
-        return chosen
+        number, wanted = next(iter(self._by_idle[min(counts)])), 0
+        if preferred:
+            number, wanted = self._node_with_most(degree, sorted(counts), preferred)
+        idle = self._idle_in(number)
+        chosen = _block(len(self._nodes[number]), idle, degree, wanted)
+        count = idle.bit_count()
+        self._idle[number] = idle & ~sum(1 << place for place in chosen)
+        del self._by_idle[count][number]
+        if count > degree:
+            self._by_idle[count - degree][number] = None
+        return tuple([self._nodes[number][place].worker_id for place in chosen])
+
+    def _node_with_most(self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]) -> tuple[int, int]:
+        """The node, and the idle workers in it that are preferred."""
+        best, most = (-1, 0), -1
+        for count in counts:
+            for number in self._by_idle[count]:
+                wanted = self._idle_in(number) & _bits(worker.worker_id in preferred for worker in self._nodes[number])
+                if min(wanted.bit_count(), degree) > most:
+                    best, most = (number, wanted), min(wanted.bit_count(), degree)
+        return best
+
+    def _idle_in(self, number: int) -> int:
+        if number not in self._idle:
+            self._idle[number] = _bits(worker.idle for worker in self._nodes[number])
+        return self._idle[number]
 
 
-def _block(members: Sequence[WorkerId], idle: set[WorkerId], degree: int) -> tuple[WorkerId, ...]:
-    """Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), from the smallest larger block
-    that is broken already. So the same sets recur and their process groups are there, and wide blocks stay whole."""
+def _bits(flags: Iterable[bool]) -> int:
+    return sum([1 << place for place, flag in enumerate(flags) if flag])
 
-    def is_idle(start: int, size: int) -> bool:
-        return start + size <= len(members) and all(member in idle for member in members[start : start + size])
+
+@lru_cache(maxsize=1 << 14)
+def _block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ...]:
+    """Which of a node's `size` places to take; `idle` and `wanted` (a part of it) are bits by place.
+
+    Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), with the most that are wanted, and
+    then from the smallest larger block that is broken already. So the same sets recur and their process groups are
+    there, and wide blocks stay whole.
+    """
+
+    def mask(start: int, length: int) -> int:
+        return ((1 << length) - 1) << start
+
+    def is_idle(start: int, length: int) -> bool:
+        return start + length <= size and idle & mask(start, length) == mask(start, length)
 
     def whole_block_around(start: int) -> int:
-        size = degree
-        while is_idle(start - start % (2 * size), 2 * size):
-            size *= 2
-        return size
+        length = degree
+        while is_idle(start - start % (2 * length), 2 * length):
+            length *= 2
+        return length
 
-    starts = [start for start in range(0, len(members), degree) if is_idle(start, degree)]
-    if not starts:
-        return tuple(sorted(idle)[:degree])
-    start = min(starts, key=lambda start: (whole_block_around(start), start))
-    return tuple(members[start : start + degree])
+    def rank(start: int) -> tuple[int, int, int]:
+        return -(wanted & mask(start, degree)).bit_count(), whole_block_around(start), start
+
+    starts = [start for start in range(0, size, degree) if is_idle(start, degree)]
+    if starts:
+        start = min(starts, key=rank)
+        return tuple(range(start, start + degree))
+    places = [place for place in range(size) if idle >> place & 1]
+    return tuple(sorted(sorted(places, key=lambda place: (not wanted >> place & 1, place))[:degree]))

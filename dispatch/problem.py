@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Slot:
+class Slot(NamedTuple):
     """`degree` idle workers of one pool, all in one node."""
 
     pool: int
@@ -33,10 +32,14 @@ class Problem:
 
     classes: tuple[RequestClass, ...]
     idle: tuple[tuple[int, ...], ...]
+    _capacities: dict[Slot, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def capacity(self, pool: int, degree: int) -> int:
         """How many slots of this degree the idle workers of a pool form: no slot crosses a node."""
-        return sum(idle // degree for idle in self.idle[pool])
+        slot = Slot(pool, degree)
+        if slot not in self._capacities:
+            self._capacities[slot] = sum(idle // degree for idle in self.idle[pool])
+        return self._capacities[slot]
 
     def fits(self, slots: Mapping[Slot, int]) -> bool:
         """Whether so many slots can be formed at once.
@@ -51,26 +54,56 @@ class Problem:
             for slot, _ in in_use
         )
 
+    def room(self, slots: Mapping[Slot, int], slot: Slot) -> int:
+        """How many more of a slot fit beside those taken, which fit themselves."""
+        in_pool = [(taken.degree, n) for taken, n in slots.items() if n > 0 and taken.pool == slot.pool]
+        blocks = {degree for degree, _ in in_pool if degree <= slot.degree} | {slot.degree}
+        free = [
+            block * self.capacity(slot.pool, block) - sum(degree * n for degree, n in in_pool if degree >= block)
+            for block in blocks
+        ]
+        return min(free) // slot.degree
 
-# `uncontended`: every request has its best slot, so no solver was asked. `ilp`: proved optimal. `incumbent`: the
-# solver's best at its time limit. `greedy`: the solver gave nothing.
-Method = Literal["uncontended", "ilp", "incumbent", "greedy"]
+
+# `uncontended`: every request has its best slot, so no solver was asked. `ranked`: nobody has a choice and all slots of
+# a pool are equally wide, so that those worth the most have them. `ilp`: proved optimal, within the gap of the options.
+# `incumbent`: the solver's best at its time limit. `greedy`: the solver gave nothing, or nothing as good.
+Method = Literal["uncontended", "ranked", "ilp", "incumbent", "greedy"]
+Counts = Mapping[tuple[int, Slot], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """How many requests of each class get each slot, how that was found, and what went wrong on the way if anything."""
+    """How many requests of each class get each slot, how that was found, and what went wrong on the way if anything.
 
-    counts: Mapping[tuple[int, Slot], int]
+    `bound`: no solution is worth more; proved."""
+
+    counts: Counts
     method: Method
+    bound: float
     failure: str = ""
 
     def value(self, problem: Problem) -> float:
         """The objective."""
-        return sum(n * problem.classes[index].values[slot] for (index, slot), n in self.counts.items())
+        return value_of(problem, self.counts)
+
+    def gap(self, problem: Problem) -> float:
+        """How much more than this solution is worth another could be worth at most, relative to this one."""
+        value = self.value(problem)
+        return max(self.bound - value, 0.0) / value if value else 0.0
 
 
-def is_feasible(problem: Problem, counts: Mapping[tuple[int, Slot], int]) -> bool:
+def value_of(problem: Problem, counts: Counts) -> float:
+    """The sum of values."""
+    return sum(n * problem.classes[index].values[slot] for (index, slot), n in counts.items())
+
+
+def upper_bound(problem: Problem) -> float:
+    """What all requests at their best slots would be worth."""
+    return sum(item.count * max(item.values.values(), default=0.0) for item in problem.classes)
+
+
+def is_feasible(problem: Problem, counts: Counts) -> bool:
     """Whether counts keep every limit: each request at most once, those required once (C1), idle workers and nodes
     (C2)."""
     per_class: Counter[int] = Counter()
@@ -95,7 +128,20 @@ def best_slots(problem: Problem) -> Solution | None:
             slot = max(sorted(item.values), key=item.values.__getitem__)
             counts[index, slot] += item.count
             per_slot[slot] += item.count
-    return Solution(counts, "uncontended") if problem.fits(per_slot) else None
+    return Solution(counts, "uncontended", value_of(problem, counts)) if problem.fits(per_slot) else None
+
+
+def best_ranked(problem: Problem) -> Solution | None:
+    """The greedy plan where it is the best one: each request has one slot, and all slots of a pool are equally wide."""
+    in_use: set[Slot] = set()
+    for item in problem.classes:
+        if len(item.values) > 1:
+            return None
+        in_use.update(item.values)
+    if len({slot.pool for slot in in_use}) < len(in_use):
+        return None
+    counts = completed(problem, {})
+    return Solution(counts, "ranked", value_of(problem, counts))
 
 
 def greedy(problem: Problem, failure: str = "") -> Solution:
@@ -103,34 +149,35 @@ def greedy(problem: Problem, failure: str = "") -> Solution:
 
     `failure` says why the solver's answer was not taken.
     """
-    counts: Counter[tuple[int, Slot]] = Counter()
+    return Solution(completed(problem, {}), "greedy", upper_bound(problem), failure)
+
+
+def completed(problem: Problem, counts: Counts) -> Counts:
+    """A feasible choice with every request added that still fits, as `greedy` does."""
+    filled = Counter(dict(counts))
+    served: Counter[int] = Counter()
     per_slot: Counter[Slot] = Counter()
+    for (index, slot), n in counts.items():
+        served[index] += n
+        per_slot[slot] += n
     ranked = sorted(
-        (index for index, item in enumerate(problem.classes) if item.values),
+        (index for index, item in enumerate(problem.classes) if item.values and served[index] < item.count),
         key=lambda index: (not problem.classes[index].required, -max(problem.classes[index].values.values())),
     )
+    rooms: dict[Slot, int] = {}  # until something is taken
     for index in ranked:
-        left = problem.classes[index].count
-        for slot in _by_value(problem.classes[index].values):
-            taken = _most(problem, per_slot, slot, left)
-            if taken:
-                counts[index, slot] += taken
+        item = problem.classes[index]
+        left = item.count - served[index]
+        for slot in _by_value(item.values):
+            if slot not in rooms:
+                rooms[slot] = problem.room(per_slot, slot)
+            if taken := min(rooms[slot], left):
+                filled[index, slot] += taken
                 per_slot[slot] += taken
                 left -= taken
-    return Solution(counts, "greedy", failure)
+                rooms.clear()
+    return filled
 
 
 def _by_value(values: Mapping[Slot, float]) -> Sequence[Slot]:
     return sorted(values, key=lambda slot: (-values[slot], slot))
-
-
-def _most(problem: Problem, per_slot: Counter[Slot], slot: Slot, limit: int) -> int:
-    """How many more of a slot fit beside those taken, at most `limit`."""
-    low, high = 0, min(limit, problem.capacity(slot.pool, slot.degree))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if problem.fits(per_slot + Counter({slot: middle})):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -1,4 +1,5 @@
 """The Dynamic Orchestrator: which stages of which model each worker holds, from the profile and the load, or as pinned.
+It plans for a load, finds the cheapest way from one plan to the next, and plans anew when the load has changed.
 
 Pure: no I/O, no clock, no randomness.
 """
@@ -6,5 +7,15 @@ Pure: no I/O, no clock, no randomness.
 from placement.fixed import fixed_placement
 from placement.load import LoadShare
 from placement.orchestrator import Orchestrator
+from placement.replanner import MonitoredReplanner, ReplanOptions
+from placement.transition import align, moved_bytes
 
-__all__ = ["LoadShare", "Orchestrator", "fixed_placement"]
+__all__ = [
+    "LoadShare",
+    "MonitoredReplanner",
+    "Orchestrator",
+    "ReplanOptions",
+    "align",
+    "fixed_placement",
+    "moved_bytes",
+]

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from placement.demands import ClusterCosts, Demand, MeasuredRates
 from placement.load import LoadShare
 from placement.packing import Group, pack_per_machine
 from placement.shares import largest_remainder
-from placement.split import Counts, pad_to_degrees, smallest_workable, split
-from placement.virtual_replicas import Fit, MemoryModel
+from placement.sharing import Portion, groups_of
+from placement.split import pad_to_degrees, split
+from placement.stacking import stacked
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
-from tridentserve.stages import Stage, VirtualReplica
-
-
-@dataclass(frozen=True, slots=True)
-class _Demand:
-    """The requests that need one virtual replica of one model, and the GPU-seconds per second they bring."""
-
-    model: str
-    fit: Fit
-    load: tuple[LoadShare, ...]
-    gpu_seconds: float
-
-    @property
-    def minimum(self) -> int:
-        return smallest_workable(self.fit.replica, self.fit.min_degree)
 
 
 class Orchestrator:
     """Makes placement plans from stage times and a load. Pure: the same input gives the same plan.
 
-    Differs from Algorithm 2 in one point: workers are shared in proportion to the GPU-seconds that requests of each
-    virtual replica bring, not to their number. Otherwise a rare heavy model beside a light one would get next to
-    nothing.
+    Differs from Algorithm 2 in two points. Workers are shared in proportion to the GPU-seconds that requests of each
+    virtual replica bring, not to their number: otherwise a rare heavy model beside a light one would get next to
+    nothing. And a worker may hold replicas of several models: auxiliaries that are hardly used share one, and where
+    there are fewer workers than the models need, each holds what fits.
     """
 
     def __init__(self, times: StageTimes, handoff_reserve_bytes: int, degrees: Sequence[int]) -> None:
@@ -51,104 +37,80 @@ class Orchestrator:
         self._handoff_reserve_bytes = handoff_reserve_bytes
         self._degrees = tuple(sorted(set(degrees)))
 
-    def plan(self, load: Sequence[LoadShare], workers: Sequence[WorkerSpec], epoch: int = 0) -> PlacementPlan:
+    def costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
+        """What requests need on these workers. Raises `PlacementError` when there are none, or one without memory."""
+        _check_workers(workers)
+        return ClusterCosts(self._times, workers, self._handoff_reserve_bytes, self._degrees)
+
+    def plan(
+        self,
+        load: Sequence[LoadShare],
+        workers: Sequence[WorkerSpec],
+        epoch: int = 0,
+        keep: Sequence[LoadShare] = (),
+        rates: MeasuredRates | None = None,
+    ) -> PlacementPlan:
         """A plan that covers E, D and C of every model in the load.
 
-        Every worker holds stages of one model, and the worker with the least memory decides what fits. Raises
-        `PlacementError` when a size fits nowhere, when there are too few workers for the models, and for an empty
-        load or cluster; `ProfileError` for a model or size that is not profiled.
+        `keep`: requests that must stay possible, of whatever weight; they get no more workers than that needs.
+        `rates`: measured requests per second and worker of placement types, for Split; the profile's where missing.
+        The worker with the least memory decides what fits. Raises `PlacementError` when a size fits nowhere, when
+        there are too few workers for the models, and for an empty load or cluster; `ProfileError` for a model or size
+        that is not profiled.
         """
-        _check(load, workers)
-        demands = self._enough_workers(self._demands(load, workers), workers)
+        costs = self.costs(workers)
+        if not any(share.weight > 0 for share in load):
+            raise PlacementError("the load is empty; name at least one model and size with a weight above 0")
+        demands = costs.fewer(costs.demands(load, keep), len(workers))
+        if sum(demand.minimum for demand in demands) > len(workers):
+            return _stacked(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]
         shares = largest_remainder(len(workers), weights, [demand.minimum for demand in demands])
-        groups: list[Group] = []
-        reasons: list[str] = []
-        for demand, share in zip(demands, shares, strict=True):
-            counts = self._split(demand, share, workers)
-            groups += [
-                Group(demand.model, demand.fit.replica, kind, n, demand.fit.min_degree if kind.is_primary else 1)
-                for kind, n in counts.items()
-            ]
-            what = ", ".join(f"{n} {kind}" for kind, n in counts.items())
-            part = demand.gpu_seconds / sum(weights)
-            reasons.append(f"{demand.model} {demand.fit.replica} brings {part:.0%} of the work: {what}")
+        portions = [_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)]
+        groups = groups_of(portions, costs)
         placed = pack_per_machine(groups, workers)
         for demand in demands:
             _check_degree(demand, placed, workers)
-        replicas = {
-            worker.worker_id: frozenset(
-                Replica(placed[worker.worker_id].model, stage) for stage in placed[worker.worker_id].kind.stages
-            )
-            for worker in workers
-        }
-        return PlacementPlan(replicas, reason="; ".join(reasons), epoch=epoch)
-
-    def _demands(self, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[_Demand]:
-        """Algorithm 2, lines 3-4: the first feasible virtual replica of each request."""
-        grouped: defaultdict[tuple[str, VirtualReplica], list[LoadShare]] = defaultdict(list)
-        for share in load:
-            if share.weight > 0:
-                fit = self._memory(share.model, workers).first_fit(share.model, [share.shape])
-                grouped[share.model, fit.replica].append(share)
-        return [self._demand(model, shares, workers) for (model, _), shares in sorted(grouped.items())]
-
-    def _demand(self, model: str, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> _Demand:
-        """One virtual replica for all of this load: the first that fits every request in it."""
-        fit = self._memory(model, workers).first_fit(model, [share.shape for share in load])
-        gpu_seconds = math.fsum(share.weight * self._gpu_seconds(share, fit, frozenset(Stage)) for share in load)
-        return _Demand(model, fit, tuple(load), gpu_seconds)
-
-    def _enough_workers(self, demands: list[_Demand], workers: Sequence[WorkerSpec]) -> list[_Demand]:
-        """While the smallest workable sets are more than the workers, let a model do with one virtual replica: the
-        first that fits all of its requests."""
-        while sum(demand.minimum for demand in demands) > len(workers):
-            merged = {
-                model: self._demand(model, [s for d in demands if d.model == model for s in d.load], workers)
-                for model, n in Counter(demand.model for demand in demands).items()
-                if n > 1
-            }
-            if not merged:
-                needs = ", ".join(f"{demand.model} {demand.fit.replica} {demand.minimum}" for demand in demands)
-                raise PlacementError(f"{len(workers)} workers are too few; needed at least: {needs}. Add workers")
-            model = min(merged, key=lambda name: (merged[name].minimum, name))
-            demands = [demand for demand in demands if demand.model != model] + [merged[model]]
-        return demands
-
-    def _split(self, demand: _Demand, share: int, workers: Sequence[WorkerSpec]) -> Counts:
-        """Lines 7-8: primaries and auxiliaries by their rates, primaries padded to the degrees a node can form."""
-        replica = demand.fit.replica
-        total = math.fsum(item.weight for item in demand.load)
-        rates = {
-            kind: total
-            / math.fsum(item.weight * self._gpu_seconds(item, demand.fit, kind.stages) for item in demand.load)
-            for kind in (replica.primary, *replica.auxiliaries)
-        }
-        counts = split(replica, share, rates, demand.fit.min_degree)
-        return pad_to_degrees(replica, counts, rates, self._memory(demand.model, workers).degrees)
-
-    def _gpu_seconds(self, share: LoadShare, fit: Fit, stages: frozenset[Stage]) -> float:
-        """GPU-seconds of some stages of one request, D at the narrowest degree that fits."""
-        total_s, degree = 0.0, fit.min_degrees[share.shape]
-        for stage in sorted(stages):
-            if stage is Stage.DIFFUSE:
-                step_s = self._times.seconds(share.model, stage, share.shape, degree)
-                total_s += degree * share.num_inference_steps * step_s
-            else:
-                total_s += self._times.seconds(share.model, stage, share.shape)
-        return total_s
-
-    def _memory(self, model: str, workers: Sequence[WorkerSpec]) -> MemoryModel:
-        largest_node = max(Counter(worker.node_id for worker in workers).values())
-        profiled = self._times.degrees(model, Stage.DIFFUSE)
-        degrees = tuple(degree for degree in self._degrees if degree in profiled and degree <= largest_node)
-        if not degrees:
-            raise PlacementError(f"{model} was profiled at degrees {profiled}, in use are {self._degrees}; profile one")
-        memory_bytes = min(worker.memory_bytes for worker in workers)
-        return MemoryModel(self._times, memory_bytes, self._handoff_reserve_bytes, degrees)
+        replicas = {worker.worker_id: placed[worker.worker_id].held for worker in workers}
+        return PlacementPlan(replicas, _reason(portions, groups), epoch)
 
 
-def _check_degree(demand: _Demand, placed: Mapping[WorkerId, Group], workers: Sequence[WorkerSpec]) -> None:
+def _portion(demand: Demand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:
+    """Lines 7-8: primaries and auxiliaries by their rates, primaries padded to the degrees a node can form."""
+    rates = costs.rates(demand, measured)
+    counts = split(demand.fit.replica, share, rates, demand.fit.min_degree)
+    return Portion(demand, pad_to_degrees(demand.fit.replica, counts, rates, costs.memory(demand.model).degrees), rates)
+
+
+def _reason(portions: Sequence[Portion], groups: Sequence[Group]) -> str:
+    total = sum(portion.demand.gpu_seconds for portion in portions)
+    parts = []
+    for portion in portions:
+        what = ", ".join(f"{n} {kind}" for kind, n in portion.counts.items())
+        share = portion.demand.gpu_seconds / total
+        parts.append(f"{portion.demand.model} {portion.demand.fit.replica} brings {share:.0%} of the work: {what}")
+    for group in groups:
+        if group.beside:
+            others = ", ".join(f"{replica.model} {replica.stage.letter}" for replica in sorted(group.beside))
+            parts.append(f"the worker with {group.model} {group.kind} holds {others} too")
+    return "; ".join(parts)
+
+
+def _stacked(
+    demands: Sequence[Demand], workers: Sequence[WorkerSpec], costs: ClusterCosts, epoch: int
+) -> PlacementPlan:
+    held: Mapping[WorkerId, frozenset[Replica]] | None = stacked(demands, workers, costs)
+    needs = ", ".join(f"{demand.model} {demand.fit.replica} {demand.minimum}" for demand in demands)
+    if held is None:
+        raise PlacementError(
+            f"{len(workers)} workers are too few; needed at least: {needs}; and the models do not fit on top of each "
+            f"other. Add workers, or memory"
+        )
+    reason = f"{len(workers)} workers hold several models each, as their smallest sets are more: {needs}"
+    return PlacementPlan(held, reason, epoch)
+
+
+def _check_degree(demand: Demand, placed: Mapping[WorkerId, Group], workers: Sequence[WorkerSpec]) -> None:
     """Some node must have enough primaries together for the narrowest degree that memory allows."""
     primary, degree = (demand.model, demand.fit.replica.primary), demand.fit.min_degree
     together = Counter(
@@ -163,11 +125,9 @@ def _check_degree(demand: _Demand, placed: Mapping[WorkerId, Group], workers: Se
         )
 
 
-def _check(load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> None:
+def _check_workers(workers: Sequence[WorkerSpec]) -> None:
     if not workers:
         raise PlacementError("there are no workers to place stages on; add workers to the cluster")
-    if not any(share.weight > 0 for share in load):
-        raise PlacementError("the load is empty; name at least one model and size with a weight above 0")
     for worker in workers:
         if worker.memory_bytes <= 0:
             raise PlacementError(f"worker {worker.worker_id} has {worker.memory_bytes} bytes of memory; give it some")

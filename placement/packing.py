@@ -10,20 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import WorkerId
+from tridentserve.plans import Replica, WorkerId
 from tridentserve.stages import PlacementType, VirtualReplica
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """Workers to place: `count` of one type, for one model and one of its virtual replicas. At least `together` of
-    them should share a node (the narrowest degree that memory allows)."""
+    them should share a node (the narrowest degree that memory allows). `beside`: what each holds of other models."""
 
     model: str
     replica: VirtualReplica
     kind: PlacementType
     count: int
     together: int = 1
+    beside: frozenset[Replica] = frozenset()
+
+    @property
+    def held(self) -> frozenset[Replica]:
+        """All that one of these workers holds."""
+        return self.beside | {Replica(self.model, stage) for stage in self.kind.stages}
 
 
 class _Nodes:
@@ -31,7 +37,7 @@ class _Nodes:
 
     def __init__(self, workers: Sequence[WorkerSpec]) -> None:
         self.free: dict[str, list[WorkerId]] = defaultdict(list)
-        for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id)):
+        for worker in sorted(workers, key=lambda w: (len(w.node_id), w.node_id, len(w.worker_id), w.worker_id)):
             self.free[worker.node_id].append(worker.worker_id)
         self.hosts: dict[str, set[tuple[str, VirtualReplica]]] = {node: set() for node in self.free}
         self.placed: dict[WorkerId, Group] = {}
@@ -67,9 +73,7 @@ def pack_per_machine(groups: Sequence[Group], workers: Sequence[WorkerSpec]) -> 
     if sum(group.count for group in groups) != len(workers):
         raise ValueError(f"{sum(group.count for group in groups)} workers to place on {len(workers)}")
     nodes = _Nodes(workers)
-    ordered = sorted(
-        groups, key=lambda group: (not group.kind.is_primary, -group.together, -group.count, group.model, group.replica)
-    )
+    ordered = sorted(groups, key=_order)
     left = {group: group.count for group in ordered}
     for group in ordered:
         while left[group] and (node := nodes.whole_node(left[group])) is not None:
@@ -78,3 +82,8 @@ def pack_per_machine(groups: Sequence[Group], workers: Sequence[WorkerSpec]) -> 
         while left[group]:
             left[group] -= nodes.give(nodes.node_for(group, left[group]), group, left[group])
     return nodes.placed
+
+
+def _order(group: Group) -> tuple[bool, int, int, str, VirtualReplica, PlacementType, list[Replica]]:
+    is_auxiliary, others = not group.kind.is_primary, sorted(group.beside)
+    return is_auxiliary, -group.together, -group.count, group.model, group.replica, group.kind, others

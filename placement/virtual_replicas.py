@@ -3,6 +3,7 @@ index (TridentServe, arXiv 2510.02838, section 6.1, "Single-Request Solution")."
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from tridentserve.errors import PlacementError
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
-from tridentserve.stages import PlacementType, VirtualReplica
+from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class MemoryModel:
         for replica in VirtualReplica:
             if (fit := self.fit(model, replica, shapes)) is not None:
                 return fit
+        self._check_weights(model)
         kinds = (PlacementType.E, PlacementType.D, PlacementType.C)
         needs = [
             (min(self.needed_bytes(model, kind, shape).values()), kind, shape) for kind in kinds for shape in shapes
@@ -72,3 +74,17 @@ class MemoryModel:
             f"activations, {self.handoff_reserve_bytes} for handoff) and a worker has {self.memory_bytes}; "
             f"use workers with more memory, or leave this size out"
         )
+
+    def _check_weights(self, model: str) -> None:
+        """Weights that exceed a worker would need model parallelism (appendix E.2), which no worker here runs."""
+        usable_bytes = self.memory_bytes - self.handoff_reserve_bytes
+        for stage in Stage:
+            weights_bytes = self.times.weights_bytes(model, stage)
+            if weights_bytes > usable_bytes:
+                size = math.ceil(weights_bytes / usable_bytes) if usable_bytes > 0 else None
+                group = f"a group of {size} of them would" if size else "no group of them would"
+                raise PlacementError(
+                    f"{model}: the weights of {stage} alone are {weights_bytes} bytes and a worker has {usable_bytes} "
+                    f"for them; {group} hold them, but stages are not split over workers "
+                    f"(model parallelism); use workers with more memory, or a model in a smaller precision"
+                )

@@ -6,7 +6,7 @@ Each function returns a `Figure` (no display and no global state); `png` makes b
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib import colormaps
@@ -48,13 +48,15 @@ _DPI = 110
 @dataclass(frozen=True, slots=True)
 class Bars:
     """One panel of bars: `values[policy][group]`, None where there is none (drawn as a cross). `marks[group]` is a line
-    over the group, such as an upper bound. `spreads`: lowest and highest of several seeds."""
+    over the group, such as an upper bound. `spreads`: lowest and highest of several seeds. `hatched`: (policy, group)
+    of bars that are not to be compared with the others."""
 
     label: str
     values: Mapping[str, Mapping[str, float | None]]
     marks: Mapping[str, float] | None = None
     mark_label: str = ""
     spreads: Mapping[str, Mapping[str, tuple[float, float]]] | None = None
+    hatched: Collection[tuple[str, str]] = ()
     log: bool = False
 
 
@@ -85,7 +87,10 @@ def _draw_bars(axis: Axes, groups: Sequence[str], panel: Bars) -> None:
         known = [(place + offset, group, by_group.get(group)) for place, group in enumerate(groups)]
         heights = [(x, group, value) for x, group, value in known if value is not None]
         xs, tops = [x for x, *_ in heights], [value for *_, value in heights]
-        axis.bar(xs, tops, width * 0.94, label=policy, color=colour(policy))
+        bars = axis.bar(xs, tops, width * 0.94, label=policy, color=colour(policy))
+        for bar, (_, group, _) in zip(bars, heights, strict=True):
+            if (policy, group) in panel.hatched:
+                bar.set(hatch="////", alpha=0.35, edgecolor="black", linewidth=0.0)
         if panel.spreads is not None:
             _draw_spreads(axis, heights, panel.spreads.get(policy, {}))
         missing = [x for x, _, value in known if value is None]

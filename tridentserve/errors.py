@@ -94,6 +94,13 @@ class HandoffError(TridentServeError):
     code = "handoff_failed"
 
 
+class OutOfMemoryError(TridentServeError):
+    """A plan needs more memory than its worker has; the message holds the numbers."""
+
+    http_status = 507
+    code = "out_of_memory"
+
+
 class WorkerError(TridentServeError):
     """A worker was lost, or failed while it ran a plan, more often than the retry limit allows."""
 

@@ -201,7 +201,6 @@ class Scheduler:
         run.yielding = True
         if Stage.DIFFUSE not in run.plan.stages:
             run.legs.clear()  # E ends as planned, what follows is decided anew
-            return []
         return [ev.Yield(run.plan.plan_id, preemption.reason)]
 
     def _start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:

@@ -34,7 +34,7 @@ class PlacementType(StrEnum):
 
     @property
     def stages(self) -> frozenset[Stage]:
-        return frozenset(stage for stage, letter in _LETTERS.items() if letter in self.value)
+        return _STAGES[self]
 
     @property
     def is_primary(self) -> bool:
@@ -46,6 +46,11 @@ class PlacementType(StrEnum):
         """The type with exactly these stages, or None when there is none (no stage at all, or E and C alone)."""
         wanted = frozenset(stages)
         return next((kind for kind in cls if kind.stages == wanted), None)
+
+
+_STAGES = {
+    kind: frozenset(stage for stage, letter in _LETTERS.items() if letter in kind.value) for kind in PlacementType
+}
 
 
 class VirtualReplica(StrEnum):

@@ -207,7 +207,7 @@ def test_preemption_during_an_encode_elsewhere_keeps_the_condition() -> None:
     bench = Bench()
     bench.arrive("r", "s")
     encode = bench.start(encode="e", decode="c")
-    assert bench.decide(Decisions(preemptions=[Preemption("r", "")])) == []
+    assert bench.decide(Decisions(preemptions=[Preemption("r", "")])) == [ev.Yield(encode.plan_id, "")]
     assert bench.finish(encode, 1.0) == []
     assert bench.pending()["r"] == (0, True, "e")
     assert bench.idle() == set(TYPES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.profiler.synthetic import EDC_BYTES
 from tridentserve.plans import Replica
-from tridentserve.protocols import PendingRequest, WorkerView
+from tridentserve.protocols import Assignment, ClusterView, Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType
 
@@ -41,3 +43,10 @@ def request(
     """A request that arrived at `arrival_s`."""
     spec = RequestSpec(request_id, model, shape, steps, num_outputs)
     return PendingRequest(spec, arrival_s, arrival_s + slo_s, steps_done, encoded=steps_done > 0)
+
+
+def decide(
+    dispatcher: Dispatcher, pending: Sequence[PendingRequest], views: Sequence[WorkerView], now_s: float
+) -> list[Assignment]:
+    """The assignments of one tick in which nothing is running that could be preempted."""
+    return list(dispatcher.decide(ClusterView(now_s, pending, (), views)).assignments)

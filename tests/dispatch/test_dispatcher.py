@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dispatch import DispatchOptions, IlpDispatcher
 from profiler import CostModel
 from profiler.memory import held_weights_bytes, stages_peak_bytes
-from tests.dispatch.cluster import request, worker, workers
+from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds, wide_only_table
 from tridentserve.plans import Replica
 from tridentserve.protocols import Dispatcher, PendingRequest, WorkerView
@@ -27,7 +27,7 @@ def decode_s(shape: Shape) -> float:
 
 
 def test_a_lone_request_runs_together_on_one_worker() -> None:
-    (assignment,) = IDLE.dispatch([request("r", SMALL)], workers(2, "EDC"), now_s=3.0)
+    (assignment,) = decide(IDLE, [request("r", SMALL)], workers(2, "EDC"), now_s=3.0)
     assert assignment.primary is PlacementType.EDC
     assert assignment.encode == assignment.diffuse == assignment.decode == ("n0-w0",)
     run_s = ENCODE_S + 20 * step_seconds(SMALL, 1) + decode_s(SMALL)
@@ -36,7 +36,7 @@ def test_a_lone_request_runs_together_on_one_worker() -> None:
 
 
 def test_a_large_request_uses_efficient_width_and_decodes_on_the_leader() -> None:
-    (assignment,) = IDLE.dispatch([request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
+    (assignment,) = decide(IDLE, [request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
     assert assignment.diffuse == ("n0-w0", "n0-w1", "n0-w2", "n0-w3")
     assert assignment.encode == assignment.diffuse
     assert assignment.decode == ("n0-w0",)
@@ -44,13 +44,13 @@ def test_a_large_request_uses_efficient_width_and_decodes_on_the_leader() -> Non
 
 def test_the_degree_can_be_limited() -> None:
     limited = IlpDispatcher(TIMES, DispatchOptions(max_degree=2))
-    (assignment,) = limited.dispatch([request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
+    (assignment,) = decide(limited, [request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
     assert len(assignment.diffuse) == 2
 
 
 def test_width_is_shared_out_under_load() -> None:
     pending = [request(f"r{i}", LARGE) for i in range(4)]
-    assignments = IDLE.dispatch(pending, workers(4, "EDC"), now_s=0.0)
+    assignments = decide(IDLE, pending, workers(4, "EDC"), now_s=0.0)
     assert [len(assignment.diffuse) for assignment in assignments] == [1, 1, 1, 1]
     assert {assignment.diffuse[0] for assignment in assignments} == {f"n0-w{i}" for i in range(4)}
     assert all(assignment.reason.endswith(", ilp") for assignment in assignments)
@@ -58,44 +58,45 @@ def test_width_is_shared_out_under_load() -> None:
 
 def test_a_deadline_calls_for_width() -> None:
     tight_s = ENCODE_S + 20 * step_seconds(MIDDLE, 4) + decode_s(MIDDLE) + 0.01
-    (assignment,) = IDLE.dispatch([request("r", MIDDLE, tight_s)], workers(4, "EDC"), now_s=0.0)
+    (assignment,) = decide(IDLE, [request("r", MIDDLE, tight_s)], workers(4, "EDC"), now_s=0.0)
     assert len(assignment.diffuse) == 4
-    (relaxed,) = IDLE.dispatch([request("r", MIDDLE)], workers(4, "EDC"), now_s=0.0)
+    (relaxed,) = decide(IDLE, [request("r", MIDDLE)], workers(4, "EDC"), now_s=0.0)
     assert len(relaxed.diffuse) < 4
 
 
 def test_auxiliaries_take_the_stages_that_the_primary_lacks() -> None:
     views = [worker("d", "D"), worker("e1", "E", free_at_s=7.0), worker("e2", "E", free_at_s=6.0), worker("c", "C")]
-    (assignment,) = IDLE.dispatch([request("r", SMALL)], views, now_s=5.0)
+    (assignment,) = decide(IDLE, [request("r", SMALL)], views, now_s=5.0)
     assert (assignment.encode, assignment.diffuse, assignment.decode) == (("e2",), ("d",), ("c",))
     run_s = ENCODE_S + 20 * step_seconds(SMALL, 1) + decode_s(SMALL)
-    assert assignment.expected_finish_s == pytest.approx(6.0 + run_s)
+    transfers_s = sum(TIMES.transfer_seconds("one", stage, SMALL) for stage in (Stage.ENCODE, Stage.DIFFUSE))
+    assert assignment.expected_finish_s == pytest.approx(6.0 + run_s + transfers_s)
 
 
 def test_an_auxiliary_in_the_same_node_is_preferred_and_queues_spread() -> None:
     views = [worker("a-e", "E", node="a"), worker("b-e", "E", node="b"), *workers(2, "DC", node="b")]
-    assignments = IDLE.dispatch([request("r1", SMALL), request("r2", SMALL)], views, now_s=0.0)
+    assignments = decide(IDLE, [request("r1", SMALL), request("r2", SMALL)], views, now_s=0.0)
     assert [assignment.encode for assignment in assignments] == [("b-e",), ("a-e",)]
 
 
 def test_less_communication_is_preferred_among_equals() -> None:
     views = [worker("1", "D"), worker("2", "DC"), worker("3", "EDC"), worker("4", "E"), worker("5", "C")]
     order = []
-    while views and (assignments := IDLE.dispatch([request("r", SMALL)], views, now_s=0.0)):
+    while views and (assignments := decide(IDLE, [request("r", SMALL)], views, now_s=0.0)):
         order.append(assignments[0].primary)
         views = [view for view in views if view.worker_id not in assignments[0].diffuse]
     assert order == [PlacementType.EDC, PlacementType.DC, PlacementType.D]
 
 
 def test_a_type_without_its_auxiliary_is_no_candidate() -> None:
-    assert IDLE.dispatch([request("r", SMALL)], [worker("d", "DC"), worker("x", "EDC", free_at_s=9.0)], 0.0) == []
+    assert decide(IDLE, [request("r", SMALL)], [worker("d", "DC"), worker("x", "EDC", free_at_s=9.0)], 0.0) == []
     why = IDLE.can_ever_run(request("r", SMALL).spec, [worker("d", "DC"), worker("c", "C")])
     assert why == "one cannot make 256x256 here: DC workers: there is no auxiliary for encode"
 
 
 def test_a_stopped_request_goes_on_without_encoding() -> None:
     views = [worker("d", "DC")]  # no auxiliary for E, and none needed
-    (assignment,) = IDLE.dispatch([request("r", SMALL, steps_done=15)], views, now_s=0.0)
+    (assignment,) = decide(IDLE, [request("r", SMALL, steps_done=15)], views, now_s=0.0)
     assert assignment.encode == ()
     assert assignment.expected_finish_s == pytest.approx(5 * step_seconds(SMALL, 1) + decode_s(SMALL))
 
@@ -104,7 +105,7 @@ def test_memory_decides_the_type_and_the_degree() -> None:
     # At 1024x1024: E 400 MiB, D 800 and 391 / k, C 100 and 1536. EDC needs 2836, DC 2436.
     tight = workers(1, "EDC", memory_bytes=2835 * MIB)
     spec = request("r", LARGE).spec
-    assert IDLE.dispatch([request("r", LARGE)], tight, 0.0) == []
+    assert decide(IDLE, [request("r", LARGE)], tight, 0.0) == []
     assert IDLE.can_ever_run(spec, tight) == (
         f"one cannot make 1024x1024 here: EDC workers have {1535 * MIB} bytes free beside their weights and need "
         f"{1536 * MIB}"
@@ -115,7 +116,7 @@ def test_memory_decides_the_type_and_the_degree() -> None:
     assert reserved.can_ever_run(spec, workers(1, "EDC", memory_bytes=2836 * MIB)) is not None
     # D alone: 800 + 196 MiB at degree 2 fits, 800 + 391 at degree 1 does not.
     pair = [*workers(2, "D", memory_bytes=1100 * MIB), worker("e", "E"), worker("c", "C")]
-    (assignment,) = IDLE.dispatch([request("r", LARGE)], pair, 0.0)
+    (assignment,) = decide(IDLE, [request("r", LARGE)], pair, 0.0)
     assert len(assignment.diffuse) == 2
     small_c = [*pair[:3], worker("c", "C", memory_bytes=1000 * MIB)]
     assert "no auxiliary has the memory for decode" in str(IDLE.can_ever_run(spec, small_c))
@@ -126,10 +127,10 @@ def test_a_size_that_was_profiled_at_wide_degrees_only_is_served() -> None:
     dispatcher = IlpDispatcher(times)
     spec = request("r", LARGE).spec
     assert dispatcher.can_ever_run(spec, workers(2, "EDC")) is None
-    (assignment,) = dispatcher.dispatch([request("r", LARGE)], workers(2, "EDC"), 0.0)
+    (assignment,) = decide(dispatcher, [request("r", LARGE)], workers(2, "EDC"), 0.0)
     assert len(assignment.diffuse) == 2
     # Degree 4 is efficient beside degree 2, so that four workers serve it at either.
-    (wide,) = dispatcher.dispatch([request("r", LARGE)], workers(4, "EDC"), 0.0)
+    (wide,) = decide(dispatcher, [request("r", LARGE)], workers(4, "EDC"), 0.0)
     assert len(wide.diffuse) == 4
     assert "outside the profiled sizes" in str(dispatcher.can_ever_run(spec, workers(1, "EDC")))
 
@@ -142,11 +143,11 @@ def test_what_is_not_profiled_or_not_placed_is_said() -> None:
         (request("r", Shape(64, 64)), "outside the profiled sizes"),
     ):
         assert why in str(IDLE.can_ever_run(wrong.spec, views))
-    assert IDLE.dispatch([request("r", Shape(64, 64)), request("ok", SMALL)], views, 0.0)[0].request_ids[0] == "ok"
+    assert decide(IDLE, [request("r", Shape(64, 64)), request("ok", SMALL)], views, 0.0)[0].request_ids[0] == "ok"
 
 
 def test_several_outputs_need_their_memory_and_time() -> None:
-    (assignment,) = IDLE.dispatch([request("r", SMALL, num_outputs=3)], workers(1, "EDC"), 0.0)
+    (assignment,) = decide(IDLE, [request("r", SMALL, num_outputs=3)], workers(1, "EDC"), 0.0)
     expected_s = ENCODE_S + 3 * (20 * step_seconds(SMALL, 1) + decode_s(SMALL))
     assert assignment.expected_finish_s == pytest.approx(expected_s)
     assert IDLE.can_ever_run(request("r", LARGE, num_outputs=3).spec, workers(1, "EDC")) is not None
@@ -154,25 +155,25 @@ def test_several_outputs_need_their_memory_and_time() -> None:
 
 def test_the_earliest_deadline_goes_first_among_equals() -> None:
     pending = [request("later", SMALL, 60.0), request("first", SMALL, 50.0), request("last", SMALL, 70.0)]
-    assignments = IDLE.dispatch(pending, workers(2, "EDC"), 0.0)
+    assignments = decide(IDLE, pending, workers(2, "EDC"), 0.0)
     assert [assignment.request_ids[0] for assignment in assignments] == ["first", "later"]
 
 
 def test_an_overdue_request_runs_and_says_that_it_is_late() -> None:
-    (assignment,) = IDLE.dispatch([request("r", SMALL, 1.0)], workers(1, "EDC"), now_s=50.0)
+    (assignment,) = decide(IDLE, [request("r", SMALL, 1.0)], workers(1, "EDC"), now_s=50.0)
     late_s = assignment.expected_finish_s - 1.0
     assert assignment.reason == f"EDC degree 1, late by {late_s:.2f} s, uncontended"
 
 
 def test_a_worker_of_two_models_is_given_to_one() -> None:
     views = workers(1, "EDC", "two:EDC", memory_bytes=2 * EDC_BYTES)
-    assignments = IDLE.dispatch([request("a", SMALL), request("b", SMALL, model="two")], views, 0.0)
+    assignments = decide(IDLE, [request("a", SMALL), request("b", SMALL, model="two")], views, 0.0)
     assert len(assignments) == 1
 
 
 def test_an_auxiliary_that_is_taken_as_a_primary_of_another_model_is_busy() -> None:
     shared = [worker("both", "two:EDC", "E", memory_bytes=2 * EDC_BYTES), worker("e", "E"), worker("d", "DC")]
-    assignments = IDLE.dispatch([request("a", SMALL), request("b", SMALL, model="two")], shared, 0.0)
+    assignments = decide(IDLE, [request("a", SMALL), request("b", SMALL, model="two")], shared, 0.0)
     assert {assignment.request_ids[0]: assignment.encode for assignment in assignments} == {"a": ("e",), "b": ("both",)}
 
 
@@ -202,8 +203,8 @@ requests = st.lists(st.tuples(shapes, st.floats(0, 60), models, st.integers(0, 2
 def test_assignments_are_valid_whatever_the_cluster(
     pending: list[PendingRequest], views: list[WorkerView], now_s: float
 ) -> None:
-    assignments = IDLE.dispatch(pending, views, now_s)
-    assert assignments == IDLE.dispatch(list(reversed(pending)), list(reversed(views)), now_s)
+    assignments = decide(IDLE, pending, views, now_s)
+    assert assignments == decide(IDLE, list(reversed(pending)), list(reversed(views)), now_s)
     by_id = {view.worker_id: view for view in views}
     specs = {entry.spec.request_id: entry for entry in pending}
     used = [worker_id for assignment in assignments for worker_id in assignment.diffuse]
@@ -230,7 +231,7 @@ def test_assignments_are_valid_whatever_the_cluster(
 @given(requests)
 def test_an_idle_worker_is_not_left_idle_while_something_could_run_there(pending: list[PendingRequest]) -> None:
     cluster = [*workers(2, "EDC"), *workers(2, "two:EDC", node="n1")]
-    assignments = IDLE.dispatch(pending, cluster, now_s=0.0)
+    assignments = decide(IDLE, pending, cluster, now_s=0.0)
     for model in ("one", "two"):
         waiting = [entry for entry in pending if entry.spec.model == model]
         served = [a for a in assignments if any(entry.spec.request_id == a.request_ids[0] for entry in waiting)]

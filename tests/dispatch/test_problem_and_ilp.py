@@ -18,7 +18,7 @@ from dispatch.ilp import solve
 from dispatch.problem import Problem, RequestClass, Slot, best_slots, greedy, is_feasible
 from tridentserve.errors import ConfigError
 
-OPTIONS = DispatchOptions(time_limit_s=30.0)
+OPTIONS = DispatchOptions(time_limit_s=30.0, gap=0.0)
 
 slots = st.builds(Slot, pool=st.integers(0, 1), degree=st.sampled_from([1, 2, 4]))
 values = st.dictionaries(slots, st.integers(1, 1000).map(lambda n: n / 4), max_size=4)
@@ -63,8 +63,9 @@ def test_the_ilp_equals_brute_force(problem: Problem) -> None:
     best = max(sum(value for value, _ in chosen) for chosen in every_choice(problem))
     solution = solve(problem, OPTIONS)
     assert is_feasible(problem, solution.counts)
-    assert solution.method in ("uncontended", "ilp")
+    assert solution.method in ("uncontended", "ranked", "ilp")
     assert solution.value(problem) == pytest.approx(best)
+    assert solution.gap(problem) == pytest.approx(0.0, abs=1e-6)
 
 
 @settings(deadline=None, max_examples=150)
@@ -89,7 +90,7 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     )
     solution = solve(required, OPTIONS)
     assert is_feasible(required, solution.counts)
-    assert solution.method in ("uncontended", "ilp")
+    assert solution.method in ("uncontended", "ranked", "ilp")
     assert solution.value(required) == pytest.approx(best)
     assert is_feasible(required, greedy(required).counts)
     assert not is_feasible(required, {})
@@ -122,7 +123,7 @@ def contended() -> Problem:
 
 
 def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_solver(options: DispatchOptions) -> Any:
+    def no_solver(*settings: Any) -> Any:
         raise AssertionError("asked")
 
     monkeypatch.setattr(ilp, "_solver", no_solver)
@@ -134,7 +135,7 @@ def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("solver", ["HiGHS", "CBC"])
 def test_both_solvers_prove_the_optimum_in_silence(solver: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    solution = solve(contended(), DispatchOptions(solver=solver, time_limit_s=30.0))
+    solution = solve(contended(), DispatchOptions(solver=solver, time_limit_s=30.0, gap=0.0))
     assert (solution.method, solution.value(contended())) == ("ilp", 31.0)
     assert capfd.readouterr() == ("", "")
 
@@ -166,7 +167,7 @@ class Broken:
 def test_a_solver_that_fails_is_replaced_by_the_greedy_plan(
     monkeypatch: pytest.MonkeyPatch, how: str, failure: str
 ) -> None:
-    monkeypatch.setattr(ilp, "_solver", lambda options: Broken(how))
+    monkeypatch.setattr(ilp, "_solver", lambda *settings: Broken(how))
     solution = solve(contended(), OPTIONS)
     assert solution == greedy(contended(), failure)
     assert solution.method == "greedy"
@@ -183,6 +184,17 @@ def hard() -> Problem:
     return Problem(tuple(classes), ((7,) * 12, (5,) * 12))
 
 
+def test_the_gap_that_is_told_is_proved_and_kept() -> None:
+    """More than 100 requests compete, so that the first solution within the gap is taken."""
+    best = solve(hard(), DispatchOptions(time_limit_s=30.0, gap=1e-6))
+    loose = solve(hard(), DispatchOptions(time_limit_s=30.0, gap=0.01))
+    assert best.method == loose.method == "ilp"
+    assert loose.value(hard()) <= best.value(hard()) * (1 + 1e-6)
+    assert best.value(hard()) <= loose.bound * (1 + 1e-9)
+    assert loose.gap(hard()) <= 0.01
+    assert best.gap(hard()) <= 1e-6
+
+
 def test_a_time_limit_still_gives_a_feasible_plan() -> None:
     solution = solve(hard(), DispatchOptions(time_limit_s=0.001))
     assert solution.method in ("incumbent", "greedy")
@@ -195,13 +207,14 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         def actualSolve(self, model: Any) -> int:  # noqa: N802 (PuLP's name)
             for variable in model.variables():
                 variable.varValue = 0.0
-            model.variables()[0].varValue = 1.0
+            model.variables()[0].varValue = 1.0  # the second fits too, and is added
             model.assignStatus(pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible)
             return int(pulp.LpStatusOptimal)
 
-    monkeypatch.setattr(ilp, "_solver", lambda options: Stopped("stopped"))
+    monkeypatch.setattr(ilp, "_solver", lambda *settings: Stopped("stopped"))
     solution = solve(contended(), OPTIONS)
-    assert (solution.method, sum(solution.counts.values())) == ("incumbent", 1)
+    assert (solution.method, sum(solution.counts.values())) == ("incumbent", 3)
+    assert is_feasible(contended(), solution.counts)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +225,8 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"handoff_reserve_bytes": -1}, "handoff_reserve_bytes is -1"),
         ({"solver": "Gurobi"}, "solver is 'Gurobi'; it must be HiGHS or CBC"),
         ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
+        ({"max_batch": 0}, "max_batch is 0"),
+        ({"gap": 1.0}, "gap is 1.0"),
     ],
 )
 def test_bad_options_are_named(settings: dict[str, Any], message: str) -> None:

@@ -47,7 +47,8 @@ def test_only_slots_that_make_the_deadline_count_while_it_can_be_made() -> None:
 def test_an_inefficient_width_is_used_only_where_nothing_else_is_in_time() -> None:
     widths = [candidate(1, 8.0), candidate(2, 6.0, efficient=False), candidate(4, 5.0, efficient=False)]
     assert set(values(widths, deadline_s=10.0)) == {1}
-    assert set(values(widths, deadline_s=7.0)) == {2, 4}
+    assert set(values(widths, deadline_s=7.0)) == {2}  # 4 is faster yet, and not worth its workers
+    assert set(values(widths, deadline_s=5.5)) == {4}
     assert set(values(widths, deadline_s=4.0)) == {1}
 
 
@@ -62,7 +63,7 @@ def test_idle_width_is_used_where_it_is_efficient() -> None:
     efficient = values([candidate(1, 8.0), candidate(2, 4.2)], deadline_s=100.0)
     assert efficient[2] > efficient[1]
     wasteful = values([candidate(1, 8.0), candidate(2, 6.0)], deadline_s=100.0)
-    assert wasteful[1] > wasteful[2]
+    assert set(wasteful) == {1}
 
 
 def test_late_requests_age_up_to_the_reward_of_those_in_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.outlook import Outlook
 from dispatch.overdue import hold_back, longest_overdue
-from tests.dispatch.cluster import request, worker, workers
+from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
 from tridentserve.protocols import PendingRequest, WorkerView
 from tridentserve.requests import Shape
@@ -37,7 +37,7 @@ def leaves_at_s(cluster: list[WorkerView], slo_s: float, horizon_s: float = 2 * 
             replace(view, idle=free_s[view.worker_id] <= now_s, free_at_s=max(now_s, free_s[view.worker_id]))
             for view in cluster
         ]
-        for assignment in DISPATCHER.dispatch(pending, views, now_s):
+        for assignment in decide(DISPATCHER, pending, views, now_s):
             if assignment.request_ids[0] == "large":
                 return now_s
             chosen = next(entry for entry in pending if entry.spec.request_id == assignment.request_ids[0])
@@ -68,7 +68,7 @@ def test_width_that_never_comes_by_itself_is_kept_for_a_request_that_needs_it(sl
 
 
 def served(pending: list[PendingRequest], views: list[WorkerView], now_s: float = 1000.0) -> dict[str, tuple[str, ...]]:
-    return {entry.request_ids[0]: entry.diffuse for entry in DISPATCHER.dispatch(pending, views, now_s)}
+    return {entry.request_ids[0]: entry.diffuse for entry in decide(DISPATCHER, pending, views, now_s)}
 
 
 @pytest.mark.parametrize("order", [("large", "small"), ("small", "large")])
@@ -117,7 +117,7 @@ def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
     outlook = Outlook(TIMES, DispatchOptions(), views, 1000.0)
     overdue = longest_overdue([large], outlook)
     assert overdue == [large]
-    kept = {view.worker_id: view for view in hold_back(overdue, outlook, views)}
+    kept = {view.worker_id: view for view in views} | hold_back(overdue, outlook)
     assert not kept["b-idle"].idle
     done_s = 1005.0 + 0.02 + 20 * step_seconds(LARGE, 2)
     assert kept["b-idle"].free_at_s == kept["b-busy"].free_at_s == pytest.approx(done_s)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
 from profiler import CostModel
-from tests.profiler.synthetic import DEGREES, EDC_BYTES, MIB, SHAPES, cost_model, table, wide_only_table
+from tests.profiler.synthetic import DEGREES, EDC_BYTES, MIB, SHAPES, WEIGHTS_BYTES, cost_model, table, wide_only_table
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError, ProfileError
 from tridentserve.plans import PlacementPlan
@@ -103,9 +103,9 @@ def test_heavy_requests_get_their_own_virtual_replica_beside_the_light_ones() ->
         ([LoadShare("one", SMALL, 20)], [WorkerSpec("w", "n", 0)], "worker w has 0 bytes of memory"),
         ([LoadShare("one", SMALL, 20)], cluster(1, 1) * 2, "worker n0-w0 is in the cluster 2 times"),
         (
-            [LoadShare("one", SMALL, 20), LoadShare("two", SMALL, 20)],
+            [LoadShare("one", SHAPES[2], 20), LoadShare("two", SHAPES[2], 20)],
             cluster(1, 1),
-            "1 workers are too few; needed at least: one V0 1, two V0 1. Add workers",
+            "1 workers are too few; needed at least: one V0 1, two V0 1; .*do not fit on top",
         ),
     ],
 )
@@ -155,6 +155,72 @@ def test_what_is_planned_for_wide_degrees_can_run_there() -> None:
     assert IlpDispatcher(times).can_ever_run(RequestSpec("r", "one", SHAPES[2], 20), views) is None
 
 
+def test_weights_that_no_worker_holds_are_named() -> None:
+    with pytest.raises(PlacementError, match=r"one: the weights of diffuse alone .* a group of 2 of them would hold"):
+        orchestrator().plan([LoadShare("one", SMALL, 20)], cluster(1, 8, 800 * MIB))
+    with pytest.raises(PlacementError, match="no group of them would hold them"):
+        orchestrator().plan([LoadShare("one", SMALL, 20)], cluster(1, 8, 10 * MIB))
+
+
+def can_run(plan: PlacementPlan, workers: list[WorkerSpec], share: LoadShare) -> bool:
+    """The dispatcher checks memory, degrees and coverage on its own."""
+    views = [
+        WorkerView(w.worker_id, w.node_id, w.memory_bytes, plan.replicas[w.worker_id], idle=True, free_at_s=0.0)
+        for w in workers
+    ]
+    dispatcher = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=10 * MIB))
+    return dispatcher.can_ever_run(RequestSpec("r", share.model, share.shape, 20), views) is None
+
+
+def test_models_are_stacked_where_workers_are_too_few() -> None:
+    load = [LoadShare("one", SMALL, 20), LoadShare("two", SMALL, 20, weight=3)]
+    # 2 x 1300 MiB of weights, and peaks.
+    plan = orchestrator().plan(load, cluster(1, 1))
+    assert plan.describe("n0-w0") == "one:EDC+two:EDC"
+    assert plan.reason.startswith("1 workers hold several models each")
+    # Three models on two workers, of which each has room for two (3900 MiB of weights would be too much).
+    names = ("one", "two", "three")
+    three = Orchestrator(cost_model(names), 10 * MIB, DEGREES)
+    plan = three.plan([LoadShare(name, SMALL, 20) for name in names], cluster(1, 2))
+    assert sorted(len(held) for held in plan.replicas.values()) == [6, 6]
+    assert all(types(plan, name)[PlacementType.EDC] for name in names)
+
+
+def test_auxiliaries_that_are_hardly_used_share_a_worker() -> None:
+    load = [LoadShare("one", SHAPES[2], 20), LoadShare("two", SHAPES[2], 20)]
+    workers = cluster(1, 8, (900 + 1536 + 20) * MIB)
+    plan = orchestrator().plan(load, workers)
+    assert types(plan, "one")[PlacementType.DC] + types(plan, "two")[PlacementType.DC] == 7
+    assert [plan.describe(w.worker_id) for w in workers].count("one:E+two:E") == 1
+    assert "the worker with one E holds two E too" in plan.reason
+    assert all(can_run(plan, workers, share) for share in load)
+
+
+def test_kept_sizes_stay_servable_with_next_to_no_workers() -> None:
+    workers = cluster(1, 8, (900 + 1536 + 20) * MIB)
+    light, heavy = LoadShare("one", SMALL, 20, 100.0), LoadShare("one", SHAPES[2], 20, 5.0)
+    assert not can_run(orchestrator().plan([light], workers), workers, heavy)
+    kept = orchestrator().plan([light], workers, keep=[heavy])
+    assert types(kept) == {PlacementType.EDC: 6, PlacementType.DC: 1, PlacementType.E: 1}
+    assert can_run(kept, workers, heavy)
+    # DC runs the light ones too: keeping them changes nothing, and neither does their weight.
+    assert (
+        orchestrator().plan([heavy], workers, keep=[light]).replicas == orchestrator().plan([heavy], workers).replicas
+    )
+    other = orchestrator().plan([light], workers, keep=[LoadShare("two", SMALL, 20, 1e9)])
+    assert sum(types(other, "two").values()) == 1
+
+
+def test_measured_rates_decide_the_split() -> None:
+    workers = cluster(1, 8, (900 + 1536 + 20) * MIB)
+    load = [LoadShare("one", SHAPES[2], 20)]
+    rates = {("one", PlacementType.DC): 1.0, ("one", PlacementType.E): 1.0}
+    assert types(orchestrator().plan(load, workers, rates=rates)) == {PlacementType.DC: 4, PlacementType.E: 4}
+    # One measured rate alone says nothing of their proportion.
+    del rates["one", PlacementType.E]
+    assert orchestrator().plan(load, workers, rates=rates) == orchestrator().plan(load, workers)
+
+
 shares = st.builds(
     LoadShare,
     model=st.sampled_from(["one", "two"]),
@@ -169,20 +235,17 @@ sizes = st.tuples(st.integers(1, 4), st.integers(2, 8)).filter(lambda size: size
 
 
 @settings(deadline=None)
-@given(st.lists(shares, min_size=1, max_size=5), sizes, st.integers(1646, 4000))
+@given(st.lists(shares, min_size=1, max_size=5), st.lists(shares, max_size=3), sizes, st.integers(1646, 4000))
 def test_plans_serve_all_of_the_load_and_are_deterministic(
-    load: list[LoadShare], size: tuple[int, int], memory_mib: int
+    load: list[LoadShare], keep: list[LoadShare], size: tuple[int, int], memory_mib: int
 ) -> None:
     workers = cluster(*size, memory_mib * MIB)
-    plan = orchestrator().plan(load, workers)
-    assert plan == orchestrator().plan(list(reversed(load)), list(reversed(workers)))
+    plan = orchestrator().plan(load, workers, keep=keep)
+    assert plan == orchestrator().plan(load[::-1], workers[::-1], keep=keep[::-1])
     assert set(plan.replicas) == {worker.worker_id for worker in workers}
-    assert all(len({replica.model for replica in held}) == 1 for held in plan.replicas.values())
-    # The dispatcher checks memory, degrees and coverage on its own.
-    views = [
-        WorkerView(w.worker_id, w.node_id, w.memory_bytes, plan.replicas[w.worker_id], idle=True, free_at_s=0.0)
-        for w in workers
-    ]
-    dispatcher = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=10 * MIB))
-    for share in load:
-        assert dispatcher.can_ever_run(RequestSpec("r", share.model, share.shape, 20), views) is None
+    for worker in workers:
+        held = plan.replicas[worker.worker_id]
+        assert held
+        assert sum(WEIGHTS_BYTES[replica.stage] for replica in held) <= worker.memory_bytes
+        assert all(plan.type_of(worker.worker_id, replica.model) is not None for replica in held)
+    assert all(can_run(plan, workers, share) for share in [*load, *keep])

@@ -25,7 +25,7 @@ def bars_figure() -> Figure:
     bound = {"light": 100.0, "heavy": 90.0}
     spreads = {"default": {"light": (97.0, 100.0)}}
     attainment = Bars("on time, %", values, bound, "upper bound", spreads)
-    return bar_panels("flux", ["light", "heavy"], [attainment, Bars("mean, s", values, log=True)])
+    return bar_panels("flux", ["light", "heavy"], [attainment, Bars("mean, s", values, hatched={("b1", "light")}, log=True)])
 
 
 def test_bars_have_their_heights_the_bound_and_a_legend() -> None:
@@ -40,6 +40,7 @@ def test_bars_have_their_heights_the_bound_and_a_legend() -> None:
     assert (above.get_ylabel(), below.get_ylabel()) == ("on time, %", "mean, s")
     assert labels_of(figure) == {"default", "b1", "upper bound"}
     assert below.get_yscale() == "log"
+    assert [bar.get_hatch() for bar in below.patches] == [None, None, "////"]
 
 
 def test_a_missing_value_is_a_cross_and_not_a_bar() -> None:

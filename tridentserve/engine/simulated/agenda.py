@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, TypeVarTuple
 
-_Arguments = ParamSpec("_Arguments")
+_Arguments = TypeVarTuple("_Arguments")
 
 
 class Agenda:
@@ -16,23 +16,24 @@ class Agenda:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._entered = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(
-        self, time_s: float, action: Callable[_Arguments, None], *args: _Arguments.args, **kwargs: _Arguments.kwargs
-    ) -> None:
+    def at(self, time_s: float, action: Callable[[*_Arguments], None], *args: *_Arguments) -> None:
         """Call `action(*args)` at `time_s`, which must not be NaN; a time that has passed is now."""
         self._entered += 1
-        entry = (max(time_s, self.now_s), self._entered, lambda: action(*args, **kwargs))
-        heapq.heappush(self._heap, entry)
+        if time_s < self.now_s:
+            time_s = self.now_s
+        heapq.heappush(self._heap, (time_s, self._entered, action, args))
 
     def run(self, end_s: float) -> None:
-        """Make the calls, and those that they enter, up to and at `end_s`."""
-        heap = self._heap
+        """Make the calls, and those that they enter, up to and at `end_s`, which the time is then if some are left."""
+        heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= end_s:
-            self.now_s, _, call = heapq.heappop(heap)
-            call()
+            self.now_s, _, action, args = pop(heap)
+            action(*args)
+        if heap:
+            self.now_s = end_s

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.simulated.truth import Truth
+from tridentserve.engine.simulated.truth import Demand, RankDemand, Truth
 from tridentserve.events import StageSpan
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
-from tridentserve.stages import Stage
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +24,7 @@ class PlanRun:
     plan: DispatchPlan
     specs: tuple[RequestSpec, ...]
     devices: tuple[Device, ...]
+    demand: Demand
     heads: int = 0
     version: int = 0
     started_s: float | None = None
@@ -44,6 +44,7 @@ class Device:
     queue: deque[PlanRun] = field(default_factory=deque)
     wanted: frozenset[Replica] = frozenset()
     resident: dict[Replica, None] = field(default_factory=dict)
+    resident_bytes: int = 0
     evicted: list[Replica] = field(default_factory=list)
 
     @property
@@ -51,7 +52,7 @@ class Device:
         return self.spec.worker_id
 
 
-class Devices(Mapping[WorkerId, Device]):
+class Devices:
     """The workers of the cluster, and the memory that replicas take there."""
 
     def __init__(self, workers: Sequence[WorkerSpec], truth: Truth, reserve_bytes: int) -> None:
@@ -65,11 +66,11 @@ class Devices(Mapping[WorkerId, Device]):
     def __getitem__(self, worker_id: WorkerId) -> Device:
         return self._devices[worker_id]
 
-    def __iter__(self) -> Iterable[WorkerId]:  # type: ignore[override]
-        return iter(self._devices)
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._devices.values())
 
-    def __len__(self) -> int:
-        return len(self._devices)
+    def __contains__(self, worker_id: object) -> bool:
+        return worker_id in self._devices
 
     def place(self, placement: PlacementPlan) -> None:
         """Another placement is wanted. What is resident changes as plans need it."""
@@ -80,62 +81,55 @@ class Devices(Mapping[WorkerId, Device]):
         """Make the wanted replicas resident, as a worker does at its start; what does not fit stays out."""
         free_bytes = device.spec.memory_bytes - self._reserve_bytes
         for replica in sorted(device.wanted):
-            free_bytes -= self._truth.weights_bytes(replica)
-            if free_bytes >= 0:
+            if device.resident_bytes + self._truth.weights_bytes(replica) <= free_bytes:
                 self.add(device, replica)
 
     def clear(self, device: Device) -> None:
         """All that it held is gone."""
-        for replica in device.resident:
-            self._holders[device.spec.node_id, replica] -= 1
-        device.resident.clear()
+        for replica in list(device.resident):
+            self._remove(device, replica)
         device.evicted.clear()
 
     def add(self, device: Device, replica: Replica) -> None:
         device.resident[replica] = None
+        device.resident_bytes += self._truth.weights_bytes(replica)
         self._holders[device.spec.node_id, replica] += 1
 
     def source(self, device: Device, replica: Replica) -> LoadSource:
         """Where a replica that the worker lacks comes from."""
         return "peer" if self._holders[device.spec.node_id, replica] > 0 else "host"
 
-    def needs(self, run: PlanRun, rank: int) -> list[Replica]:
-        """The replicas that a plan needs on its worker with this rank."""
-        plan = run.plan
-        return [Replica(plan.model, stage) for stage in plan.stages if rank < self._truth.degree(plan, stage)]
+    def least_bytes(self, demand: RankDemand) -> int:
+        """What a worker must have for a plan, with the handoff buffer."""
+        return demand.weights_bytes + demand.peak_bytes + self._reserve_bytes
 
-    def peak_bytes(self, run: PlanRun, rank: int) -> int:
-        """Peak activation bytes of a plan on its worker with this rank, over its stages."""
-        plan = run.plan
-        ran: list[Stage] = [stage for stage in plan.stages if rank < self._truth.degree(plan, stage)]
-        return max((self._truth.peak_bytes(plan, stage, run.specs) for stage in ran), default=0)
+    def make_room(self, device: Device, demand: RankDemand) -> int:
+        """Evict until what a plan needs fits beside what stays: first what neither the placement nor a plan in the
+        queue needs, then others, each time the one that has not been used for longest.
 
-    def least_bytes(self, replicas: Iterable[Replica], peak_bytes: int) -> int:
-        """What a worker must have for these replicas, an activation peak and the handoff buffer."""
-        return sum(map(self._truth.weights_bytes, replicas)) + peak_bytes + self._reserve_bytes
-
-    def used_bytes(self, device: Device, peak_bytes: int) -> int:
-        return self.least_bytes(device.resident, peak_bytes)
-
-    def make_room(self, device: Device, needs: Collection[Replica], peak_bytes: int) -> None:
-        """Evict until the needed replicas and the peak fit beside what stays: first what neither the placement nor a
-        plan in the queue needs, then others, each time the one that has not been used for longest."""
+        Returns the bytes in use once the plan's replicas are there, with the peak and the handoff buffer."""
+        resident, needs = device.resident, demand.replicas
+        used_bytes = device.resident_bytes + demand.peak_bytes + self._reserve_bytes
         for replica in needs:
-            if replica in device.resident:  # used now: to the end
-                device.resident[replica] = device.resident.pop(replica)
-        excess_bytes = self.least_bytes({**device.resident, **dict.fromkeys(needs)}, peak_bytes)
-        excess_bytes -= device.spec.memory_bytes
-        if excess_bytes <= 0:
-            return
-        others = [replica for replica in device.resident if replica not in needs]
-        kept = device.wanted.union(*(self._queued_needs(device)))
+            if replica in resident:  # used now: to the end
+                resident[replica] = resident.pop(replica)
+            else:
+                used_bytes += self._truth.weights_bytes(replica)
+        if used_bytes <= device.spec.memory_bytes:
+            return used_bytes
+        others = [replica for replica in resident if replica not in needs]
+        kept = device.wanted.union(*(run.demand.ranks[run.devices.index(device)].replicas for run in device.queue))
         for replica in sorted(others, key=kept.__contains__):  # stable: the longest unused first
-            if excess_bytes <= 0:
-                return
-            excess_bytes -= self._truth.weights_bytes(replica)
-            del device.resident[replica]
-            self._holders[device.spec.node_id, replica] -= 1
+            if used_bytes <= device.spec.memory_bytes:
+                break
+            used_bytes -= self._remove(device, replica)
             device.evicted.append(replica)
+        return used_bytes
 
-    def _queued_needs(self, device: Device) -> list[list[Replica]]:
-        return [self.needs(run, run.devices.index(device)) for run in device.queue]
+    def _remove(self, device: Device, replica: Replica) -> int:
+        """Returns the bytes that are free now."""
+        del device.resident[replica]
+        self._holders[device.spec.node_id, replica] -= 1
+        num_bytes = self._truth.weights_bytes(replica)
+        device.resident_bytes -= num_bytes
+        return num_bytes

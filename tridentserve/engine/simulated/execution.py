@@ -11,6 +11,7 @@ from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.devices import Device, Devices, PlanRun
 from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.recorder import Recorder
+from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.engine.simulated.truth import Truth
 from tridentserve.errors import OutOfMemoryError, ProfileError
 from tridentserve.events import StageSpan
@@ -50,18 +51,29 @@ class Executor:
     def run(self, plan: DispatchPlan) -> None:
         """Queue a plan on its workers."""
         self._recorder.counts.plans += 1
-        devices = tuple(self._devices[worker_id] for worker_id in plan.workers)
+        devices = tuple([self._devices[worker_id] for worker_id in plan.workers])
         dead = [device.worker_id for device in devices if not device.alive]
         if dead:
-            self._recorder.counts.failed_plans += 1
-            self._post(ev.PlanFailed(plan.plan_id, f"{'+'.join(dead)} is down"))
+            self._refuse(ev.PlanFailed(plan.plan_id, f"{'+'.join(dead)} is down"))
             return
-        run = PlanRun(plan, tuple(map(self._recorder.spec, plan.request_ids)), devices)
+        specs = tuple([self._recorder.spec(member.request_id) for member in plan.members])
+        try:
+            demand = self._truth.demand(plan, specs)
+        except ProfileError as error:
+            self._refuse(ev.PlanFailed(plan.plan_id, str(error), retry=False, code=error.code))
+            return
+        run = PlanRun(plan, specs, devices, demand)
         self._runs[plan.plan_id] = run
         for device in devices:
             device.queue.append(run)
             run.heads += device.queue[0] is run
-        self._start_if_first(run)
+        if run.heads == len(devices):
+            self._start_when_ready(run)
+
+    def _refuse(self, failure: ev.PlanFailed) -> None:
+        """A plan that cannot even be queued."""
+        self._recorder.counts.failed_plans += 1
+        self._post(failure)
 
     def abort(self, plan_id: int) -> None:
         """Stop a plan at its next step boundary; what it has is of no use."""
@@ -84,7 +96,7 @@ class Executor:
             self._leave(run)
             self._recorder.counts.yields += 1
             self._post(ev.StageFinished(plan_id, (), num_steps=0))
-        elif run.num_steps is None:
+        else:
             self._cut(run)
 
     # Workers go and come back.
@@ -118,9 +130,8 @@ class Executor:
 
     # A plan starts.
 
-    def _start_if_first(self, run: PlanRun) -> None:
-        if run.heads < len(run.devices):
-            return
+    def _start_when_ready(self, run: PlanRun) -> None:
+        """Start a plan that is first on all its workers, once what has been pushed to it is there."""
         ready_s = self._handoff.ready_s(run)
         if ready_s > self._agenda.now_s:
             self._agenda.at(ready_s, self._start, run, run.version)
@@ -134,45 +145,41 @@ class Executor:
         if missing := self._handoff.missing(run.plan.members):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
-        try:
-            needs = [self._devices.needs(run, rank) for rank in range(run.plan.degree)]
-            peaks = [self._devices.peak_bytes(run, rank) for rank in range(run.plan.degree)]
-            seconds = [self._truth.seconds(run.plan, stage, run.specs) for stage in run.plan.stages]
-            self._check_memory(run, needs, peaks)
-        except (ProfileError, OutOfMemoryError) as error:
-            self._recorder.counts.out_of_memory += isinstance(error, OutOfMemoryError)
+        if (error := self._memory_error(run)) is not None:
+            self._recorder.counts.out_of_memory += 1
             self._fail_soon(run, str(error), retry=False, code=error.code)
             return
         # Weights and inputs come at the same time.
         prepared_s = self._handoff.take(run)
         used_bytes = []
-        for device, replicas, peak_bytes in zip(run.devices, needs, peaks, strict=True):
-            prepared_s = max(prepared_s, self._load(run, device, replicas, peak_bytes))
-            added = {replica for replica in replicas if replica not in device.resident}
-            used_bytes.append(self._devices.used_bytes(device, peak_bytes) + self._devices.weights_bytes(added))
+        for device, demand in zip(run.devices, run.demand.ranks, strict=True):
+            used_bytes.append(self._devices.make_room(device, demand))
+            prepared_s = max(prepared_s, self._load(device, demand.replicas))
         run.used_bytes = tuple(used_bytes)
-        begin_s = now_s + prepared_s + self._group_seconds(run.plan)
+        end_s = now_s + prepared_s + self._group_seconds(run.plan)
         spans = []
-        for stage, stage_s in zip(run.plan.stages, seconds, strict=True):
-            spans.append(StageSpan(stage, begin_s, begin_s + stage_s))
-            begin_s += stage_s
+        for stage, stage_s in zip(run.plan.stages, run.demand.seconds, strict=True):
+            begin_s = end_s
+            calls = run.plan.num_steps if stage is Stage.DIFFUSE else 1
+            end_s += stage_s * calls * self._truth.jitter(run.specs[0].request_id, stage)
+            spans.append(StageSpan(stage, begin_s, end_s))
         run.spans = tuple(spans)
-        self._agenda.at(begin_s, self._end, run, run.version)
+        self._agenda.at(end_s, self._end, run, run.version)
 
-    def _check_memory(self, run: PlanRun, needs: list[list[Replica]], peaks: list[int]) -> None:
-        for device, replicas, peak_bytes in zip(run.devices, needs, peaks, strict=True):
-            least_bytes = self._devices.least_bytes(replicas, peak_bytes)
+    def _memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
+        for device, demand in zip(run.devices, run.demand.ranks, strict=True):
+            least_bytes = self._devices.least_bytes(demand)
             if least_bytes > device.spec.memory_bytes:
-                stages = "".join(replica.stage.letter for replica in replicas)
-                raise OutOfMemoryError(
-                    f"{stages} of {run.plan.model} for {len(run.specs)} x {run.specs[0].shape} at degree "
-                    f"{run.plan.degree} needs {least_bytes} bytes on {device.worker_id} ({peak_bytes} of them for "
-                    f"activations), which has {device.spec.memory_bytes}"
+                stages = "".join(replica.stage.letter for replica in demand.replicas)
+                return OutOfMemoryError(
+                    f"out of memory: {stages} of {run.plan.model} for {len(run.specs)} x {run.specs[0].shape} at "
+                    f"degree {run.plan.degree} needs {least_bytes} bytes on {device.worker_id} ({demand.peak_bytes} of "
+                    f"them for activations), which has {device.spec.memory_bytes}"
                 )
+        return None
 
-    def _load(self, run: PlanRun, device: Device, replicas: list[Replica], peak_bytes: int) -> float:
-        """Make the replicas resident on one worker; returns the seconds until they are."""
-        self._devices.make_room(device, replicas, peak_bytes)
+    def _load(self, device: Device, replicas: tuple[Replica, ...]) -> float:
+        """Make the replicas resident on one worker, which has room for them; returns the seconds until they are."""
         total_s = 0.0
         for replica in replicas:
             if replica in device.resident:
@@ -185,9 +192,7 @@ class Executor:
             )
         return total_s
 
-    def _loaded(
-        self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float
-    ) -> None:
+    def _loaded(self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float) -> None:
         if not device.alive or device.incarnation != incarnation:
             return
         self._devices.add(device, replica)
@@ -196,7 +201,8 @@ class Executor:
         counts.loads += 1
         counts.load_bytes += num_bytes
         counts.load_seconds += seconds
-        evicted = tuple(device.evicted)
+        # What left in between and is back now was never missed.
+        evicted = tuple(other for other in device.evicted if other != replica)
         device.evicted.clear()
         self._post(ev.ReplicaLoaded(device.worker_id, replica, evicted, source, num_bytes, seconds))
 
@@ -211,22 +217,25 @@ class Executor:
 
     def _cut(self, run: PlanRun) -> None:
         """Move the end of a started plan to its next step boundary, if it has one before its end."""
+        if run.num_steps is not None:  # it is stopping already
+            return
         now_s = self._agenda.now_s
         index = next((i for i, span in enumerate(run.spans) if span.stage is Stage.DIFFUSE), None)
         if index is None or now_s >= run.spans[index].end_s:
             return
         diffuse, total = run.spans[index], run.plan.num_steps
+        spans = run.spans[:index]
         if now_s <= run.spans[0].start_s:  # weights or inputs are still on their way
             num_steps, spans, end_s = 0, (), run.spans[0].start_s
         elif now_s <= diffuse.start_s:
-            num_steps, spans, end_s = 0, run.spans[:index], diffuse.start_s
+            num_steps, end_s = 0, diffuse.start_s
         else:
             step_s = diffuse.seconds / total
-            num_steps = math.ceil((now_s - diffuse.start_s) / step_s - _STEP_TOLERANCE)
+            num_steps = max(1, math.ceil((now_s - diffuse.start_s) / step_s - _STEP_TOLERANCE))
             if num_steps >= total and not run.aborted:
                 return  # in its last step: there is no boundary before the end
             end_s = max(now_s, min(diffuse.start_s + num_steps * step_s, diffuse.end_s))
-            spans = (*run.spans[:index], replace(diffuse, end_s=end_s)) if num_steps else run.spans[:index]
+            spans = (*spans, replace(diffuse, end_s=end_s))
         run.num_steps, run.spans = num_steps, spans
         run.version += 1
         self._agenda.at(end_s, self._end, run, run.version)
@@ -258,20 +267,25 @@ class Executor:
         self._leave(run)
         self._post(ev.PlanFailed(run.plan.plan_id, error, retry, code))
 
-    def _record(self, run: PlanRun, outcome: str) -> None:
+    def close(self) -> None:
+        """The simulation ends: tell the recorder how far the plans have come that still run."""
+        for run in self._runs.values():
+            if run.started_s is not None:
+                self._record(run, "unfinished")
+
+    def _record(self, run: PlanRun, outcome: PlanOutcome) -> None:
         """Tell the recorder what ran of a plan that ends now."""
         now_s = self._agenda.now_s
-        if outcome == "failed":
-            self._recorder.counts.failed_plans += 1
-        run.spans = tuple(
-            span if span.end_s <= now_s else replace(span, end_s=now_s) for span in run.spans if span.start_s < now_s
-        ) if outcome == "failed" else run.spans
+        if outcome in ("failed", "unfinished"):
+            run.spans = tuple(replace(s, end_s=min(s.end_s, now_s)) for s in run.spans if s.start_s < now_s)
+        self._recorder.counts.failed_plans += outcome == "failed"
         self._recorder.ran(run, now_s, outcome)
 
     def _leave(self, run: PlanRun) -> None:
-        """Take a plan out of its workers' queues; those that are first now may start."""
+        """Take a plan out of its workers' queues; those that are first everywhere now start."""
         run.version += 1
         del self._runs[run.plan.plan_id]
+        first = []
         for device in run.devices:
             queue = device.queue
             if queue[0] is not run:
@@ -280,6 +294,7 @@ class Executor:
             queue.popleft()
             if queue and device.alive:
                 queue[0].heads += 1
-        for device in run.devices:
-            if device.queue and device.alive:
-                self._start_if_first(device.queue[0])
+                if queue[0].heads == len(queue[0].devices):
+                    first.append(queue[0])
+        for successor in first:
+            self._start_when_ready(successor)

@@ -85,7 +85,7 @@ class Handoff:
             if last is Stage.DECODE:
                 self.drop(spec.request_id)
                 continue
-            stages = (last,)
+            stages: tuple[Stage, ...] = (last,)
             if last is Stage.DIFFUSE and member.steps is not None:
                 done = member.steps[0] + (run.plan.num_steps if run.num_steps is None else run.num_steps)
                 stages = (last,) if done == spec.num_inference_steps else _STATE
@@ -95,7 +95,7 @@ class Handoff:
             if run.num_steps is None and stages == (last,):
                 pushed.append(output)
         target = run.plan.push_to
-        if pushed and target is not None and target != run.plan.leader:
+        if pushed and target is not None and target != run.plan.leader and self._devices[target].alive:
             self._push(pushed, target, now_s)
 
     def drop(self, request_id: str) -> None:
@@ -121,7 +121,7 @@ class Handoff:
         fitting = []
         for output in outputs:
             num_bytes = self._bytes(output)
-            if self._buffered[target] + num_bytes > self._capacity_bytes or not self._devices[target].alive:
+            if self._buffered[target] + num_bytes > self._capacity_bytes:
                 output.spilled = True
                 self.spills += 1
                 continue
@@ -156,9 +156,7 @@ class Handoff:
 
     def _bytes(self, output: _Output) -> int:
         spec = output.spec
-        return sum(
-            self._truth.output_bytes(spec.model, stage, spec.shape, spec.num_outputs) for stage in output.stages
-        )
+        return sum(self._truth.output_bytes(spec.model, stage, spec.shape, spec.num_outputs) for stage in output.stages)
 
     def _count(self, num_bytes: int) -> None:
         self.transfers += 1

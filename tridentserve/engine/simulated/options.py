@@ -26,15 +26,15 @@ class WorkerFailure:
 class SimulationOptions:
     """All times in seconds of the simulation.
 
-    `tick_s`, `retry_s`: as in the live engine, a tick follows events, at most every `tick_s`; while requests wait, there
-    is one every `retry_s` even if nothing happened.
+    `tick_s`, `retry_s`: as in the live engine, a tick follows events, at most every `tick_s`; while requests wait,
+    there is one every `retry_s` even if nothing happened.
     `solve_time`: what a tick costs: as many seconds as it really took ("measured": runs differ then), or a constant.
     `jitter`: relative standard deviation of stage times (lognormal, mean 1), drawn from `seed` and the request's id:
     policies that are compared meet the same luck.
     `group_setup_s`: the first use of a process group's name. `handoff_capacity_bytes`: of each worker's buffer; it is
     taken from the worker's memory, and what does not fit waits in the host memory of the worker that made it.
     `max_idle_s`: when nothing has happened for so long, and nothing will, requests that still wait are left unfinished.
-    `end_s`: stop here, whatever still runs. `keep_plans`: keep every plan and the stages of every request in the result.
+    `end_s`: stop here, whatever still runs. `keep_plans`: the result holds every plan and the stages of every request.
     `on_progress`: called with the time and how many requests have ended, whenever one ends.
     """
 

@@ -16,7 +16,7 @@ from tridentserve.engine.simulated.result import (
     RequestResult,
     SimulationResult,
 )
-from tridentserve.engine.simulated.truth import Truth
+from tridentserve.errors import TridentServeError
 from tridentserve.lifecycle import StageRun
 from tridentserve.plans import PlacementPlan, WorkerId
 from tridentserve.requests import RequestSpec
@@ -39,6 +39,8 @@ class _Entry:
     first_diffuse: tuple[WorkerId, ...] = ()
     last_diffuse: tuple[WorkerId, ...] = ()
     decode: WorkerId | None = None
+    error: str | None = None
+    start_s: float | None = None
     timeline: list[StageRun] = field(default_factory=list)
 
     def virtual_replica(self) -> VirtualReplica | None:
@@ -57,11 +59,8 @@ class _Entry:
 class Recorder:
     """Takes in plans and effects as they come; `result` puts them together."""
 
-    def __init__(
-        self, truth: Truth, keep_plans: bool, on_progress: Callable[[float, int], None] | None
-    ) -> None:
+    def __init__(self, keep_plans: bool, on_progress: Callable[[float, int], None] | None) -> None:
         self.counts = Counts()
-        self._truth = truth
         self._keep_plans = keep_plans
         self._on_progress = on_progress
         self._entries: dict[str, _Entry] = {}
@@ -70,11 +69,6 @@ class Recorder:
         self._busy_s = dict.fromkeys(Stage, 0.0)
         self._plans: list[PlanRecord] = []
         self._placements: list[tuple[float, PlacementPlan]] = []
-
-    @property
-    def num_open(self) -> int:
-        """Requests that have arrived and not ended."""
-        return len(self._entries) - self._ended
 
     def arrived(self, spec: RequestSpec, now_s: float) -> None:
         self._entries[spec.request_id] = _Entry(spec, now_s)
@@ -91,17 +85,21 @@ class Recorder:
 
     def requeued(self, request_id: str) -> None:
         self.counts.retries += 1
-        self._entries[request_id].retries += 1
+        entry = self._entries[request_id]
+        entry.retries += 1
+        entry.start_s = None
+        entry.timeline.clear()
 
     def ended(self, effect: ev.Finish | ev.Reject, now_s: float) -> None:
         entry = self._entries[effect.request_id]
-        if entry.end_s is None:
-            self._ended += 1
+        if entry.end_s is not None:
+            raise TridentServeError(f"request {effect.request_id} has ended twice: {effect.reason}")
+        self._ended += 1
         entry.end_s = self._last_s = now_s
         if isinstance(effect, ev.Finish):
             entry.outcome, entry.slo_s = FINISHED, effect.slo_s
         else:
-            entry.outcome, entry.slo_s = effect.code, entry.spec.slo_s
+            entry.outcome, entry.slo_s, entry.error = effect.code, entry.spec.slo_s, effect.reason
         if self._on_progress is not None:
             self._on_progress(now_s, self._ended)
 
@@ -109,8 +107,7 @@ class Recorder:
         """A plan that had started has ended, in one way or another; its spans are those that ran, up to now."""
         plan = run.plan
         self._last_s = max(self._last_s, now_s)
-        for span in run.spans:
-            degree = self._truth.degree(plan, span.stage)
+        for span, degree in zip(run.spans, run.demand.degrees, strict=False):  # those that ran come first
             self._busy_s[span.stage] += degree * span.seconds
             for spec in run.specs:
                 self._stage_ran(self._entries[spec.request_id], run, span, plan.workers[:degree])
@@ -130,6 +127,8 @@ class Recorder:
             )
 
     def _stage_ran(self, entry: _Entry, run: PlanRun, span: ev.StageSpan, workers: tuple[WorkerId, ...]) -> None:
+        if entry.start_s is None:
+            entry.start_s = span.start_s
         steps = None
         match span.stage:
             case Stage.ENCODE:
@@ -153,6 +152,8 @@ class Recorder:
                 entry.outcome,
                 entry.retries,
                 entry.virtual_replica(),
+                entry.error,
+                entry.start_s,
                 tuple(entry.timeline),
             )
             for entry in self._entries.values()

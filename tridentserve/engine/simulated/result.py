@@ -13,7 +13,7 @@ from tridentserve.plans import PlacementPlan, WorkerId
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage, VirtualReplica
 
-PlanOutcome = Literal["finished", "yielded", "stopped", "failed"]
+PlanOutcome = Literal["finished", "yielded", "stopped", "failed", "unfinished"]
 
 FINISHED = "finished"
 # The simulation ended before the request did.
@@ -24,7 +24,8 @@ UNFINISHED = "unfinished"
 class RequestResult:
     """How one request ended. `outcome`: "finished", the code of its error, or "unfinished". `end_s` is None for the
     last. `slo_s` is the request's own until it finishes. `virtual_replica`: by which stages shared workers with its D;
-    None unless it finished. `timeline`: its stages as they ran, those before a retry too, when plans are kept."""
+    None unless it finished. `error`: what went wrong, if anything. Since its last retry: `start_s`, when its first
+    stage began (None when none has ended), and `timeline`, its stages as they ran, when plans are kept."""
 
     spec: RequestSpec
     arrival_s: float
@@ -33,6 +34,8 @@ class RequestResult:
     outcome: str
     retries: int
     virtual_replica: VirtualReplica | None
+    error: str | None = None
+    start_s: float | None = None
     timeline: tuple[StageRun, ...] = ()
 
     @property
@@ -90,8 +93,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """`requests` in order of arrival; `busy_seconds`: GPU-seconds per stage; `placements`: since when each placement was
-    in force; `plans`: every plan that ran, by its end, when they are kept. `duration_s`: when the last thing ended."""
+    """`requests` in order of arrival; `busy_seconds`: GPU-seconds per stage; `placements`: since when each placement
+    was in force; `plans`: every plan that ran, by its end, when they are kept; `duration_s`: when the last plan or
+    request ended."""
 
     requests: Sequence[RequestResult]
     counts: Counts

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-import random
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 
 from tridentserve.estimates import stage_degree
 from tridentserve.plans import DispatchPlan, Replica
@@ -12,7 +14,26 @@ from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
 
-_Key = tuple[str, Stage, Shape, int, int]
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class RankDemand:
+    """What a plan needs on one of its workers: these replicas (of `weights_bytes`) beside an activation peak."""
+
+    replicas: tuple[Replica, ...]
+    weights_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What plans of one kind take: per stage, how many of the workers run it and its seconds (per step for DIFFUSE),
+    both in the plan's order; per worker, the memory."""
+
+    degrees: tuple[int, ...]
+    seconds: tuple[float, ...]
+    ranks: tuple[RankDemand, ...]
 
 
 class Truth:
@@ -23,41 +44,38 @@ class Truth:
         self._seed = seed
         # A lognormal factor with mean 1 and relative standard deviation `jitter`.
         self._sigma = math.sqrt(math.log1p(jitter * jitter))
-        self._seconds: dict[_Key, float] = {}
-        self._peaks: dict[_Key, int] = {}
-        self._degrees: dict[tuple[str, Stage, int], int] = {}
+        self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...]], Demand] = {}
+        self.output_bytes = cache(times.output_bytes)
+        self.transfer_seconds = cache(times.transfer_seconds)
         self._weights: dict[Replica, int] = {}
-        self._outputs: dict[tuple[str, Stage, Shape, int], int] = {}
-        self._transfers: dict[tuple[str, Stage, Shape, int, bool], float] = {}
 
-    def degree(self, plan: DispatchPlan, stage: Stage) -> int:
-        """How many of a plan's workers run a stage."""
-        key = (plan.model, stage, len(plan.workers))
-        found = self._degrees.get(key)
+    def demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> Demand:
+        """What a plan takes for these requests. `ProfileError` when the stage times do not say."""
+        outputs = tuple([spec.num_outputs for spec in specs])
+        key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs)
+        found = self._demands.get(key)
         if found is None:
-            found = self._degrees[key] = stage_degree(self._times, *key)
+            found = self._demands[key] = self._demand(*key)
         return found
 
-    def seconds(self, plan: DispatchPlan, stage: Stage, specs: Sequence[RequestSpec]) -> float:
-        """Seconds that a plan spends in a stage, for all its requests."""
-        batch = sum(spec.num_outputs for spec in specs)
-        key = (plan.model, stage, specs[0].shape, self.degree(plan, stage), batch)
-        seconds = self._seconds.get(key)
-        if seconds is None:
-            seconds = self._seconds[key] = self._times.seconds(*key)
-        if self._sigma:
-            seconds *= self._jitter(specs[0].request_id, stage)
-        return seconds * plan.num_steps if stage is Stage.DIFFUSE else seconds
-
-    def peak_bytes(self, plan: DispatchPlan, stage: Stage, specs: Sequence[RequestSpec]) -> int:
-        """Peak activation bytes of a stage on one worker. A batch is decoded one request after another."""
-        outputs = [spec.num_outputs for spec in specs]
-        batch = max(outputs) if stage is Stage.DECODE else sum(outputs)
-        key = (plan.model, stage, specs[0].shape, self.degree(plan, stage), batch)
-        peak = self._peaks.get(key)
-        if peak is None:
-            peak = self._peaks[key] = self._times.peak_bytes(*key)
-        return peak
+    def _demand(
+        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
+    ) -> Demand:
+        times, batch = self._times, sum(outputs)
+        degrees = [stage_degree(times, model, stage, degree) for stage in stages]
+        seconds = [times.seconds(model, stage, shape, k, batch) for stage, k in zip(stages, degrees, strict=True)]
+        # A batch is decoded one request after another.
+        peaks = [
+            times.peak_bytes(model, stage, shape, k, max(outputs) if stage is Stage.DECODE else batch)
+            for stage, k in zip(stages, degrees, strict=True)
+        ]
+        ranks = []
+        for rank in range(degree):
+            runs = [i for i, k in enumerate(degrees) if rank < k]
+            replicas = tuple(Replica(model, stages[i]) for i in runs)
+            weights_bytes = sum(map(self.weights_bytes, replicas))
+            ranks.append(RankDemand(replicas, weights_bytes, max((peaks[i] for i in runs), default=0)))
+        return Demand(tuple(degrees), tuple(seconds), tuple(ranks))
 
     def weights_bytes(self, replica: Replica) -> int:
         found = self._weights.get(replica)
@@ -68,26 +86,16 @@ class Truth:
     def load_seconds(self, replica: Replica, source: LoadSource) -> float:
         return self._times.load_seconds(replica.model, replica.stage, source)
 
-    def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int) -> int:
-        key = (model, stage, shape, batch)
-        found = self._outputs.get(key)
-        if found is None:
-            found = self._outputs[key] = self._times.output_bytes(*key)
-        return found
-
-    def transfer_seconds(self, model: str, stage: Stage, shape: Shape, batch: int, same_node: bool) -> float:
-        key = (model, stage, shape, batch, same_node)
-        found = self._transfers.get(key)
-        if found is None:
-            found = self._transfers[key] = self._times.transfer_seconds(*key)
-        return found
-
     def host_seconds(self, model: str, stage: Stage, num_bytes: int) -> float:
         """Seconds from host memory to the device, at the speed at which weights come from there."""
         replica = Replica(model, stage)
         weights_bytes = self.weights_bytes(replica)
         return self.load_seconds(replica, "host") * num_bytes / weights_bytes if weights_bytes else 0.0
 
-    def _jitter(self, request_id: str, stage: Stage) -> float:
-        draw = random.Random(f"{self._seed}/{request_id}/{stage}").gauss(0.0, 1.0)
-        return math.exp(self._sigma * draw - self._sigma**2 / 2)
+    def jitter(self, request_id: str, stage: Stage) -> float:
+        """The factor on a stage of a request: the same in all its plans, and under all policies."""
+        if not self._sigma:
+            return 1.0
+        digest = hashlib.blake2b(f"{self._seed}/{request_id}/{stage.value}".encode(), digest_size=6).digest()
+        uniform = (int.from_bytes(digest, "big") + 0.5) / 2**48
+        return math.exp(self._sigma * _NORMAL.inv_cdf(uniform) - self._sigma**2 / 2)

@@ -1,0 +1,105 @@
+"""HiGHS through PuLP, set up for integer programs of a few hundred variables that must be solved in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import highspy
+import numpy as np
+import pulp
+
+# These programs are nearly integral: the first LP leaves a handful of fractions, one per limit in use at most. What
+# HiGHS does before and beside the search pays off for hard programs only, and took most of the time.
+_PLAIN_SEARCH = {
+    "presolve": "off",
+    "mip_heuristic_effort": 0.0,
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_detect_symmetry": False,
+    "mip_allow_restart": False,
+}
+_GAP_ABS = 1e-6
+_FEASIBLE = highspy.SolutionStatus.kSolutionStatusFeasible
+_OUT_OF_TIME = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
+
+
+class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
+    """`pulp.HiGHS` that tries a rounded LP before it searches, tells the bound that was proved, and hands the whole
+    program over at once (PuLP does it column by column and row by row, which takes longer than the search).
+
+    For maxima over integers with finite limits, in which nothing is a solution too unless a row says otherwise.
+    """
+
+    bound: float | None = None
+
+    def __init__(self, time_limit_s: float, gap: float, rounded: Callable[[], float | None]) -> None:
+        """`gap`: how far from the bound a solution may be, relative to it. `rounded`: called when the variables have
+        the values of the LP; it gives them whole ones that keep all limits and returns what these are worth (None: it
+        cannot)."""
+        super().__init__(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=_GAP_ABS, threads=1, **_PLAIN_SEARCH)
+        self._rounded = rounded
+
+    def actualSolve(self, lp: pulp.LpProblem) -> int:  # noqa: N802 (PuLP's name)
+        self.createAndConfigureSolver(lp)
+        highs, variables = lp.solverModel, lp.variables()
+        highs.passModel(_program(lp, variables))
+        highs.run()
+        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return _assign(lp, pulp.LpSolutionNoSolutionFound)
+        self.bound = -highs.getInfo().objective_function_value
+        _read(highs, variables)
+        worth = self._rounded()
+        if worth is not None:
+            if worth >= self.bound - max(self.gapRel * worth, _GAP_ABS):
+                return _assign(lp, pulp.LpSolutionOptimal)
+            highs.setSolution(_start(variables))
+        kinds = np.full(len(variables), int(highspy.HighsVarType.kInteger), dtype=np.uint8)
+        highs.changeColsIntegrality(len(variables), np.arange(len(variables), dtype=np.int32), kinds)
+        highs.run()
+        info, status = highs.getInfo(), highs.getModelStatus()
+        found = pulp.LpSolutionNoSolutionFound
+        if status == highspy.HighsModelStatus.kOptimal:
+            found = pulp.LpSolutionOptimal
+        elif status in _OUT_OF_TIME and info.primal_solution_status == _FEASIBLE:
+            found = pulp.LpSolutionIntegerFeasible
+        if found != pulp.LpSolutionNoSolutionFound:
+            self.bound = min(self.bound, -info.mip_dual_bound)
+            _read(highs, variables)
+        return _assign(lp, found)
+
+
+def _assign(lp: pulp.LpProblem, found: int) -> int:
+    """What PuLP wants to know of a solution."""
+    status = pulp.LpStatusNotSolved if found == pulp.LpSolutionNoSolutionFound else pulp.LpStatusOptimal
+    lp.assignStatus(status, found)
+    return int(status)
+
+
+def _read(highs: highspy.Highs, variables: list[pulp.LpVariable]) -> None:
+    for variable, value in zip(variables, highs.getSolution().col_value, strict=True):
+        variable.varValue = value
+
+
+def _start(variables: list[pulp.LpVariable]) -> highspy.HighsSolution:
+    solution = highspy.HighsSolution()
+    solution.col_value = [variable.varValue for variable in variables]
+    return solution
+
+
+def _program(lp: pulp.LpProblem, variables: list[pulp.LpVariable]) -> highspy.HighsLp:
+    """The program without whole numbers, as a minimum."""
+    rows = lp.constraints()
+    column_of = {variable: column for column, variable in enumerate(variables)}
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = len(variables), len(rows)
+    program.col_cost_ = np.array([-lp.objective.get(variable, 0.0) for variable in variables])
+    program.col_lower_ = np.array([variable.lowBound for variable in variables], dtype=float)
+    program.col_upper_ = np.array([variable.upBound for variable in variables], dtype=float)
+    program.row_lower_ = np.array([-np.inf if (low := row.getLb()) is None else low for row in rows])
+    program.row_upper_ = np.array([np.inf if (high := row.getUb()) is None else high for row in rows])
+    matrix = program.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.start_ = np.cumsum([0, *(len(row) for row in rows)])
+    matrix.index_ = np.array([column_of[variable] for variable in chain.from_iterable(rows)], dtype=np.int32)
+    matrix.value_ = np.array(list(chain.from_iterable(row.values() for row in rows)), dtype=float)
+    return program

@@ -1,0 +1,33 @@
+"""EDF: earliest deadline first, each at the smallest degree that meets its deadline, on the default's placement.
+
+Not a baseline of the paper: the simplest policy that knows deadlines and degrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy import GreedyDispatcher
+from dispatch.policies.lanes import Offer
+from dispatch.policies.orders import edf as earliest_deadline_first
+from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.stage_level import StageLevel
+from tridentserve.cluster import WorkerSpec
+from tridentserve.protocols import StageTimes
+
+
+def edf(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions) -> Policy:
+    dispatcher = GreedyDispatcher(
+        times, options, order=earliest_deadline_first, level=StageLevel, by_deadline=smallest_sufficient
+    )
+    return Policy("edf", dispatcher, placement=None, replanner_wanted=True)
+
+
+def smallest_sufficient(offers: Sequence[Offer], deadline_s: float) -> list[Offer]:
+    """The narrowest degree in time first; where none is, the earliest finish first, so that a degree is only ever
+    widened for an earlier finish. While some degree is in time, those that are not are not tried."""
+    in_time = [offer for offer in offers if offer.finish_s <= deadline_s]
+    if in_time:
+        return sorted(in_time, key=lambda offer: (offer.degree, offer.finish_s, offer.pool))
+    return sorted(offers, key=lambda offer: (offer.finish_s, offer.degree, offer.pool))

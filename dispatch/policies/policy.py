@@ -1,0 +1,45 @@
+"""What a policy is: a dispatcher, and the placement that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dispatch.options import DispatchOptions
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import PlacementPlan
+from tridentserve.protocols import Dispatcher, StageTimes
+from tridentserve.requests import RequestSpec, Shape
+
+
+class LoadLike(Protocol):
+    """Requests of one kind that are expected. `weight` is how many there are, per second or relative to others."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def num_inference_steps(self) -> int: ...
+    @property
+    def weight(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`placement`: where the stages go at the start; None: ask the Orchestrator. `replanner_wanted`: whether the
+    placement follows the load afterwards."""
+
+    name: str
+    dispatcher: Dispatcher
+    placement: PlacementPlan | None
+    replanner_wanted: bool
+
+
+PolicyFactory = Callable[[StageTimes, Sequence[WorkerSpec], Sequence[LoadLike], DispatchOptions], Policy]
+
+
+def spec_of(load: LoadLike) -> RequestSpec:
+    """One request of this kind, to ask stage times for."""
+    return RequestSpec("expected", load.model, load.shape, load.num_inference_steps)

@@ -1,0 +1,63 @@
+"""Ablation wo-stage-aware: all stages are given as many workers as D (section 8.4, "align all GPU demand with D").
+
+The default decides; then C stays on all of D's workers where they hold it, and E and C elsewhere take as many
+auxiliaries of one node as D has workers, or as many as there are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dispatch.dispatcher import IlpDispatcher
+from dispatch.options import DispatchOptions
+from dispatch.policies.policy import LoadLike, Policy
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import Replica, WorkerId
+from tridentserve.protocols import Assignment, ClusterView, Decisions, Dispatcher, StageTimes, WorkerView
+from tridentserve.requests import RequestSpec
+from tridentserve.stages import Stage
+
+
+def wo_stage_aware(
+    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
+) -> Policy:
+    dispatcher = AlignedDispatcher(IlpDispatcher(times, options))
+    return Policy("wo-stage-aware", dispatcher, placement=None, replanner_wanted=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedDispatcher:
+    """Widens the E and C of what `inner` decides. Satisfies `tridentserve.protocols.Dispatcher`."""
+
+    inner: Dispatcher
+
+    def decide(self, view: ClusterView) -> Decisions:
+        decisions = self.inner.decide(view)
+        if not decisions.assignments:
+            return decisions
+        twins = _twins(view.workers)
+        return replace(decisions, assignments=tuple(_aligned(entry, twins) for entry in decisions.assignments))
+
+    def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
+        return self.inner.can_ever_run(spec, workers)
+
+
+def _twins(workers: Sequence[WorkerView]) -> dict[WorkerId, list[WorkerView]]:
+    """For each worker those of its node with the same replicas and memory, itself among them, first free first."""
+    alike: defaultdict[tuple[str, int, frozenset[Replica]], list[WorkerView]] = defaultdict(list)
+    for worker in sorted(workers, key=lambda view: (not view.idle, view.free_at_s, view.worker_id)):
+        alike[worker.node_id, worker.memory_bytes, worker.replicas].append(worker)
+    return {worker.worker_id: group for group in alike.values() for worker in group}
+
+
+def _aligned(assignment: Assignment, twins: Mapping[WorkerId, list[WorkerView]]) -> Assignment:
+    def widened(stage: Stage, leaders: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
+        if not leaders or stage in assignment.primary.stages:
+            return leaders and assignment.diffuse
+        others = [view.worker_id for view in twins[leaders[0]] if view.worker_id not in leaders]
+        return (*leaders, *others)[: len(assignment.diffuse)]
+
+    encode, decode = widened(Stage.ENCODE, assignment.encode), widened(Stage.DECODE, assignment.decode)
+    return replace(assignment, encode=encode, decode=decode, reason=f"{assignment.reason}, all stages at its degree")

@@ -1,0 +1,168 @@
+"""What the load asks of a cluster: which virtual replicas, and how many GPU-seconds of work for each."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from placement.load import LoadShare
+from placement.split import smallest_workable
+from placement.virtual_replicas import Fit, MemoryModel
+from profiler.memory import stages_peak_bytes
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import PlacementError
+from tridentserve.plans import Replica
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import Shape
+from tridentserve.stages import PlacementType, Stage, VirtualReplica
+
+# What a kept size weighs, relative to all of the load: enough for a smallest workable set and no more.
+_KEPT_WEIGHT = 1e-9
+
+# Requests per second of work and worker, per model and placement type, as measured.
+MeasuredRates = Mapping[tuple[str, PlacementType], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The requests that need one virtual replica of one model, and the GPU-seconds per second they bring."""
+
+    model: str
+    fit: Fit
+    load: tuple[LoadShare, ...]
+    gpu_seconds: float
+
+    @property
+    def kinds(self) -> tuple[PlacementType, ...]:
+        """The primary and its auxiliaries."""
+        return (self.fit.replica.primary, *self.fit.replica.auxiliaries)
+
+    @property
+    def minimum(self) -> int:
+        """Workers of the smallest workable set."""
+        return smallest_workable(self.fit.replica, self.fit.min_degree)
+
+
+class ClusterCosts:
+    """What requests need on one cluster. The worker with the least memory and the largest node decide."""
+
+    def __init__(
+        self, times: StageTimes, workers: Sequence[WorkerSpec], handoff_reserve_bytes: int, degrees: Sequence[int]
+    ) -> None:
+        self._times = times
+        self._handoff_reserve_bytes = handoff_reserve_bytes
+        self._degrees = degrees
+        self._memory_bytes = min(worker.memory_bytes for worker in workers)
+        self._largest_node = max(Counter(worker.node_id for worker in workers).values())
+        self._memory: dict[str, MemoryModel] = {}
+        self._fits: dict[tuple[str, VirtualReplica, Shape], Fit | None] = {}
+
+    def memory(self, model: str) -> MemoryModel:
+        """What fits on a worker, for one model. `PlacementError` when no profiled degree can be formed."""
+        if model not in self._memory:
+            profiled = self._times.degrees(model, Stage.DIFFUSE)
+            degrees = tuple(degree for degree in self._degrees if degree in profiled and degree <= self._largest_node)
+            if not degrees:
+                raise PlacementError(
+                    f"{model} was profiled at degrees {profiled}, in use are {tuple(self._degrees)}; profile one"
+                )
+            self._memory[model] = MemoryModel(self._times, self._memory_bytes, self._handoff_reserve_bytes, degrees)
+        return self._memory[model]
+
+    def room_for(self, roles: Iterable[tuple[Demand, PlacementType]]) -> int:
+        """Bytes that one worker has left when it holds all of these types and runs one of them at a time, each at the
+        degrees of its demand; negative when that does not fit."""
+        weights: dict[Replica, int] = {}
+        peak_bytes = 0
+        for demand, kind in roles:
+            for stage in kind.stages:
+                weights[Replica(demand.model, stage)] = self._times.weights_bytes(demand.model, stage)
+            for shape, degree in demand.fit.min_degrees.items():
+                peak = stages_peak_bytes(self._times, demand.model, kind.stages, shape, degree)
+                peak_bytes = max(peak_bytes, peak)
+        return self._memory_bytes - self._handoff_reserve_bytes - sum(weights.values()) - peak_bytes
+
+    def fit(self, model: str, replica: VirtualReplica, shape: Shape) -> Fit | None:
+        """How one virtual replica runs one size; None when it never fits."""
+        key = (model, replica, shape)
+        if key not in self._fits:
+            self._fits[key] = self.memory(model).fit(model, replica, [shape])
+        return self._fits[key]
+
+    def first_replica(self, model: str, shape: Shape) -> VirtualReplica:
+        """Algorithm 2, lines 3-4: the first feasible virtual replica. `PlacementError` when there is none."""
+        for replica in VirtualReplica:
+            if self.fit(model, replica, shape) is not None:
+                return replica
+        return self.memory(model).first_fit(model, [shape]).replica
+
+    def gpu_seconds(self, share: LoadShare, fit: Fit, stages: Iterable[Stage]) -> float:
+        """GPU-seconds of some stages of one request, D at the narrowest degree that fits."""
+        total_s, degree = 0.0, fit.min_degrees[share.shape]
+        for stage in sorted(stages):
+            if stage is Stage.DIFFUSE:
+                step_s = self._times.seconds(share.model, stage, share.shape, degree)
+                total_s += degree * share.num_inference_steps * step_s
+            else:
+                total_s += self._times.seconds(share.model, stage, share.shape)
+        return total_s
+
+    def rates(self, demand: Demand, measured: MeasuredRates) -> dict[PlacementType, float]:
+        """Requests per second and worker of the primary and of each auxiliary: as measured when all of them were (so
+        that they were under one mix of requests), else from the profile."""
+        if all((demand.model, kind) in measured for kind in demand.kinds):
+            return {kind: measured[demand.model, kind] for kind in demand.kinds}
+        requests = math.fsum(share.weight for share in demand.load)
+        return {
+            kind: requests
+            / math.fsum(share.weight * self.gpu_seconds(share, demand.fit, kind.stages) for share in demand.load)
+            for kind in demand.kinds
+        }
+
+    def demands(self, load: Sequence[LoadShare], keep: Sequence[LoadShare] = ()) -> list[Demand]:
+        """The virtual replicas that the load needs, in a fixed order. Sizes of `keep` need none of their own while one
+        that is there runs them: what they add to the work is next to nothing."""
+        asked = [share for share in load if share.weight > 0]
+        grouped: defaultdict[tuple[str, VirtualReplica], list[LoadShare]] = defaultdict(list)
+        for share in asked:
+            grouped[share.model, self.first_replica(share.model, share.shape)].append(share)
+        weight = _KEPT_WEIGHT * math.fsum(share.weight for share in asked)
+        firsts = {share: self.first_replica(share.model, share.shape) for share in keep}
+        served = {(share.model, share.shape) for share in asked}
+        # Those that need most come first, as their virtual replica may run the others.
+        for share in sorted(firsts, key=lambda share: (firsts[share], share.shape, share.model), reverse=True):
+            if (share.model, share.shape) in served:
+                continue
+            served.add((share.model, share.shape))
+            there = [replica for model, replica in grouped if model == share.model]
+            able = [replica for replica in there if self.fit(share.model, replica, share.shape) is not None]
+            first = firsts[share]
+            grouped[share.model, first if first in able else min(able, default=first)].append(
+                replace(share, weight=weight)
+            )
+        return [self.demand(model, shares) for (model, _), shares in sorted(grouped.items(), key=lambda item: item[0])]
+
+    def demand(self, model: str, load: Sequence[LoadShare]) -> Demand:
+        """One virtual replica for all of this load: the first that fits every request in it."""
+        ordered = sorted(load, key=lambda share: (share.shape, share.num_inference_steps, share.weight))
+        fit = self.memory(model).first_fit(model, list(dict.fromkeys(share.shape for share in ordered)))
+        gpu_seconds = math.fsum(share.weight * self.gpu_seconds(share, fit, Stage) for share in ordered)
+        return Demand(model, fit, tuple(ordered), gpu_seconds)
+
+    def fewer(self, demands: Sequence[Demand], num_workers: int) -> list[Demand]:
+        """While the smallest workable sets are more than the workers, let a model do with one virtual replica: the
+        first that fits all of its requests. May still be too many."""
+        left = list(demands)
+        while sum(demand.minimum for demand in left) > num_workers:
+            merged = {
+                model: self.demand(model, [share for d in left if d.model == model for share in d.load])
+                for model, n in Counter(demand.model for demand in left).items()
+                if n > 1
+            }
+            if not merged:
+                return left
+            model = min(merged, key=lambda name: (merged[name].minimum, name))
+            left = [demand for demand in left if demand.model != model] + [merged[model]]
+        return left

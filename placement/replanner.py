@@ -1,0 +1,226 @@
+"""The Replanner: watches the load through the Monitor and proposes another placement when the current one no longer
+fits (TridentServe, arXiv 2510.02838, sections 5.3 and 6.1). Pure: time is an argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from placement.demands import ClusterCosts
+from placement.load import LoadShare
+from placement.orchestrator import Orchestrator
+from placement.pressure import stage_speeds
+from placement.transition import align
+from profiler.monitor import (
+    DEFAULT_MIN_ARRIVALS,
+    DEFAULT_MIN_REQUESTS,
+    DEFAULT_WINDOW_S,
+    Monitor,
+    SkewTrigger,
+    StageSpeed,
+    skew,
+)
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import ConfigError
+from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.protocols import StageReport, StageTimes
+from tridentserve.requests import RequestSpec, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanOptions:
+    """`window_s`: of the Monitor per model, `default_window_s` for others (the paper's T); `min_requests` and
+    `min_arrivals` as the Monitor takes them. `trigger_ratio`: the fastest
+    stage over the slowest at which to plan anew, `release_ratio` where that ends, `hold_s` how long it must last.
+    `min_interval_s`: between two plans. `check_interval_s`: between two looks at the window.
+    `min_gain`: how much faster the slowest stage must get, 0.15 is 15 %, and at least
+    `noise_factor` standard errors of what the window says of it. `min_pressure`: the work per worker of the
+    slowest stage below which nothing is changed (an idle system has no bad placement). `settle_s`: how long workers
+    must have stayed the same after a loss or a join."""
+
+    window_s: Mapping[str, float] = field(default_factory=dict)
+    default_window_s: float = DEFAULT_WINDOW_S
+    min_requests: int = DEFAULT_MIN_REQUESTS
+    min_arrivals: int = DEFAULT_MIN_ARRIVALS
+    trigger_ratio: float = 1.5
+    release_ratio: float = 1.2
+    hold_s: float = 5.0
+    min_interval_s: float = 30.0
+    check_interval_s: float = 1.0
+    min_gain: float = 0.15
+    noise_factor: float = 2.0
+    min_pressure: float = 0.3
+    settle_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hold_s",
+            "min_interval_s",
+            "check_interval_s",
+            "min_gain",
+            "noise_factor",
+            "min_pressure",
+            "settle_s",
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"replanning: {name} is {value}; give a number from 0 up")
+
+
+class MonitoredReplanner:
+    """The protocol `tridentserve.protocols.Replanner`. `verdict` says what the last look at the load came to."""
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        times: StageTimes,
+        expected: Sequence[LoadShare],
+        options: ReplanOptions | None = None,
+    ) -> None:
+        """`expected`: the load that the first placement was made for. Its sizes stay servable for ever, and it stands
+        in for the window when workers come or go while next to nothing arrives."""
+        self._orchestrator = orchestrator
+        self._times = times
+        self._expected = tuple(expected)
+        self._options = options or ReplanOptions()
+        o = self._options
+        self._monitor = Monitor(o.window_s, o.default_window_s, o.min_requests, o.min_arrivals)
+        self._trigger = SkewTrigger(o.trigger_ratio, o.release_ratio, o.hold_s, o.min_interval_s)
+        self._largest: dict[tuple[str, int], LoadShare] = {}
+        self._next_check_s = -math.inf
+        self._workers: Sequence[WorkerSpec] = ()
+        self._placement: PlacementPlan | None = None
+        self._costs: ClusterCosts | None = None
+        self._seen: set[WorkerId] = set()
+        self._changed_s = -math.inf
+        self._tried: frozenset[WorkerId] = frozenset()
+        self.verdict = "nothing has been looked at yet"
+
+    def arrived(self, spec: RequestSpec, now_s: float) -> None:
+        """A request was accepted. It may wait for longer than the window is: its size is kept in mind."""
+        self._monitor.arrived(spec, now_s)
+        # What runs the largest size of an octave runs all of it: memory grows with tokens.
+        key = (spec.model, _octave(spec.shape))
+        known = self._largest.get(key)
+        if known is None or spec.shape.tokens > known.shape.tokens:
+            self._largest[key] = LoadShare(spec.model, spec.shape, spec.num_inference_steps)
+
+    def stage_finished(self, report: StageReport) -> None:
+        """A stage has run, at `report.end_s`."""
+        self._monitor.stage_finished(report)
+
+    def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
+        """A better plan for the live workers, or None; `verdict` says why. Between two looks it costs nothing."""
+        if workers is self._workers and now_s < self._next_check_s:
+            return None
+        if workers is not self._workers:
+            self._workers_changed(workers, now_s)
+        if now_s < self._next_check_s:
+            return None
+        self._next_check_s = now_s + self._options.check_interval_s
+        if not workers:
+            return self._no("there are no workers")
+        alive = frozenset(worker.worker_id for worker in workers)
+        stray = alive ^ (placement.replicas.keys() & self._seen)
+        if stray and alive != self._tried:
+            return self._for_workers(workers, placement, alive, now_s)
+        return self._for_load(workers, placement, now_s)
+
+    def _workers_changed(self, workers: Sequence[WorkerSpec], now_s: float) -> None:
+        alive = {worker.worker_id for worker in workers}
+        if alive != {worker.worker_id for worker in self._workers}:
+            self._changed_s = now_s
+            self._seen |= alive
+            self._tried = frozenset()
+            self._costs = self._orchestrator.costs(workers) if workers else None
+        self._workers = workers
+
+    def _for_workers(
+        self, workers: Sequence[WorkerSpec], placement: PlacementPlan, alive: frozenset[WorkerId], now_s: float
+    ) -> PlacementPlan | None:
+        """A plan for other workers than the placement has: without asking what it gains."""
+        if now_s - self._changed_s < self._options.settle_s:
+            return self._no("workers came or went a moment ago")
+        self._tried = alive
+        load = self._load(now_s) or list(self._expected)
+        lost, new = len((placement.replicas.keys() & self._seen) - alive), len(alive - placement.replicas.keys())
+        try:
+            plan = self._planned(load, workers, placement, now_s)
+        except ConfigError as error:
+            return self._no(f"{lost} workers lost, {new} new; no plan for those that there are: {error}")
+        self._trigger.rest(now_s)
+        return self._yes(plan, f"{lost} workers lost, {new} new")
+
+    def _for_load(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
+        """A plan for the load in the window, if stages are out of balance and it is worth its cost."""
+        o, costs = self._options, self._costs
+        load = self._load(now_s)
+        if not load or costs is None:
+            return self._no("nothing arrives")
+        try:
+            now = stage_speeds(placement, load, costs)
+        except ConfigError as error:
+            return self._no(str(error))
+        found, pressure = skew(now.values()), _pressure(now.values())
+        # An idle system is in balance: a skew does not begin before there is work, and ends with it.
+        due = self._trigger.update(found if pressure >= o.min_pressure else 1.0, now_s)
+        state = f"fastest over slowest stage {found:.2f}, slowest has work for {pressure:.2f} of its workers"
+        if not due:
+            return self._no(state)
+        try:
+            plan = self._planned(load, workers, placement, now_s)
+        except ConfigError as error:
+            return self._no(f"{state}; no other plan: {error}")
+        gain = pressure / _pressure(stage_speeds(plan, load, costs).values()) - 1
+        noise = self._noise(now, now_s)
+        if gain < max(o.min_gain, noise):
+            return self._no(f"{state}; another plan gains {gain:.0%}, chance alone {noise:.0%}")
+        cost_s = self._loading_gpu_seconds(plan, placement)
+        if cost_s >= o.min_interval_s * len(workers) * (1 - 1 / (1 + gain)):
+            return self._no(f"{state}; another plan gains {gain:.0%} and takes {cost_s:.0f} GPU-seconds to load")
+        return self._yes(plan, f"{state}; this gains {gain:.0%}")
+
+    def _planned(
+        self, load: Sequence[LoadShare], workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float
+    ) -> PlacementPlan:
+        """The Orchestrator's plan, its parts given to the workers that have most of them already."""
+        keep = [*self._expected, *self._largest.values()]
+        plan = self._orchestrator.plan(load, workers, placement.epoch + 1, keep, self._monitor.rates(now_s))
+        return align(plan, placement, workers, self._times)
+
+    def _load(self, now_s: float) -> list[LoadShare]:
+        return [
+            LoadShare(kind.model, kind.shape, kind.num_inference_steps, per_s)
+            for kind, per_s in self._monitor.load(now_s).items()
+        ]
+
+    def _noise(self, speeds: Mapping[frozenset[Replica], StageSpeed], now_s: float) -> float:
+        """How wrong the work of the slowest stage may be, by chance, relative to it."""
+        replicas, slowest = min(speeds.items(), key=lambda item: (item[1].speed, sorted(item[0])))
+        window_s = min(self._monitor.load_window_s(replica.model, now_s) for replica in replicas)
+        return self._options.noise_factor * slowest.relative_error(window_s)
+
+    def _loading_gpu_seconds(self, plan: PlacementPlan, placement: PlacementPlan) -> float:
+        return sum(
+            self._times.load_seconds(replica.model, replica.stage)
+            for worker_id, held in plan.replicas.items()
+            for replica in held - placement.replicas.get(worker_id, frozenset())
+        )
+
+    def _yes(self, plan: PlacementPlan, why: str) -> PlacementPlan:
+        self.verdict = why
+        return replace(plan, reason=f"{why}; {plan.reason}")
+
+    def _no(self, why: str) -> PlacementPlan | None:
+        self.verdict = why
+        return None
+
+
+def _pressure(speeds: Iterable[StageSpeed]) -> float:
+    """GPU-seconds per second and worker of the slowest stage: above 1, its queue grows."""
+    return max(1 / stage.speed for stage in speeds)
+
+
+def _octave(shape: Shape) -> int:
+    return round(math.log2(shape.tokens))

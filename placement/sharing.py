@@ -1,0 +1,132 @@
+"""Auxiliaries of several virtual replicas on one worker: one that is hardly used should not take a worker of its own.
+
+TridentServe, arXiv 2510.02838, section 6.1 (Principle 2) gives each stage workers in proportion to its rate. An
+encoder that needs a tenth of a worker gets a whole one there; here several such share one when memory allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from placement.demands import ClusterCosts, Demand
+from placement.packing import Group
+from placement.split import Counts
+from tridentserve.stages import PlacementType
+
+# The part of a worker that roles may need together when they come to share it.
+_MOST_USED = 0.9
+
+
+@dataclass(slots=True)
+class Portion:
+    """The workers of one demand, by type."""
+
+    demand: Demand
+    counts: Counts
+    rates: Mapping[PlacementType, float]
+
+    @property
+    def primary(self) -> PlacementType:
+        return self.demand.fit.replica.primary
+
+    def need(self, kind: PlacementType) -> float:
+        """How many workers of an auxiliary type the primaries keep busy."""
+        return self.counts[self.primary] * self.rates[self.primary] / self.rates[kind]
+
+    @property
+    def pressure(self) -> float:
+        """GPU-seconds of all of its work per primary."""
+        return self.demand.gpu_seconds / self.counts[self.primary]
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """The single worker of one auxiliary type of a portion."""
+
+    portion: int
+    kind: PlacementType
+
+
+class _Sharing:
+    """Which roles are on which worker, while that is being decided."""
+
+    def __init__(self, portions: Sequence[Portion], costs: ClusterCosts) -> None:
+        self.portions = portions
+        self._costs = costs
+        self.workers: list[list[_Role]] = []
+
+    def need(self, roles: Sequence[_Role]) -> float:
+        return sum(self.portions[role.portion].need(role.kind) for role in roles)
+
+    def join(self) -> int:
+        """First fit, those that need most first. Returns how many workers that spares."""
+        lone = [
+            _Role(index, kind)
+            for index, portion in enumerate(self.portions)
+            for kind in portion.demand.fit.replica.auxiliaries
+            if portion.counts[kind] == 1
+        ]
+        for role in sorted(lone, key=lambda role: (-self.need([role]), role.portion, role.kind)):
+            host = next((roles for roles in self.workers if self._may_join(role, roles)), None)
+            if host is None:
+                self.workers.append([role])
+            else:
+                host.append(role)
+        return len(lone) - len(self.workers)
+
+    def _may_join(self, role: _Role, roles: Sequence[_Role]) -> bool:
+        """E and C of one model stay apart: together they are no placement type."""
+        demand = self.portions[role.portion].demand
+        for other in roles:
+            if self.portions[other.portion].demand.model == demand.model and other.kind != role.kind:
+                return False
+        together = [*roles, role]
+        pairs = [(self.portions[one.portion].demand, one.kind) for one in together]
+        return self.need(together) <= _MOST_USED and self._costs.room_for(pairs) >= 0
+
+    def grow(self) -> bool:
+        """Give a spared worker to the primaries with most work each, whose auxiliaries keep up with one more."""
+        shared = {(role.portion, role.kind) for roles in self.workers for role in roles}
+        for index, portion in sorted(enumerate(self.portions), key=lambda entry: -entry[1].pressure):
+            portion.counts[portion.primary] += 1
+            own = [kind for kind in portion.demand.fit.replica.auxiliaries if (index, kind) not in shared]
+            if all(portion.need(kind) <= portion.counts[kind] for kind in own) and all(
+                self.need(roles) <= 1 for roles in self.workers if any(role.portion == index for role in roles)
+            ):
+                return True
+            portion.counts[portion.primary] -= 1
+        return False
+
+    def part(self) -> None:
+        """Undo the last joining of the worker with most roles."""
+        self.workers.append([max(self.workers, key=len).pop()])
+
+
+def groups_of(portions: Sequence[Portion], costs: ClusterCosts) -> list[Group]:
+    """The groups to pack, as many workers as the portions count in all; workers that sharing spares are primaries."""
+    sharing = _Sharing(portions, costs)
+    for _ in range(sharing.join()):
+        if not sharing.grow():
+            sharing.part()
+    shared = {(role.portion, role.kind): roles for roles in sharing.workers for role in roles}
+    groups = []
+    for index, portion in enumerate(portions):
+        demand = portion.demand
+        for kind, count in portion.counts.items():
+            roles = shared.get((index, kind), [_Role(index, kind)])
+            if roles[0] != _Role(index, kind):
+                continue  # it is on the worker of another role
+            beside = frozenset(
+                replica
+                for role in roles[1:]
+                for replica in _alone(portions[role.portion].demand, role.kind).held
+                if replica.model != demand.model
+            )
+            together = demand.fit.min_degree if kind.is_primary else 1
+            groups.append(Group(demand.model, demand.fit.replica, kind, count, together, beside))
+    return groups
+
+
+def _alone(demand: Demand, kind: PlacementType) -> Group:
+    return Group(demand.model, demand.fit.replica, kind, 1)

@@ -1,0 +1,170 @@
+"""How long one tick of the Dispatcher takes (build, solve, E and C), and how far its plan is from the proved bound.
+
+One cluster serves all models of a profile table, each with an equal share of the waiting requests; nodes of 8. Every tick
+is a snapshot of its own, drawn from a seed: which workers are idle, until when the others are busy, which requests
+wait and for how long. All worker views are new objects in every tick, so nothing that the Dispatcher keeps from one tick
+to the next helps it, unlike in a service. TridentServe, arXiv 2510.02838, section 8.5, Table 4.
+
+The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dispatch import DispatchOptions, IlpDispatcher
+from placement import LoadShare, Orchestrator
+from profiler import CostModel, ProfileRow, shipped_table
+from tridentserve.cluster import WorkerSpec
+from tridentserve.estimates import stage_seconds
+from tridentserve.plans import PlacementPlan
+from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduler import DEFAULT_SLO_SCALE
+from tridentserve.stages import Stage
+
+_GPUS_PER_NODE = 8
+_GPU_BYTES = 48 * 2**30
+_RESERVE_BYTES = 2 * 2**30
+_PENDING_PER_GPU = 10 / 32  # Table 4: pending requests grow with the cluster
+_NOW_S = 10_000.0
+# Denoising steps, TridentServe, arXiv 2510.02838, Table 5.
+_STEPS = {"sd3-medium": 20, "flux.1-dev": 4, "cogvideox1.5-5b": 6, "hunyuanvideo": 6}
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Draws the state of a cluster at one tick."""
+
+    times: CostModel
+    kinds: dict[str, list[LoadShare]]
+    workers: Sequence[WorkerSpec]
+    placement: PlacementPlan
+    num_pending: int
+
+    def draw(self, rng: random.Random) -> ClusterView:
+        """Between a tenth and half of the workers are idle. Requests have waited up to 1.5 times their SLO."""
+        return ClusterView(_NOW_S, self._pending(rng), (), self._views(rng, idle_share=rng.uniform(0.1, 0.5)))
+
+    def _views(self, rng: random.Random, idle_share: float) -> list[WorkerView]:
+        """Workers become busy and idle in the blocks of 1 to 8 that plans use."""
+        views: list[WorkerView] = []
+        while len(views) < len(self.workers):
+            in_node = _GPUS_PER_NODE - len(views) % _GPUS_PER_NODE
+            degree = rng.choice([k for k in (1, 2, 4, 8) if in_node % k == 0])
+            idle, free_at_s = rng.random() < idle_share, _NOW_S + rng.expovariate(1 / 20.0)
+            for spec in self.workers[len(views) : len(views) + degree]:
+                replicas = self.placement.replicas[spec.worker_id]
+                free_s = 0.0 if idle else free_at_s
+                views.append(
+                    WorkerView(spec.worker_id, spec.node_id, spec.memory_bytes, replicas, idle, free_s, replicas)
+                )
+        return views
+
+    def _pending(self, rng: random.Random) -> list[PendingRequest]:
+        models = sorted(self.kinds)
+        return [self._request(i, rng.choice(self.kinds[models[i % len(models)]]), rng) for i in range(self.num_pending)]
+
+    def _request(self, number: int, kind: LoadShare, rng: random.Random) -> PendingRequest:
+        spec = RequestSpec(f"r{number}", kind.model, kind.shape, kind.num_inference_steps)
+        slo_s = DEFAULT_SLO_SCALE * _seconds(self.times, spec)
+        arrival_s = _NOW_S - 1.5 * slo_s * rng.random()
+        return PendingRequest(spec, arrival_s, arrival_s + slo_s)
+
+
+def main() -> int:
+    options = _arguments()
+    print(f"machine: {platform.platform()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+    print(f"command: python {' '.join(sys.argv)}")
+    rows = [_row(gpus, options) for gpus in options.gpus]
+    print(f"{'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9}")
+    for row in rows:
+        print(f"{row['gpus']:6g} {row['pending']:8g} {row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {row['gap']:9.5f}")
+    print(json.dumps({"rows": rows}))
+    return 0
+
+
+def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
+    """One warm-up tick, then `ticks` measured ones. The gap is the largest of them."""
+    snapshots = _snapshots(gpus, options.profiles)
+    dispatcher = IlpDispatcher(
+        snapshots.times, DispatchOptions(handoff_reserve_bytes=_RESERVE_BYTES, solver=options.solver)
+    )
+    rng = random.Random(options.seed)
+    took_s: list[float] = []
+    gaps: list[float] = []
+    for _ in range(options.ticks + 1):
+        view = snapshots.draw(rng)
+        start_s = time.perf_counter()
+        dispatcher.decide(view)
+        took_s.append(time.perf_counter() - start_s)
+        gaps.append(dispatcher.plan(view).gap)
+    return {
+        "gpus": gpus,
+        "pending": snapshots.num_pending,
+        "p50_ms": round(1000 * statistics.median(took_s[1:]), 2),
+        "p99_ms": round(1000 * _percentile(took_s[1:], 0.99), 2),
+        "gap": max(gaps[1:]),
+    }
+
+
+def _snapshots(gpus: int, profiles: str) -> Snapshots:
+    table = shipped_table(profiles)
+    times = CostModel([table], device=table.rows[0].gpu)
+    kinds = {model: _kinds(table.rows, model, times) for model in times.models}
+    workers = [
+        WorkerSpec(f"n{i // _GPUS_PER_NODE:03d}w{i % _GPUS_PER_NODE}", f"n{i // _GPUS_PER_NODE:03d}", _GPU_BYTES)
+        for i in range(gpus)
+    ]
+    load = [kind for model in sorted(kinds) for kind in kinds[model]]
+    placement = Orchestrator(times, _RESERVE_BYTES, (1, 2, 4, 8)).plan(load, workers)
+    return Snapshots(times, kinds, workers, placement, num_pending=round(gpus * _PENDING_PER_GPU))
+
+
+def _kinds(rows: Sequence[ProfileRow], model: str, times: CostModel) -> list[LoadShare]:
+    """The sizes of a model that were profiled, weighted so that each brings the same work to the placement."""
+    shapes = {row.shape for row in rows if (row.model, row.stage, row.degree) == (model, Stage.DIFFUSE, 1)}
+    specs = [RequestSpec("kind", model, shape, _STEPS.get(model, 20)) for shape in sorted(shapes)]
+    return [LoadShare(model, s.shape, s.num_inference_steps, weight=1 / _seconds(times, s)) for s in specs]
+
+
+def _seconds(times: CostModel, spec: RequestSpec) -> float:
+    """Latency of one request with every stage at its optimal degree."""
+    return sum(
+        stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
+    )
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that a share of all values does not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--gpus", type=_counts, default=[128, 256, 512, 1024, 4096], help="cluster sizes, comma-separated"
+    )
+    parser.add_argument("--ticks", type=int, default=30, help="measured ticks per size")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--profiles", default="l20", help="a profile table that comes with TridentServe")
+    parser.add_argument("--solver", choices=("HiGHS", "CBC"), default="HiGHS")
+    return parser.parse_args()
+
+
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Which policy is better, by how much, on which workload: simulates a grid of cells and reports on it.
+
+A cell is a model, a workload, a policy, a seed and an SLO scale; all policies of a model, workload and seed serve the
+same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
+The report (report.html, figures/) is of all cells in DIR.
+
+Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from evaluation.cells import Cell, Settings, grid
+from evaluation.report import write_markdown, write_report
+from evaluation.runner import run_cells
+from evaluation.store import Store
+from evaluation.tables import BASELINES, PAPER_WORKLOADS
+from tqdm import tqdm
+
+from dispatch.policies import POLICIES
+from traces.workloads import MODELS, WORKLOADS
+from tridentserve.errors import TridentServeError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    command = " ".join(["python scripts/evaluate.py", *map(shlex.quote, sys.argv[1:] if argv is None else argv)])
+    settings = Settings(
+        arguments.gpus, arguments.duration_s, arguments.profiles, arguments.cluster, arguments.solve_time_s
+    )
+    try:
+        settings.cluster_spec()
+        store = Store(arguments.out, settings)
+        cells = list(
+            grid(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
+        )
+        status = _run(cells, settings, store, arguments.jobs, command)
+        if not store.results:
+            print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
+            return status
+        print(f"results: {store.write_csv()}")
+        print(f"report: {write_report(arguments.out, store.results, command, arguments.bench_dispatch)}")
+        if arguments.markdown is not None:
+            write_markdown(arguments.markdown, store.results, command)
+            print(f"tables: {arguments.markdown}")
+    except (TridentServeError, OSError) as error:
+        print(f"evaluate: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, command: str) -> int:
+    """Runs what the store does not have yet. Returns the exit status."""
+    missing = [cell for cell in cells if cell not in store]
+    failed = 0
+    facts = {"version": _version(), "command": command}
+    with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="cell", file=sys.stderr) as bar:
+        try:
+            for cell, result in run_cells(missing, settings, jobs):
+                if isinstance(result, str):
+                    failed += 1
+                    bar.write(f"evaluate: {cell.name}: {result}", file=sys.stderr)
+                else:
+                    store.add(cell, replace(result, row=result.row | facts))
+                bar.set_postfix_str(cell.name)
+                bar.update()
+        except KeyboardInterrupt:
+            bar.write("evaluate: interrupted; the same command goes on from here", file=sys.stderr)
+            return 130
+    return 1 if failed else 0
+
+
+def _version() -> str:
+    """The commit, marked when files were changed since; outside a checkout the version of the package."""
+    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return version("tridentserve")
+
+
+def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = number(text)
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(text)
+        return value
+
+    parse.__name__ = f"positive {'whole number' if number is int else 'number'}"
+    return parse
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    real, whole = _positive(float), _positive(int)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"of {', '.join(MODELS)}")
+    add(
+        "--workloads",
+        nargs="+",
+        choices=list(WORKLOADS),
+        default=list(PAPER_WORKLOADS),
+        metavar="W",
+        help=f"of {', '.join(WORKLOADS)}; those with a model of their own are run once",
+    )
+    add(
+        "--policies",
+        nargs="+",
+        choices=list(POLICIES),
+        default=["default", *BASELINES],
+        metavar="P",
+        help=f"of {', '.join(POLICIES)}",
+    )
+    add("--gpus", type=whole, default=128, help="GPUs of the cluster (default 128)")
+    add("--cluster", metavar="FILE", help="cluster as YAML (deployments/clusters); default: nodes of 8 NVIDIA L20")
+    add("--seeds", type=whole, default=1, help="traces per model and workload (default 1)")
+    add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
+    add("--duration-s", type=real, default=1800.0, metavar="S", help="arrivals last so long (default 1800)")
+    add("--profiles", default="l20", metavar="DIR", help="a shipped table, a CSV file or a folder (default l20)")
+    add(
+        "--solve-time-s",
+        type=_not_negative,
+        default=0.0,
+        metavar="S",
+        help="what a decision costs in simulated time (default 0)",
+    )
+    add("--jobs", type=whole, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    add("--out", type=Path, default=Path("out/evaluation"), metavar="DIR", help="folder (default out/evaluation)")
+    add("--bench-dispatch", type=Path, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
+    add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")
+    return parser.parse_args(argv)
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

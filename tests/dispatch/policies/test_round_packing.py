@@ -1,0 +1,94 @@
+"""TetriServe's dynamic program against enumeration."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatch.policies.group_knapsack import GroupKnapsack
+from dispatch.policies.round_packing import (
+    RoundRequest,
+    minimal_allocation,
+    options_of,
+    pack_round,
+    steps_in_round,
+    survives,
+)
+
+
+@st.composite
+def round_requests(draw: st.DrawFn) -> RoundRequest:
+    """Wider degrees cost more GPU-seconds and are mostly faster."""
+    alone_s, overhead_s = draw(st.floats(0.1, 2.0)), draw(st.floats(0.0, 0.1))
+    step_s = {k: alone_s / k + overhead_s * (k - 1) for k in (1, 2, 4)}
+    budget_s, encode_s = draw(st.floats(0.0, 12.0)), draw(st.sampled_from([0.0, 0.3]))
+    return RoundRequest(draw(st.integers(1, 7)), step_s, min(step_s.values()), budget_s, encode_s)
+
+
+@given(groups=st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=3), max_size=4))
+def test_the_knapsack_is_optimal_for_every_width(groups: list[list[tuple[int, int]]]) -> None:
+    full = [[(0, 0), *group] for group in groups]
+    knapsack = GroupKnapsack(full, 6)
+    for width, total in enumerate(knapsack.totals):
+        sums = [
+            sum(value for _, value in picked) for picked in product(*full) if sum(each for each, _ in picked) == width
+        ]
+        assert total == max(sums, default=float("-inf"))
+        if sums:
+            chosen = [group[index] for group, index in zip(full, knapsack.choices(width), strict=True)]
+            assert sum(each for each, _ in chosen) == width
+            assert sum(value for _, value in chosen) == total
+
+
+@given(request=round_requests())
+def test_the_allocation_has_the_fewest_gpu_seconds_of_all_in_two_degrees(request: RoundRequest) -> None:
+    allocation = minimal_allocation(request)
+    assert sum(allocation.values()) == request.steps_left
+
+    def run_s(steps: dict[int, int]) -> float:
+        return request.encode_s + sum(n * request.step_s[k] for k, n in steps.items())
+
+    def gpu_s(steps: dict[int, int]) -> float:
+        return sum(n * k * request.step_s[k] for k, n in steps.items())
+
+    mixes = [
+        {a: n, b: request.steps_left - n}
+        for a, b in combinations(request.step_s, 2)
+        for n in range(request.steps_left + 1)
+    ]
+    in_time = [mix for mix in mixes if run_s(mix) <= request.budget_s + 1e-9]
+    if in_time:
+        assert run_s(allocation) <= request.budget_s + 1e-8
+        assert gpu_s(allocation) == pytest.approx(min(map(gpu_s, in_time)))
+    else:
+        assert gpu_s(allocation) == pytest.approx(min(map(gpu_s, mixes)))
+
+
+@given(requests=st.lists(round_requests(), max_size=4), capacity=st.integers(0, 6), round_s=st.floats(0.3, 4.0))
+def test_as_many_survive_as_can(requests: list[RoundRequest], capacity: int, round_s: float) -> None:
+    packed = pack_round(requests, capacity, round_s)
+    assert sum(option.degree for option in packed if option) <= capacity
+    choices = [[None, *options_of(request, round_s)] for request in requests]
+    best = max(
+        sum(survives(request, option, round_s) for request, option in zip(requests, picked, strict=True))
+        for picked in product(*choices)
+        if sum(option.degree for option in picked if option) <= capacity
+    )
+    assert sum(survives(r, option, round_s) for r, option in zip(requests, packed, strict=True)) == best
+    for request, option in zip(requests, packed, strict=True):
+        if option is not None:
+            assert 0 < option.steps <= request.steps_left
+            can_progress = any(steps_in_round(request, degree, round_s) for degree in request.step_s)
+            assert option.steps == steps_in_round(request, option.degree, round_s) or not can_progress
+
+
+def test_a_request_becomes_definitely_late_when_it_is_not_advanced() -> None:
+    request = RoundRequest(steps_left=4, step_s={1: 1.0, 2: 0.6}, fastest_s=0.6, budget_s=3.0)
+    assert not survives(request, None, round_s=1.0)
+    (option,) = pack_round([request], 2, round_s=1.0)
+    assert option is not None
+    assert survives(request, option, round_s=1.0)
+    assert minimal_allocation(request) == {1: 1, 2: 3}

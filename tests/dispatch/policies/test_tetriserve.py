@@ -1,0 +1,75 @@
+"""TetriServe in action: minimal degrees, scale-up, rounds, and workers that stay."""
+
+from __future__ import annotations
+
+from dispatch.policies.tetriserve import TetriServe
+from tests.dispatch.cluster import request, workers
+from tests.dispatch.policies.step_engine import LARGE, SMALL, TIMES, StepEngine
+from tests.profiler.synthetic import step_seconds
+from tridentserve.protocols import ClusterView
+from tridentserve.stages import Stage
+
+ROUND_S = 5 * step_seconds(LARGE, 4)
+DECODE_S = TIMES.seconds("one", Stage.DECODE, LARGE)
+# A deadline that 50 steps of the large size at degree 4 just meet.
+TIGHT_S = 0.02 + 50 * step_seconds(LARGE, 4) + DECODE_S + 0.05
+
+
+def degrees(engine_or_view: ClusterView) -> dict[str, int]:
+    decisions = TetriServe(TIMES).decide(engine_or_view)
+    return {each.request_ids[0]: len(each.diffuse) for each in decisions.assignments}
+
+
+def test_idle_workers_widen_what_runs() -> None:
+    assert degrees(ClusterView(0.0, [request("r", LARGE, steps=50)], (), workers(4, "EDC"))) == {"r": 4}
+    pending = [request(name, LARGE, steps=50) for name in ("r1", "r2")]
+    assert degrees(ClusterView(0.0, pending, (), workers(4, "EDC"))) == {"r1": 2, "r2": 2}
+    pending += [request(name, LARGE, steps=50) for name in ("r3", "r4")]
+    assert set(degrees(ClusterView(0.0, pending, (), workers(4, "EDC"))).values()) == {1}
+
+
+def test_small_sizes_are_not_widened_beyond_their_fastest_degree() -> None:
+    assert degrees(ClusterView(0.0, [request("r", SMALL, steps=50)], (), workers(4, "EDC"))) == {"r": 2}
+
+
+def test_a_tight_deadline_takes_the_width_that_the_relaxed_can_spare() -> None:
+    relaxed = [request(f"r{i}", LARGE, 100.0, steps=50) for i in range(3)]
+    tight = request("tight", LARGE, TIGHT_S, steps=50)
+    assert degrees(ClusterView(0.0, [*relaxed, tight], (), workers(4, "EDC"))) == {"tight": 4}
+
+
+def test_a_segment_is_what_fits_in_a_round() -> None:
+    (assignment,) = (
+        TetriServe(TIMES)
+        .decide(ClusterView(0.0, [request("r", LARGE, TIGHT_S, steps=50)], (), workers(4, "EDC")))
+        .assignments
+    )
+    assert assignment.num_steps == int((ROUND_S - 0.02) / step_seconds(LARGE, 4))
+    assert assignment.decode == ()
+    assert assignment.expected_finish_s <= ROUND_S
+
+
+def test_what_comes_within_a_round_waits_for_the_next() -> None:
+    engine = StepEngine(TetriServe(TIMES), workers(4, "EDC"))
+    engine.play([request(f"r{i}", LARGE, 60.0, steps=50) for i in range(3)] + [request("late", SMALL, arrival_s=0.01)])
+    starts_s = sorted({now_s for now_s, _ in engine.log})
+    first_of_late_s = next(now_s for now_s, each in engine.log if each.request_ids == ("late",))
+    assert starts_s[0] == 0.0
+    assert starts_s[1] == first_of_late_s > 0.01
+
+
+def test_requests_keep_their_workers_while_nothing_else_comes() -> None:
+    engine = StepEngine(TetriServe(TIMES), workers(8, "EDC"))
+    engine.play([request(f"r{i}", LARGE, 60.0, steps=50) for i in range(2)])
+    for name in ("r0", "r1"):
+        assert len({each.diffuse for _, each in engine.log if each.request_ids == (name,)}) == 1
+    assert len(engine.log) > 10
+
+
+def test_degrees_change_between_rounds_and_a_block_shrinks_to_a_part_of_itself() -> None:
+    engine = StepEngine(TetriServe(TIMES), workers(4, "EDC"))
+    engine.play([request("first", LARGE, 20.0, steps=50), request("second", LARGE, 20.0, steps=50, arrival_s=0.5)])
+    sets = [each.diffuse for _, each in engine.log if each.request_ids == ("first",)]
+    assert {len(diffuse) for diffuse in sets} == {2, 4}
+    narrow = next(diffuse for diffuse in sets if len(diffuse) == 2)
+    assert narrow == sets[0][:2]

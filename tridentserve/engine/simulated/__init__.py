@@ -1,0 +1,19 @@
+"""The simulated engine: discrete events and a table of stage times, driven by the scheduler's effects.
+
+`SimulatedEngine(...).run(arrivals)` answers in seconds what hours of serving on a cluster would show.
+"""
+
+from tridentserve.engine.simulated.engine import Arrival, SimulatedEngine
+from tridentserve.engine.simulated.options import SimulationOptions, WorkerFailure
+from tridentserve.engine.simulated.result import Counts, PlanRecord, RequestResult, SimulationResult
+
+__all__ = [
+    "Arrival",
+    "Counts",
+    "PlanRecord",
+    "RequestResult",
+    "SimulatedEngine",
+    "SimulationOptions",
+    "SimulationResult",
+    "WorkerFailure",
+]
