@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 
@@ -15,6 +16,9 @@ class Family:
     `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
     `components`: the pipeline components each stage needs, by their names in `model_index.json`.
     `optional`: those of them that a model folder may leave out.
+    `options`: entries of `model_index.json` that are no components but settings of the pipeline.
+    `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
+    `default_shape` and `default_fps`: of a video when the request names none.
     """
 
     name: str
@@ -24,6 +28,16 @@ class Family:
     default_guidance_scale: float
     components: Mapping[Stage, tuple[str, ...]]
     optional: frozenset[str] = frozenset()
+    options: tuple[str, ...] = ()
+    frame_multiple: int | None = None
+    default_shape: Shape | None = None
+    default_fps: int | None = None
+
+    def allows_frames(self, num_frames: int) -> bool:
+        """Whether an output can have this many frames."""
+        if self.frame_multiple is None:
+            return num_frames == 1
+        return num_frames >= 1 and (num_frames - 1) % self.frame_multiple == 0
 
 
 FAMILIES: dict[str, Family] = {
@@ -60,6 +74,69 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
+        ),
+        Family(
+            name="cogvideox",
+            pipeline_class="CogVideoXPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=6.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            frame_multiple=4,
+            default_shape=Shape(480, 720, 49),
+            default_fps=8,
+        ),
+        Family(
+            name="wan",
+            pipeline_class="WanPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=5.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "transformer_2", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            optional=frozenset({"transformer_2"}),
+            options=("boundary_ratio", "expand_timesteps"),
+            frame_multiple=4,
+            default_shape=Shape(480, 832, 81),
+            default_fps=16,
+        ),
+        Family(
+            name="hunyuan_video",
+            pipeline_class="HunyuanVideoPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=6.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            frame_multiple=4,
+            default_shape=Shape(720, 1280, 129),
+            default_fps=24,
+        ),
+        Family(
+            name="mochi",
+            pipeline_class="MochiPipeline",
+            size_multiple=16,
+            default_steps=64,
+            default_guidance_scale=4.5,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            options=("force_zeros_for_empty_prompt",),
+            frame_multiple=6,
+            default_shape=Shape(480, 848, 85),
+            default_fps=30,
         ),
     )
 }

@@ -237,8 +237,8 @@ class Scheduler:
     def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
         leg = run.legs.pop(0)
         model = run.spec.model
-        if not self._usable(model, leg):
-            replacement = self._other_worker(model, leg, now_s)
+        if leg.stages == (Stage.DECODE,) or not self._usable(model, leg):
+            replacement = self._bound_now(model, leg, now_s)
             if replacement is None:
                 return self._again(run, f"{'+'.join(leg.workers)} was lost before the plan started")
             leg = replacement
@@ -273,14 +273,17 @@ class Scheduler:
         replica = Replica(model, leg.stages[0])
         return self._pool.holds(leg.workers[0], replica) or not self._pool.missing(leg.workers[0], [replica])
 
-    def _other_worker(self, model: str, leg: Leg, now_s: float) -> Leg | None:
-        """A lone auxiliary stage can go to any worker that holds it; D, with its reserved workers, cannot."""
+    def _bound_now(self, model: str, leg: Leg, now_s: float) -> Leg | None:
+        """Where a lone E or C goes, chosen when it is due: C's worker was named long before, and another one may be
+        free sooner by now. D, with its reserved workers, cannot go elsewhere: None."""
         if not _is_lone_auxiliary(leg):
             return None
-        holders = self._pool.holders(Replica(model, leg.stages[0]), like=leg.workers[0])
-        if not holders:
-            return None
-        return Leg(leg.stages, (min(holders, key=lambda worker: (self._pool.free_at_s(worker, now_s), worker)),))
+        if self._usable(model, leg):
+            if len(leg.workers) > 1 or self._pool.holds(leg.workers[0], Replica(model, Stage.DIFFUSE)):
+                return leg  # it stays where D ran
+            return Leg(leg.stages, (self._pool.twins(leg.workers[0], now_s)[0],))
+        holders = self._pool.holders(Replica(model, leg.stages[0]), leg.workers[0], now_s)
+        return Leg(leg.stages, (holders[0],)) if holders else None
 
     def _again(self, run: Run, why: str) -> list[ev.Effect]:
         """All members back to the queue, from their start, unless that has happened too often."""

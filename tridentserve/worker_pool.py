@@ -103,14 +103,29 @@ class WorkerPool:
         held = self._workers[worker_id].replicas
         return PlacementType.of(replica.stage for replica in held if replica.model == model)
 
-    def holders(self, replica: Replica, like: WorkerId) -> list[WorkerId]:
-        """The live workers that hold a replica and have as much memory as worker `like`."""
-        memory_bytes = self._workers[like].spec.memory_bytes
-        return [
+    def twins(self, like: WorkerId, now_s: float) -> list[WorkerId]:
+        """The live workers whose placement and memory are those of worker `like`, as it was when it was last chosen:
+        what fits there fits on them. First those that are free first, `like` itself before its equals."""
+        model = self._workers[like]
+        twins = [
             worker_id
+            for worker_id, worker in self._workers.items()
+            if worker.alive
+            and worker.replicas == model.replicas
+            and worker.spec.memory_bytes == model.spec.memory_bytes
+        ]
+        return sorted(twins, key=lambda worker_id: (self.free_at_s(worker_id, now_s), worker_id != like, worker_id))
+
+    def holders(self, replica: Replica, like: WorkerId, now_s: float) -> list[WorkerId]:
+        """The live workers that hold a replica and have as much memory as worker `like`: first those that hold least
+        beside it, then those that are free first."""
+        memory_bytes = self._workers[like].spec.memory_bytes
+        holders = [
+            (len(worker.replicas), self.free_at_s(worker_id, now_s), worker_id)
             for worker_id, worker in self._workers.items()
             if worker.alive and replica in worker.replicas and worker.spec.memory_bytes >= memory_bytes
         ]
+        return [worker_id for *_, worker_id in sorted(holders)]
 
     def start(self, plan: DispatchPlan, expected_s: float, now_s: float) -> None:
         for worker_id in plan.workers:

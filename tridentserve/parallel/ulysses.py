@@ -76,12 +76,25 @@ class _Sharding:
         )
         text = text.chunk(group.size, dim=2)[group.rank]
         joint = _join(text, torch.cat(received, dim=3), text_first)
+        if kwargs.get("attn_mask") is not None:
+            kwargs["attn_mask"] = self._whole_mask(kwargs["attn_mask"], length - local, text_first)
 
         output = sdpa(*joint.unbind(0), **kwargs)
 
         text, image = _split(output, length - local, text_first)
         blocks = [_join(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
         return torch.cat(group.all_to_all(blocks, [(batch, share, length, channels)] * group.size), dim=1)
+
+    def _whole_mask(self, mask: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
+        """A mask of keys, (batch, 1, 1, text + local), for all image tokens. Only text can be masked."""
+        if mask.shape[-2] != 1:
+            raise ConfigError(
+                f"an attention masks queries one by one (mask of shape {tuple(mask.shape)}), which cannot be shared by "
+                "several workers; use degree 1"
+            )
+        of_text, _ = _split(mask.transpose(-1, -2), text, text_first)
+        image = of_text.new_full((*of_text.shape[:-2], sum(self.sizes), 1), mask.dtype == torch.bool)
+        return _join(of_text, image, text_first).transpose(-1, -2)
 
 
 def _split(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,18 +134,21 @@ def install(
     num_heads: int,
     text_first: bool,
     positions: torch.nn.Module | None = None,
+    rotated: Iterable[torch.nn.Module] = (),
 ) -> None:
     """Hook one transformer.
 
     `embedder` gives the image tokens (batch, tokens, channels); they are shared out there. `attentions` are the joint
     and the image-only attentions, with `num_heads` heads each; `text_first` says where text stands in them. `output`
     is the last layer; image tokens are gathered after it. `positions` gives rotary tables, (text + tokens, channels)
-    each, and runs after the embedder.
+    each, and runs after the embedder. `rotated` are modules that are given such tables as `image_rotary_emb`.
     """
     embedder.register_forward_hook(functools.partial(_shard_tokens, num_heads))
     output.register_forward_hook(_gather_tokens)
     if positions is not None:
         positions.register_forward_hook(_shard_positions)
+    for module in rotated:
+        module.register_forward_pre_hook(_shard_rotary, with_kwargs=True)
     for attention in attentions:
         attention.forward = _sharded_forward(attention.forward, text_first)
 
@@ -145,6 +161,23 @@ def _shard_tokens(num_heads: int, module: torch.nn.Module, args: Any, output: to
 def _shard_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:
     active = _ACTIVE.get()
     return tuple(active.shard_positions(table) for table in output) if active else None
+
+
+def _shard_rotary(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    active, tables = _ACTIVE.get(), kwargs.get("image_rotary_emb")
+    if active is None or tables is None:
+        return None
+    return args, kwargs | {"image_rotary_emb": tuple(active.shard_positions(table) for table in tables)}
+
+
+def refuse(module: torch.nn.Module, family: str) -> None:
+    """Make a model that cannot be shared out say so, with `ConfigError`, when it is run by a group."""
+
+    def check(module: torch.nn.Module, args: Any) -> None:
+        if _ACTIVE.get() is not None:
+            raise ConfigError(f"models of the family {family} run on one worker at a time; use degree 1 for them")
+
+    module.register_forward_pre_hook(check)
 
 
 def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:

@@ -67,4 +67,5 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
-        """Pixels (num_outputs, height, width, 3) (stage C)."""
+        """Pixels (stage C): (num_outputs, height, width, 3) of a picture family; of a video family (num_outputs, frames,
+        height, width, 3), also for one frame. Pictures are the case of one frame, `pixels[:, None]`, a view."""

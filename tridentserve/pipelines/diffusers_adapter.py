@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +26,12 @@ _SCHEDULER = "scheduler."
 
 
 class DiffusersAdapter(PipelineAdapter):
-    """A `diffusers` pipeline in stages. `pipe` holds real components for `stages` and stubs for the others."""
+    """A `diffusers` pipeline in stages. `pipe` holds real components for `stages` and stubs for the others.
+
+    `passes_share_a_call` is False where the stock pipeline calls its transformer once for each pass.
+    """
+
+    passes_share_a_call: ClassVar[bool] = True
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         self.pipe = pipe
@@ -82,16 +87,25 @@ class DiffusersAdapter(PipelineAdapter):
         expanded = [
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
-        noise = self._predict_noise(
-            torch.cat([request.latents for request in requests] * passes),
-            torch.cat(expanded * passes),
-            {name: row.flatten(0, 1) for name, row in rows.items()},
-            requests[0].tensors,
+        together = passes if self.passes_share_a_call else 1
+        noise = torch.cat(
+            [
+                self._predict_noise(
+                    torch.cat([request.latents for request in requests] * together),
+                    torch.cat(expanded * together),
+                    {name: row[first : first + together].flatten(0, 1) for name, row in rows.items()},
+                    requests[0].tensors,
+                )
+                for first in range(0, passes, together)
+            ]
         )
         sizes = [request.latents.shape[0] for request in requests]
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
-            request.take_step(self._guided(own, request.values), timestep)
+            guided = self._guided(own, request.values)
+            request.take_step(
+                self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
+            )
 
     @staticmethod
     def _join(rows: Sequence[Tensors]) -> Tensors:
@@ -144,6 +158,14 @@ class DiffusersAdapter(PipelineAdapter):
         guided: torch.Tensor = unconditional + values["guidance_scale"] * (conditional - unconditional)
         return guided
 
+    def _scheduler_step(
+        self, scheduler: Any, noise: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor, tensors: Tensors
+    ) -> torch.Tensor:
+        """The latents of one request after a step. What a scheduler wants to be given back at the next step, such as
+        its last prediction or the state of a generator, is put into the request's `tensors`."""
+        stepped: torch.Tensor = scheduler.step(noise, timestep, latents, return_dict=False)[0]
+        return stepped
+
     @abstractmethod
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         """Latents as the VAE takes them, (num_outputs, channels, height / 8, width / 8), not yet scaled."""
@@ -161,9 +183,15 @@ class DiffusersAdapter(PipelineAdapter):
             yield
 
     def _check_size(self, shape: Shape) -> None:
-        multiple = FAMILIES[self.family].size_multiple
+        family = FAMILIES[self.family]
+        multiple = family.size_multiple
         if shape.height % multiple or shape.width % multiple:
             raise InvalidRequestError(f"size {shape} must be a multiple of {multiple} in both directions", "size")
+        if not family.allows_frames(shape.num_frames):
+            rule = f"{family.frame_multiple} * k + 1" if family.frame_multiple else "1"
+            raise InvalidRequestError(
+                f"{shape.num_frames} frames cannot be made by {family.name}; the number must be {rule}", "num_frames"
+            )
 
     def _on_device(self, tensors: Tensors) -> Tensors:
         # Tensors of the scheduler stay where they are: scheduler_state knows which belong on the host.
@@ -194,8 +222,8 @@ class _Denoising:
         timestep: torch.Tensor = self.scheduler.timesteps[self._steps_done].to(self.latents.device)
         return timestep
 
-    def take_step(self, noise: torch.Tensor, timestep: torch.Tensor) -> None:
-        self.latents = self.scheduler.step(noise, timestep, self.latents, return_dict=False)[0]
+    def take_step(self, latents: torch.Tensor) -> None:
+        self.latents = latents
         self._steps_done += 1
 
     def state(self, n: int) -> DenoisingState:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from diffusers.utils import is_accelerate_available
 
-from tridentserve.checkpoints import component_classes, detect_family, read_json, weight_files
+from tridentserve.checkpoints import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
 from tridentserve.errors import CheckpointError, TridentServeError
 from tridentserve.families import Family
 from tridentserve.pipelines.base import PipelineAdapter
@@ -62,8 +62,10 @@ def load_adapter(
     dtype = dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16)
     wanted = {component for stage in stages for component in family.components[stage]}
     components = _components(folder, family, wanted, target, dtype)
+    index = read_json(folder / MODEL_INDEX)
+    options = {name: index[name] for name in family.options if name in index}
     try:
-        pipe = getattr(diffusers, family.pipeline_class)(**components)
+        pipe = getattr(diffusers, family.pipeline_class)(**components, **options)
         # A family's adapter lives in the module of its name.
         adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
         return adapter(pipe, stages, target)
