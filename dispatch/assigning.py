@@ -132,7 +132,7 @@ class Assigner:
         diffuse: tuple[WorkerId, ...],
         found_by: str,
     ) -> Assignment:
-        together = work._replace(batch=len(members))
+        together = work if len(members) == 1 else work._replace(batch=len(members))
         near = self._node_of[diffuse[0]]
         encode, ready_s = diffuse, self._now_s + candidate.encode_s
         if not work.needs_encode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 
 import highspy
@@ -18,43 +17,42 @@ _PLAIN_SEARCH = {
     "mip_detect_symmetry": False,
     "mip_allow_restart": False,
 }
-_GAP_ABS = 1e-6
 _FEASIBLE = highspy.SolutionStatus.kSolutionStatusFeasible
 _OUT_OF_TIME = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
 
 
 class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
-    """`pulp.HiGHS` that tries a rounded LP before it searches, tells the bound that was proved, and hands the whole
-    program over at once (PuLP does it column by column and row by row, which takes longer than the search).
+    """`pulp.HiGHS` that can solve the LP alone, tells the bound that was proved, and hands the whole program over at
+    once (PuLP does it column by column and row by row, which takes longer than the search).
 
-    For maxima over integers with finite limits, in which nothing is a solution too unless a row says otherwise.
+    For maxima over integers with finite limits.
     """
 
-    bound: float | None = None
+    bound: float = float("inf")
 
-    def __init__(self, time_limit_s: float, gap: float, rounded: Callable[[], float | None]) -> None:
-        """`gap`: how far from the bound a solution may be, relative to it. `rounded`: called when the variables have
-        the values of the LP; it gives them whole ones that keep all limits and returns what these are worth (None: it
-        cannot)."""
-        super().__init__(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=_GAP_ABS, threads=1, **_PLAIN_SEARCH)
-        self._rounded = rounded
+    def __init__(self, time_limit_s: float, gap: float) -> None:
+        """`gap`: how far from the bound a solution may be, relative to it."""
+        super().__init__(msg=False, timeLimit=time_limit_s, gapRel=gap, gapAbs=1e-6, threads=1, **_PLAIN_SEARCH)
+
+    def relax(self, lp: pulp.LpProblem) -> bool:
+        """Give the variables the values of the LP, and set `bound`. False when there are none."""
+        self.createAndConfigureSolver(lp)
+        variables = lp.variables()
+        lp.solverModel.passModel(_program(lp, variables))
+        lp.solverModel.run()
+        if lp.solverModel.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return False
+        self.bound = -lp.solverModel.getInfo().objective_function_value
+        _read(lp.solverModel, variables)
+        return True
 
     def actualSolve(self, lp: pulp.LpProblem) -> int:  # noqa: N802 (PuLP's name)
-        self.createAndConfigureSolver(lp)
+        """Search from the solution that the variables have. `relax` has seen the same program."""
         highs, variables = lp.solverModel, lp.variables()
-        highs.passModel(_program(lp, variables))
-        highs.run()
-        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-            return _assign(lp, pulp.LpSolutionNoSolutionFound)
-        self.bound = -highs.getInfo().objective_function_value
-        _read(highs, variables)
-        worth = self._rounded()
-        if worth is not None:
-            if worth >= self.bound - max(self.gapRel * worth, _GAP_ABS):
-                return _assign(lp, pulp.LpSolutionOptimal)
-            highs.setSolution(_start(variables))
+        highs.setOptionValue("presolve", "on")
         kinds = np.full(len(variables), int(highspy.HighsVarType.kInteger), dtype=np.uint8)
         highs.changeColsIntegrality(len(variables), np.arange(len(variables), dtype=np.int32), kinds)
+        highs.setSolution(_start(variables))
         highs.run()
         info, status = highs.getInfo(), highs.getModelStatus()
         found = pulp.LpSolutionNoSolutionFound

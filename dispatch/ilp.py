@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from math import floor
 from typing import Any
 
@@ -16,6 +17,7 @@ import pulp
 
 from dispatch.highs import FastHiGHS
 from dispatch.options import DispatchOptions
+from dispatch.parts import joined, parts_of
 from dispatch.problem import (
     Problem,
     Slot,
@@ -32,6 +34,9 @@ from dispatch.problem import (
 # How far below a whole number a solver's value may be and still mean it.
 _ROUNDING = 1e-6
 
+# A lack that is nothing but rounding.
+_GAP_ABS, _GAP_REL = 1e-6, 1e-9
+
 # Up to so many requests the optimum is found as fast as anything close to it, and prices are not small beside the gap.
 _SMALL = 100
 
@@ -40,52 +45,102 @@ _Variables = dict[tuple[int, Slot], Any]
 
 def solve(problem: Problem, options: DispatchOptions) -> Solution:
     """The best solution found within the time limit; always feasible, and the same for the same problem unless the
-    time limit cuts the search short. No request is left out that still fits."""
-    if (best := best_slots(problem) or best_ranked(problem)) is not None:
-        return best
-    try:
-        solution = _solve_ilp(problem, options)
-    except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick goes on
-        return greedy(problem, f"{type(error).__name__}: {error}")
-    if solution is None:
-        return greedy(problem, f"no solution within {options.time_limit_s} s")
-    if solution.method == "incumbent":
-        return _best_at_the_limit(problem, solution, options)
-    return solution
+    time limit cuts the search short. No request is left out that still fits.
 
-
-def _best_at_the_limit(problem: Problem, incumbent: Solution, options: DispatchOptions) -> Solution:
-    """A search that was cut short may have less than the greedy plan."""
-    other = greedy(problem, f"nothing better within {options.time_limit_s} s")
-    return incumbent if incumbent.value(problem) >= other.value(problem) else other
-
-
-def _solve_ilp(problem: Problem, options: DispatchOptions) -> Solution | None:
-    model, variables = _build(problem)
-
-    def rounded() -> float | None:
-        """Down, so that all limits are kept, and then whatever still fits."""
-        down = {key: floor(variable.varValue + _ROUNDING) for key, variable in variables.items()}
-        counts = completed(problem, {key: n for key, n in down.items() if n})
-        if not is_feasible(problem, counts):
-            return None  # a required request has lost its slot
-        for key, variable in variables.items():
-            variable.varValue = float(counts.get(key, 0))
-        return value_of(problem, counts)
-
+    Each independent part is solved as an LP and rounded first. Those with the largest gaps are then searched, one after
+    the other, until the whole is close enough to its bound.
+    """
+    parts = parts_of(problem)
     gap = options.gap if sum(item.count for item in problem.classes) > _SMALL else 0.0
-    solver = _solver(options, gap, rounded)
-    model.solve(solver)
-    if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return None
-    counts = {key: n for key, variable in variables.items() if (n := round(variable.varValue or 0))}
-    if not is_feasible(problem, counts):
-        return greedy(problem, "the solver broke a limit")
-    is_proved = model.sol_status == pulp.LpSolutionOptimal
-    bound = getattr(solver, "bound", None)
-    if bound is None:  # this solver tells none: what is proved is the gap that it was asked for
-        bound = value_of(problem, counts) * (1 + gap) if is_proved else upper_bound(problem)
-    return Solution(completed(problem, counts), "ilp" if is_proved else "incumbent", bound)
+    limited = replace(options, gap=gap, time_limit_s=options.time_limit_s / max(len(parts), 1))
+    searches = [_Search(part.problem, limited) for part in parts]
+    solutions = [search.first() for search in searches]
+    whole = joined(parts, solutions)
+    for index in sorted(range(len(parts)), key=lambda index: -_lack(parts[index].problem, solutions[index])):
+        if _is_close(problem, whole, gap):
+            break
+        solutions[index] = searches[index].better()
+        whole = joined(parts, solutions)
+    if whole.method in ("ilp", "incumbent"):
+        whole = replace(whole, method="ilp" if _is_close(problem, whole, gap) else "incumbent")
+    return whole
+
+
+def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
+    """Whether a solution is as near to its bound as is asked for, rounding aside."""
+    return _lack(problem, solution) <= max(gap, _GAP_REL) * solution.value(problem) + _GAP_ABS
+
+
+def _lack(problem: Problem, solution: Solution) -> float:
+    """How much more another solution could be worth at most."""
+    return solution.bound - solution.value(problem)
+
+
+class _Search:
+    """A part, its program and the best solution so far."""
+
+    def __init__(self, problem: Problem, options: DispatchOptions) -> None:
+        self._problem = problem
+        self._options = options
+        self._best: Solution
+
+    def first(self) -> Solution:
+        """What needs no search: the optimum where nobody has to choose, the rounded LP, or else a greedy plan."""
+        if (best := best_slots(self._problem) or best_ranked(self._problem)) is not None:
+            self._best = best
+        else:
+            self._best = greedy(self._problem, f"no solution within {self._options.time_limit_s} s")
+            self._attempt(self._round)
+        return self._best
+
+    def better(self) -> Solution:
+        """What the solver finds within its limits; never less than the first."""
+        if _lack(self._problem, self._best) > _GAP_ABS:
+            self._attempt(self._solve)
+        return self._best
+
+    def _attempt(self, step: Callable[[], Solution | None]) -> None:
+        """Keep the better solution, and the better bound."""
+        try:
+            found = step()
+        except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick goes on
+            self._best = replace(self._best, failure=f"{type(error).__name__}: {error}")
+            return
+        if found is not None:
+            bound = min(found.bound, self._best.bound)
+            is_better = found.value(self._problem) >= self._best.value(self._problem)
+            self._best = replace(found if is_better else self._best, bound=bound)
+
+    def _round(self) -> Solution | None:
+        """The LP, rounded down so that all limits are kept, and then whatever still fits."""
+        self._model, self._variables = _build(self._problem)
+        self._solver = _solver(self._options)
+        if not isinstance(self._solver, FastHiGHS) or not self._solver.relax(self._model):
+            return None
+        down = {key: floor(variable.varValue + _ROUNDING) for key, variable in self._variables.items()}
+        counts = completed(self._problem, {key: n for key, n in down.items() if n})
+        if not is_feasible(self._problem, counts):
+            counts = self._best.counts  # a required request has lost its slot
+        return Solution(counts, "ilp", self._solver.bound)
+
+    def _solve(self) -> Solution | None:
+        """The search, from the best solution so far."""
+        for key, variable in self._variables.items():
+            variable.varValue = float(self._best.counts.get(key, 0))
+        self._model.solve(self._solver)
+        status = self._model.sol_status
+        if status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+            return None
+        counts = {key: n for key, variable in self._variables.items() if (n := round(variable.varValue or 0))}
+        if not is_feasible(self._problem, counts):
+            return replace(self._best, failure="the solver broke a limit")
+        is_proved = status == pulp.LpSolutionOptimal
+        if isinstance(self._solver, FastHiGHS):
+            bound = self._solver.bound
+        else:  # CBC tells no bound: what is proved is the gap that it was asked for
+            proved = value_of(self._problem, counts) * (1 + self._options.gap)
+            bound = proved if is_proved else upper_bound(self._problem)
+        return Solution(completed(self._problem, counts), "ilp" if is_proved else "incumbent", bound)
 
 
 def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
@@ -114,9 +169,9 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     return model, variables
 
 
-def _solver(options: DispatchOptions, gap: float, rounded: Callable[[], float | None]) -> pulp.LpSolver:
+def _solver(options: DispatchOptions) -> pulp.LpSolver:
     # One thread: no start-up cost, and the same answer each time.
     if options.solver == "CBC":
         path = pulp.PULP_CBC_CMD.pulp_cbc_path  # the binary that comes with PuLP
-        return pulp.COIN_CMD(path=path, msg=False, timeLimit=options.time_limit_s, gapRel=gap, threads=1)
-    return FastHiGHS(options.time_limit_s, gap, rounded)
+        return pulp.COIN_CMD(path=path, msg=False, timeLimit=options.time_limit_s, gapRel=options.gap, threads=1)
+    return FastHiGHS(options.time_limit_s, options.gap)

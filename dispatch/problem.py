@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 
 class Slot(NamedTuple):
@@ -69,6 +69,7 @@ class Problem:
 # a pool are equally wide, so that those worth the most have them. `ilp`: proved optimal, within the gap of the options.
 # `incumbent`: the solver's best at its time limit. `greedy`: the solver gave nothing, or nothing as good.
 Method = Literal["uncontended", "ranked", "ilp", "incumbent", "greedy"]
+METHODS: tuple[Method, ...] = get_args(Method)  # the most certain first
 Counts = Mapping[tuple[int, Slot], int]
 
 

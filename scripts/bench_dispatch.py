@@ -1,11 +1,10 @@
 """How long one tick of the Dispatcher takes (build, solve, E and C), and how far its plan is from the proved bound.
 
-One cluster serves all models of a profile table, each with an equal share of the waiting requests; nodes of 8. Every tick
-is a snapshot of its own, drawn from a seed: which workers are idle, until when the others are busy, which requests
-wait and for how long. All worker views are new objects in every tick, so nothing that the Dispatcher keeps from one tick
-to the next helps it, unlike in a service. TridentServe, arXiv 2510.02838, section 8.5, Table 4.
-
-The last line is one JSON object.
+One cluster of nodes of 8 serves the mixes of four models in equal parts: the Orchestrator places them so that each
+brings the same work, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a
+seed: which workers are idle, until when the others are busy, which requests wait and for how long. All worker views
+are new objects in every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service.
+TridentServe, arXiv 2510.02838, section 8.5, Table 4. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from dataclasses import dataclass
 
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
-from profiler import CostModel, ProfileRow, shipped_table
+from profiler import CostModel, shipped_table
+from traces.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.estimates import stage_seconds
 from tridentserve.plans import PlacementPlan
@@ -38,8 +38,7 @@ _GPU_BYTES = 48 * 2**30
 _RESERVE_BYTES = 2 * 2**30
 _PENDING_PER_GPU = 10 / 32  # Table 4: pending requests grow with the cluster
 _NOW_S = 10_000.0
-# Denoising steps, TridentServe, arXiv 2510.02838, Table 5.
-_STEPS = {"sd3-medium": 20, "flux.1-dev": 4, "cogvideox1.5-5b": 6, "hunyuanvideo": 6}
+_MODELS = ("cogvideox1.5-5b", "flux.1-dev", "hunyuanvideo", "sd3-medium")
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ class Snapshots:
         return views
 
     def _pending(self, rng: random.Random) -> list[PendingRequest]:
-        models = sorted(self.kinds)
-        return [self._request(i, rng.choice(self.kinds[models[i % len(models)]]), rng) for i in range(self.num_pending)]
+        return [self._request(i, self.kinds[_MODELS[i % len(_MODELS)]], rng) for i in range(self.num_pending)]
 
-    def _request(self, number: int, kind: LoadShare, rng: random.Random) -> PendingRequest:
+    def _request(self, number: int, kinds: Sequence[LoadShare], rng: random.Random) -> PendingRequest:
+        (kind,) = rng.choices(kinds, [each.weight for each in kinds])
         spec = RequestSpec(f"r{number}", kind.model, kind.shape, kind.num_inference_steps)
         slo_s = DEFAULT_SLO_SCALE * _seconds(self.times, spec)
         arrival_s = _NOW_S - 1.5 * slo_s * rng.random()
@@ -96,7 +95,7 @@ def main() -> int:
 
 def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
     """One warm-up tick, then `ticks` measured ones. The gap is the largest of them."""
-    snapshots = _snapshots(gpus, options.profiles)
+    snapshots = _snapshots(gpus, options.profiles, options.mix)
     dispatcher = IlpDispatcher(
         snapshots.times, DispatchOptions(handoff_reserve_bytes=_RESERVE_BYTES, solver=options.solver)
     )
@@ -118,24 +117,25 @@ def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def _snapshots(gpus: int, profiles: str) -> Snapshots:
+def _snapshots(gpus: int, profiles: str, mix: str) -> Snapshots:
     table = shipped_table(profiles)
     times = CostModel([table], device=table.rows[0].gpu)
-    kinds = {model: _kinds(table.rows, model, times) for model in times.models}
+    kinds = {model: _kinds(load_mix(f"{model}-{mix}"), model, times) for model in _MODELS}
     workers = [
         WorkerSpec(f"n{i // _GPUS_PER_NODE:03d}w{i % _GPUS_PER_NODE}", f"n{i // _GPUS_PER_NODE:03d}", _GPU_BYTES)
         for i in range(gpus)
     ]
-    load = [kind for model in sorted(kinds) for kind in kinds[model]]
+    load = [kind for model in _MODELS for kind in kinds[model]]
     placement = Orchestrator(times, _RESERVE_BYTES, (1, 2, 4, 8)).plan(load, workers)
     return Snapshots(times, kinds, workers, placement, num_pending=round(gpus * _PENDING_PER_GPU))
 
 
-def _kinds(rows: Sequence[ProfileRow], model: str, times: CostModel) -> list[LoadShare]:
-    """The sizes of a model that were profiled, weighted so that each brings the same work to the placement."""
-    shapes = {row.shape for row in rows if (row.model, row.stage, row.degree) == (model, Stage.DIFFUSE, 1)}
-    specs = [RequestSpec("kind", model, shape, _STEPS.get(model, 20)) for shape in sorted(shapes)]
-    return [LoadShare(model, s.shape, s.num_inference_steps, weight=1 / _seconds(times, s)) for s in specs]
+def _kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:
+    """The sizes of a mix, weighted so that all of them together bring one GPU-second at degree 1."""
+    kinds = [(each.shape, each.num_inference_steps or mix.num_inference_steps, each.weight) for each in mix.shapes]
+    kinds_of_steps = [(shape, steps if isinstance(steps, int) else max(steps or (1,)), w) for shape, steps, w in kinds]
+    work_s = sum(w * n * times.seconds(model, Stage.DIFFUSE, shape) for shape, n, w in kinds_of_steps)
+    return [LoadShare(model, shape, n, weight=w / work_s) for shape, n, w in kinds_of_steps]
 
 
 def _seconds(times: CostModel, spec: RequestSpec) -> float:
@@ -158,6 +158,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ticks", type=int, default=30, help="measured ticks per size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profiles", default="l20", help="a profile table that comes with TridentServe")
+    parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
     parser.add_argument("--solver", choices=("HiGHS", "CBC"), default="HiGHS")
     return parser.parse_args()
 

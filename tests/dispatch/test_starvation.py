@@ -127,3 +127,12 @@ def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
 def test_what_no_worker_can_run_holds_nothing_back() -> None:
     pending = [request("unknown", Shape(64, 64), 1.0), request("other", LARGE, 1.0, model="three"), *fresh(1)]
     assert served(pending, apart(1, "D", "E", "C")) == {"fresh 0": ("n0-w0",)}
+
+
+def test_without_the_rule_rewards_alone_decide() -> None:
+    """The large one pays more for communication, and its reward grows no more."""
+    alone = IlpDispatcher(TIMES, DispatchOptions(overdue_first=False))
+    pending = [request("large", LARGE, 1.0), request("small", SMALL, arrival_s=1000.0)]
+    (with_rule,) = decide(DISPATCHER, pending, apart(1, "D", "E", "C"), 1000.0)
+    (without,) = decide(alone, pending, apart(1, "D", "E", "C"), 1000.0)
+    assert (with_rule.request_ids, without.request_ids) == (("large",), ("small",))
