@@ -33,6 +33,8 @@ from tridentserve.worker_pool import WorkerPool
 
 # TridentServe, arXiv 2510.02838, section 8.1.
 DEFAULT_SLO_SCALE = 2.5
+# A C that is late goes before those that come so many of its own runtimes after it.
+_LATE_RUNTIMES = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Scheduler:
         # Those that wait for a dispatch, as the dispatcher sees them.
         self._pending: dict[str, PendingRequest] = {}
         self._runs: dict[int, Run] = {}
+        # Runs whose D is done and whose C waits for an idle auxiliary, with the reason to be logged.
+        self._decodes: dict[int, tuple[Run, str]] = {}
         # Plans given to workers and not reported yet, with their runs; also those nobody waits for any more.
         self._plans: dict[int, tuple[DispatchPlan, Run]] = {}
         self._last_id = 0
@@ -79,6 +83,10 @@ class Scheduler:
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored."""
+        effects = self._take_in(event, now_s)
+        return [*effects, *self._decode_what_waits(now_s)] if self._decodes else effects
+
+    def _take_in(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         match event:
             case ev.RequestArrived():
                 return self._arrived(event.spec, now_s)
@@ -235,13 +243,20 @@ class Scheduler:
         return self._run_next_leg(run, now_s, assignment.reason)
 
     def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
-        leg = run.legs.pop(0)
+        leg = run.legs[0]
         model = run.spec.model
-        if leg.stages == (Stage.DECODE,) or not self._usable(model, leg):
-            replacement = self._bound_now(model, leg, now_s)
+        if leg.stages == (Stage.DECODE,) and not self._pool.holds(leg.workers[0], Replica(model, Stage.DIFFUSE)):
+            self._decodes[run.run_id] = (run, reason)
+            return []
+        if not self._usable(model, leg):
+            replacement = self._other_worker(model, leg, now_s)
             if replacement is None:
                 return self._again(run, f"{'+'.join(leg.workers)} was lost before the plan started")
-            leg = replacement
+            run.legs[0] = replacement
+        return self._send_leg(run, now_s, reason)
+
+    def _send_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
+        leg = run.legs.pop(0)
         diffuses = Stage.DIFFUSE in leg.stages
         members = [
             request.member(run.num_steps if diffuses else None) for request in run.requests if _takes_part(request, leg)
@@ -249,7 +264,7 @@ class Scheduler:
         self._last_id += 1
         plan = DispatchPlan(
             plan_id=self._last_id,
-            model=model,
+            model=run.spec.model,
             stages=leg.stages,
             workers=leg.workers,
             members=tuple(members),
@@ -261,8 +276,51 @@ class Scheduler:
         expected_s = self._expected_s(leg, run, len(members))
         if diffuses:
             run.diffuse_end_s = now_s + expected_s
+        elif leg.stages == (Stage.DECODE,):
+            self._pool.release(run.workers, run.run_id)
         self._pool.start(plan, expected_s, now_s)
         return [ev.Run(plan, reason)]
+
+    def _decode_what_waits(self, now_s: float) -> list[ev.Effect]:
+        """Give each C that is due to an auxiliary once one is idle, the most urgent first.
+
+        C's worker was named with D, so that the latents could be pushed there; by now another one of its kind may be
+        free sooner, and something more urgent may wait. Urgent is what can still be in time, by deadline; what is late
+        has a new deadline some of its runtimes later, so that it does not wait for ever.
+        """
+        effects: list[ev.Effect] = []
+        for run_id in sorted(self._decodes, key=lambda run_id: self._urgency(self._decodes[run_id][0], now_s)):
+            run, reason = self._decodes[run_id]
+            leg, model = run.legs[0], run.spec.model
+            if not run.requests:
+                del self._decodes[run_id]
+                continue
+            if self._usable(model, leg):
+                idle = self._pool.idle(self._pool.kind(leg.workers[0]))
+                if not idle:
+                    continue
+                if leg.workers[0] not in idle:
+                    run.legs[0] = Leg(leg.stages, (min(idle),))
+            else:
+                replacement = self._other_worker(model, leg, now_s)
+                if replacement is None:
+                    del self._decodes[run_id]
+                    effects += self._again(run, f"{'+'.join(leg.workers)} was lost before the plan started")
+                    continue
+                run.legs[0] = replacement
+            del self._decodes[run_id]
+            effects += self._send_leg(run, now_s, reason)
+        return effects
+
+    def _urgency(self, run: Run, now_s: float) -> tuple[float, int]:
+        """Smaller is more urgent."""
+        if not run.requests:
+            return 0.0, run.run_id
+        deadline_s = min(request.deadline_s for request in run.requests)
+        decode_s = stage_seconds(self._times, run.spec, Stage.DECODE)
+        if now_s + decode_s > deadline_s:
+            deadline_s += _LATE_RUNTIMES * (decode_s + run.num_steps * run.step_s)
+        return deadline_s, run.run_id
 
     def _usable(self, model: str, leg: Leg) -> bool:
         """A lone E or C goes elsewhere when its worker is not there, or not meant to hold it any more."""
@@ -273,15 +331,10 @@ class Scheduler:
         replica = Replica(model, leg.stages[0])
         return self._pool.holds(leg.workers[0], replica) or not self._pool.missing(leg.workers[0], [replica])
 
-    def _bound_now(self, model: str, leg: Leg, now_s: float) -> Leg | None:
-        """Where a lone E or C goes, chosen when it is due: C's worker was named long before, and another one may be
-        free sooner by now. D, with its reserved workers, cannot go elsewhere: None."""
+    def _other_worker(self, model: str, leg: Leg, now_s: float) -> Leg | None:
+        """A lone auxiliary stage can go to any worker that holds it; D, with its reserved workers, cannot."""
         if not _is_lone_auxiliary(leg):
             return None
-        if self._usable(model, leg):
-            if len(leg.workers) > 1 or self._pool.holds(leg.workers[0], Replica(model, Stage.DIFFUSE)):
-                return leg  # it stays where D ran
-            return Leg(leg.stages, (self._pool.twins(leg.workers[0], now_s)[0],))
         holders = self._pool.holders(Replica(model, leg.stages[0]), leg.workers[0], now_s)
         return Leg(leg.stages, (holders[0],)) if holders else None
 
@@ -349,7 +402,7 @@ class Scheduler:
 
     def _after_diffuse(self, plan: DispatchPlan, run: Run) -> None:
         """D's workers are free. Members with steps left wait for another dispatch, the others go on to C."""
-        self._pool.release(run.workers, run.run_id)
+        self._pool.free(run.assignment.diffuse, run.run_id)
         self._park(run, [request for request in run.requests if request.steps_left > 0])
         if run.requests and not run.legs:  # stopped when there was nothing left but C
             run.legs = [Leg((Stage.DECODE,), run.assignment.decode or plan.workers[:1])]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.hot_set import group_name
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import WorkerView
 from tridentserve.stages import PlacementType
+
+Kind = tuple[frozenset[Replica], int]
 
 
 @dataclass(slots=True)
@@ -34,6 +38,11 @@ class _Worker:
     # What the dispatcher sees; None when something has changed since.
     view: WorkerView | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or is reserved there."""
+        return not self.queue and self.reserved_by is None
+
     def free_at_s(self) -> float:
         """When all it has been given is expected to end; 0 when that is nothing. An overdue plan counts as ended."""
         free_s = 0.0
@@ -54,6 +63,10 @@ class WorkerPool:
             held = placement.replicas.get(spec.worker_id, frozenset())
             self._workers[spec.worker_id] = _Worker(spec, held, resident=held)
         self._alive: tuple[WorkerSpec, ...] | None = None
+        # Idle workers by kind; those that have changed since are looked at again before it is used.
+        self._idle: defaultdict[Kind, dict[WorkerId, None]] = defaultdict(dict)
+        self._kinds: dict[WorkerId, Kind] = {}
+        self._changed: dict[WorkerId, None] = dict.fromkeys(self._workers)
         # How often a group of workers has failed: a name is never used again after a failure.
         self._group_failures: dict[tuple[WorkerId, ...], int] = {}
 
@@ -71,9 +84,8 @@ class WorkerPool:
     def place(self, placement: PlacementPlan) -> None:
         """Another placement is in force. What workers have in memory changes later, as plans need it."""
         self.placement = placement
-        for worker_id, worker in self._workers.items():
-            worker.replicas = placement.replicas.get(worker_id, frozenset())
-            worker.view = None
+        for worker_id in self._workers:
+            self._touch(worker_id).replicas = placement.replicas.get(worker_id, frozenset())
 
     def loaded(self, worker_id: WorkerId, replica: Replica, evicted: Iterable[Replica]) -> None:
         """A worker has made a replica resident, and others not."""
@@ -103,18 +115,21 @@ class WorkerPool:
         held = self._workers[worker_id].replicas
         return PlacementType.of(replica.stage for replica in held if replica.model == model)
 
-    def twins(self, like: WorkerId, now_s: float) -> list[WorkerId]:
-        """The live workers whose placement and memory are those of worker `like`, as it was when it was last chosen:
-        what fits there fits on them. First those that are free first, `like` itself before its equals."""
-        model = self._workers[like]
-        twins = [
-            worker_id
-            for worker_id, worker in self._workers.items()
-            if worker.alive
-            and worker.replicas == model.replicas
-            and worker.spec.memory_bytes == model.spec.memory_bytes
-        ]
-        return sorted(twins, key=lambda worker_id: (self.free_at_s(worker_id, now_s), worker_id != like, worker_id))
+    def kind(self, worker_id: WorkerId) -> Kind:
+        """What a worker's placement and memory are: what fits there fits on all of its kind."""
+        worker = self._workers[worker_id]
+        return worker.replicas, worker.spec.memory_bytes
+
+    def idle(self, kind: Kind) -> Collection[WorkerId]:
+        """The live workers of a kind that have nothing to do."""
+        for worker_id in self._changed:
+            worker = self._workers[worker_id]
+            self._idle[self._kinds.pop(worker_id, kind)].pop(worker_id, None)
+            if worker.alive and worker.is_idle:
+                self._kinds[worker_id] = self.kind(worker_id)
+                self._idle[self._kinds[worker_id]][worker_id] = None
+        self._changed.clear()
+        return self._idle[kind].keys()
 
     def holders(self, replica: Replica, like: WorkerId, now_s: float) -> list[WorkerId]:
         """The live workers that hold a replica and have as much memory as worker `like`: first those that hold least
@@ -151,13 +166,18 @@ class WorkerPool:
         for worker_id in worker_ids:
             self._touch(worker_id).promised_s[run_id] = seconds
 
-    def release(self, worker_ids: Iterable[WorkerId], run_id: int) -> None:
-        """Drop the reservations and promises of a run on these workers."""
+    def free(self, worker_ids: Iterable[WorkerId], run_id: int) -> None:
+        """Drop the reservations of a run on these workers."""
         for worker_id in worker_ids:
             worker = self._touch(worker_id)
-            worker.promised_s.pop(run_id, None)
             if worker.reserved_by == run_id:
                 worker.reserved_by = None
+
+    def release(self, worker_ids: Iterable[WorkerId], run_id: int) -> None:
+        """Drop the reservations and promises of a run on these workers."""
+        self.free(worker_ids, run_id)
+        for worker_id in worker_ids:
+            self._touch(worker_id).promised_s.pop(run_id, None)
 
     def free_at_s(self, worker_id: WorkerId, now_s: float) -> float:
         return max(now_s, self._workers[worker_id].free_at_s())
@@ -183,8 +203,8 @@ class WorkerPool:
 
     def group_name(self, worker_ids: tuple[WorkerId, ...]) -> str:
         """A name for the process group of these workers, the same until one of them restarts or the group fails."""
-        members = ",".join(f"{worker_id}#{self._workers[worker_id].incarnation}" for worker_id in worker_ids)
-        return f"{members}/{self._group_failures.get(worker_ids, 0)}"
+        members = [(worker_id, self._workers[worker_id].incarnation) for worker_id in worker_ids]
+        return group_name(members, self._group_failures.get(worker_ids, 0))
 
     def break_group(self, worker_ids: tuple[WorkerId, ...]) -> None:
         """Never use the current group of these workers again."""
@@ -194,6 +214,7 @@ class WorkerPool:
         """The worker, to be changed."""
         worker = self._workers[worker_id]
         worker.view = None
+        self._changed[worker_id] = None
         return worker
 
     @staticmethod
@@ -203,7 +224,7 @@ class WorkerPool:
             node_id=worker.spec.node_id,
             memory_bytes=worker.spec.memory_bytes,
             replicas=worker.replicas,
-            idle=not worker.queue and worker.reserved_by is None,
+            idle=worker.is_idle,
             free_at_s=worker.free_at_s(),
             resident=worker.resident,
         )
