@@ -1,6 +1,8 @@
 # make serve   check the configuration and start the service on 127.0.0.1:8000 (Ctrl-C ends it)
 # make test    lint, types, tests: all that CI runs
-# Both make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
+# make evaluate-quick   default and three baselines on short traces, in minutes; make evaluate: the paper's grid, in hours
+# make demo    eight workers, requests that move between them at step boundaries (a minute)
+# All make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
 
 PYTHON ?= python3
 CONFIG ?= deployments/quickstart.yaml
@@ -14,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # The proxy notices a dead replica in seconds (the default takes over 20).
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
 
-.PHONY: serve test test-all lint types install check clean
+.PHONY: serve demo evaluate evaluate-quick test test-all lint types install check clean
 
 install: .venv/.installed
 
@@ -29,6 +31,16 @@ check: install
 
 serve: install
 	$(BIN)/python scripts/serve.py $(CONFIG)
+
+demo: install
+	$(BIN)/python scripts/demo_preemption.py
+
+evaluate-quick: install
+	$(BIN)/python scripts/evaluate.py --models sd3-medium flux.1-dev --workloads light heavy dynamic \
+		--policies default b1 b3 b6 --duration-s 240 --out out/evaluation-quick
+
+evaluate: install
+	$(BIN)/python scripts/evaluate.py --out out/evaluation
 
 lint: install
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.check_args import args_problems
-from deployments.config import describe_problems
+from deployments.config_base import describe_problems
 
 BUILDER = "deployments.app:build_app"
 DEPLOYMENTS = ("Api", "Scheduler")

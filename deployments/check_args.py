@@ -9,13 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.config import AppArgs, ModelArgs, describe_problems
+from deployments.config import AppArgs, ModelArgs
+from deployments.config_base import describe_problems
 from deployments.models import ServedModel, family_of
-from deployments.planning import make_scheduler, plan_placement, worker_specs
+from deployments.planning import make_scheduler, plan_placement, policy_of, worker_specs
 from deployments.profiles import cost_model
 from profiler import CostModel
 from tridentserve.checkpoints import stage_weights_bytes
-from tridentserve.errors import CheckpointError, ConfigError, PlacementError, ProfileError
+from tridentserve.errors import CheckpointError, ConfigError, ProfileError
 from tridentserve.events import Reject, RequestArrived
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
@@ -151,11 +152,20 @@ def _planning_problems(args: AppArgs, times: CostModel, probes: Sequence[Request
     nodes = [f"node-{index}" for index in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
     specs = worker_specs(args, nodes)
     try:
-        placement = plan_placement(args, times, specs)
-    except (PlacementError, ProfileError) as error:
+        policy = policy_of(args, times, specs)
+    except ConfigError as error:
+        yield f"dispatch.policy: {args.dispatch.policy}: {error}"
+        return
+    try:
+        placement = plan_placement(args, times, specs, policy)
+    except ConfigError as error:
         yield f"placement: {error}"
         return
-    scheduler = make_scheduler(args, times, specs, placement)
+    try:
+        scheduler = make_scheduler(args, times, specs, policy, placement)
+    except ConfigError as error:
+        yield str(error)
+        return
     for probe in probes:
         for effect in scheduler.on(RequestArrived(probe), now_s=0.0):
             if isinstance(effect, Reject):

@@ -5,44 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from deployments.config_base import Args, Name, config_error
+from deployments.config_planning import POLICIES_WITHOUT_LOAD, DispatchArgs, LoadArgs, ReplanArgs
 from tridentserve import cache
 from tridentserve.families import FAMILIES
 from tridentserve.stages import PlacementType
 
 WorkerPlacement = dict[str, PlacementType]
-
-
-def config_error(key: str, text: str) -> PydanticCustomError:
-    """A problem with `key`, which is relative to the model that is being validated."""
-    return PydanticCustomError("config", "{key}: {text}", {"key": key, "text": text})
-
-
-def describe_problems(error: ValidationError, prefix: str) -> list[str]:
-    """One line per problem, each beginning with the path of the key: `args.models[0].path: ...`."""
-    lines = []
-    for detail in error.errors(include_url=False, include_input=False):
-        path = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
-        text = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "config":
-            key = str(detail["ctx"]["key"])
-            path += key if key.startswith("[") or not key else f".{key}"
-            text = str(detail["ctx"]["text"])
-        elif detail["type"] == "extra_forbidden":
-            text = "unknown key; check its spelling"
-        lines.append(f"{path}: {text}")
-    return lines
 
 
 def _expanded(path: Path) -> Path:
@@ -64,14 +35,9 @@ def is_table_path(name: str) -> bool:
 
 LocalPath = Annotated[Path, AfterValidator(_expanded)]
 TableSource = Annotated[str, AfterValidator(_table_source)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
 
 
-class _Args(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class Limits(_Args):
+class Limits(Args):
     """The requests of a model. What is outside is refused before anything is made for it."""
 
     min_side: int = Field(default=64, ge=16, description="pixels, of width and of height")
@@ -82,7 +48,7 @@ class Limits(_Args):
     max_prompt_chars: int = Field(default=4096, ge=1, description="of the prompt, and of the negative prompt")
 
 
-class ModelArgs(_Args):
+class ModelArgs(Args):
     """One model. Exactly one of `path` (a diffusers folder) and `tiny` (a family; made at first start) is given."""
 
     name: Name = Field(description="what requests call it")
@@ -96,6 +62,7 @@ class ModelArgs(_Args):
     limits: Limits = Field(default=Limits(), description="what its requests may ask for")
     profile_as: str | None = Field(default=None, description="its name in the profile tables; None: `name`")
     slo_scale: float = Field(default=2.5, gt=0, description="SLO over the latency at the optimal degrees")
+    window_s: float | None = Field(default=None, gt=0, description="its own `replan.window_s`; None: that one")
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelArgs:
@@ -110,15 +77,16 @@ class ModelArgs(_Args):
         return self.profile_as or self.name
 
 
-class ClusterArgs(_Args):
+class ClusterArgs(Args):
     """The devices. One worker owns one GPU, or `cpu_threads` threads of a CPU."""
 
     nodes: int = Field(default=1, ge=1, description="machines of the Ray cluster that hold workers")
     workers_per_node: int = Field(ge=1, description="one per GPU")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="what workers compute on")
     device_name: str = Field(default="cpu", description="as in the profile tables, such as `NVIDIA L20`")
-    memory_mb: int = Field(ge=1, description="of one worker, for weights, activations and the handoff buffer")
+    memory_mb: int = Field(ge=1, description="of one worker, in MiB, for all it holds")
     cpu_threads: int = Field(default=1, ge=1, description="torch threads of one worker")
+    max_groups: int = Field(default=8, ge=1, description="process groups that a worker keeps")
     cpus_per_worker: float = Field(default=0.1, gt=0, description="Ray's logical CPUs of one worker")
 
     @model_validator(mode="after")
@@ -132,35 +100,7 @@ class ClusterArgs(_Args):
         return self.nodes * self.workers_per_node
 
 
-class LoadArgs(_Args):
-    """One kind of request that is expected, and its share among them; the automatic start placement is made for it."""
-
-    model: Name = Field(description="the `name` of a model")
-    width: int = Field(ge=1, description="pixels")
-    height: int = Field(ge=1, description="pixels")
-    num_inference_steps: int = Field(ge=1, description="denoising steps")
-    weight: float = Field(default=1.0, gt=0, description="share of this kind, relative to the other weights")
-
-
-class DispatchArgs(_Args):
-    """How requests are assigned to workers (docs/planning.md)."""
-
-    tick_ms: float = Field(default=5, gt=0, description="shortest time between two ticks")
-    solver: Literal["highs", "cbc"] = Field(default="highs", description="of the integer program")
-    time_limit_ms: float = Field(default=100, gt=0, description="of one solve; then the greedy plan is used")
-    max_degree: int | None = Field(
-        default=None, ge=1, description="of sequence parallelism; None: all that were profiled"
-    )
-
-    @field_validator("max_degree")
-    @classmethod
-    def _power_of_two(cls, degree: int | None) -> int | None:
-        if degree is not None and degree & (degree - 1):
-            raise config_error("", "a degree is a power of two: 1, 2, 4, ...")
-        return degree
-
-
-class HandoffArgs(_Args):
+class HandoffArgs(Args):
     """How tensors go from the worker of one stage to that of the next."""
 
     capacity_mb: int = Field(
@@ -171,7 +111,7 @@ class HandoffArgs(_Args):
     )
 
 
-class AppArgs(_Args):
+class AppArgs(Args):
     """All of `args:`. `cluster.nodes` times `cluster.workers_per_node` workers serve all models together."""
 
     models: list[ModelArgs] = Field(min_length=1, description="the first is the default of requests")
@@ -180,12 +120,13 @@ class AppArgs(_Args):
         default="auto", description="which stages each worker holds, one entry per worker; auto: from `expected_load`"
     )
     expected_load: list[LoadArgs] = Field(
-        default=[], description="the requests to plan for; `placement: auto` needs one of each model"
+        default=[], description="the requests to plan for; `placement: auto` and most policies need one of each model"
     )
     profiles: list[TableSource] = Field(
         default=["tiny-cpu"], min_length=1, description="built-in tables, or paths of CSV files"
     )
     dispatch: DispatchArgs = Field(default=DispatchArgs(), description="how requests are assigned")
+    replan: ReplanArgs = Field(default=ReplanArgs(), description="when the placement follows the load")
     handoff: HandoffArgs = Field(default=HandoffArgs(), description="how tensors go from worker to worker")
     max_queued_requests: int = Field(default=256, ge=1, description="unfinished requests; the next one gets 429")
     max_retries: int = Field(default=2, ge=0, description="of a request whose worker failed")
@@ -223,9 +164,9 @@ class AppArgs(_Args):
     def _keys_agree(self) -> AppArgs:
         names = [model.name for model in self.models]
         unexpected = [name for name in names if name not in [load.model for load in self.expected_load]]
-        if self.placement == "auto" and unexpected:
+        if unexpected and (why := self._needs_load()):
             raise config_error(
-                "expected_load", f"`placement: auto` needs a size to expect of {', '.join(unexpected)}, at least one"
+                "expected_load", f"`{why}` needs a size to expect of {', '.join(unexpected)}, at least one"
             )
         for index, load in enumerate(self.expected_load):
             if load.model not in names:
@@ -240,6 +181,14 @@ class AppArgs(_Args):
         if self.handoff.capacity_mb >= self.cluster.memory_mb:
             raise config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")
         return self
+
+    def _needs_load(self) -> str | None:
+        """The setting that cannot do without `expected_load`, if any."""
+        if self.placement == "auto":
+            return "placement: auto"
+        if self.dispatch.policy not in POLICIES_WITHOUT_LOAD:
+            return f"dispatch.policy: {self.dispatch.policy}"
+        return "replan.enabled: true" if self.replan.enabled else None
 
 
 def _worker_placement(entry: Any, key: str, names: list[str]) -> WorkerPlacement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deployments.config import AppArgs
-from deployments.planning import make_scheduler, plan_placement
+from deployments.planning import make_scheduler, plan_placement, policy_of
 from deployments.profiles import cost_model
 from tridentserve.cluster import WorkerSpec
 from tridentserve.decisions import Decision, replay
@@ -24,7 +24,8 @@ def replay_log(args: AppArgs, decisions: Sequence[Decision]) -> Iterator[tuple[D
             f"the log has {len(specs)} workers, the configuration {args.cluster.num_workers}: is it this one's log?"
         )
     times = cost_model(args)
-    return replay(decisions, make_scheduler(args, times, specs, plan_placement(args, times, specs)))
+    policy = policy_of(args, times, specs)
+    return replay(decisions, make_scheduler(args, times, specs, policy, plan_placement(args, times, specs, policy)))
 
 
 def _workers(decisions: Sequence[Decision]) -> list[WorkerSpec]:

@@ -11,6 +11,16 @@ from tridentserve.errors import ProfileError
 
 def cost_model(args: AppArgs) -> CostModel:
     """Stage times of all models of `args` on its device. Raises `ProfileError`, beginning with the key at fault."""
+    tables = served_tables(args)
+    try:
+        return CostModel(tables, args.cluster.device_name)
+    except ProfileError as error:
+        raise ProfileError(f"profiles: {error}") from error
+
+
+def served_tables(args: AppArgs) -> list[ProfileTable]:
+    """The tables of `args` with the models under the names by which they are served. Raises `ProfileError`, beginning
+    with the key at fault."""
     tables: list[ProfileTable] = []
     for index, name in enumerate(args.profiles):
         try:
@@ -25,10 +35,7 @@ def cost_model(args: AppArgs) -> CostModel:
                 f"models[{index}].{key}: {model.profile_name!r} is in none of the profile tables, which hold "
                 f"{', '.join(known)}; set profile_as to one of them, or profile the model"
             )
-    try:
-        return CostModel([_renamed(table, args) for table in tables], args.cluster.device_name)
-    except ProfileError as error:
-        raise ProfileError(f"profiles: {error}") from error
+    return [_renamed(table, args) for table in tables]
 
 
 def _renamed(table: ProfileTable, args: AppArgs) -> ProfileTable:

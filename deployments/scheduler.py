@@ -16,7 +16,7 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from deployments.config import AppArgs
-from deployments.planning import make_scheduler, plan_placement, worker_specs
+from deployments.planning import hot_groups, make_scheduler, plan_placement, policy_of, worker_specs
 from deployments.profiles import cost_model
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
@@ -40,10 +40,16 @@ class Scheduler:
         bundles, nodes = _bundles_by_node(group)
         specs = worker_specs(args, nodes)
         times = cost_model(args)
-        placement = plan_placement(args, times, specs)
-        logger.info("placement: %s", {spec.worker_id: placement.describe(spec.worker_id) for spec in specs})
+        policy = policy_of(args, times, specs)
+        placement = plan_placement(args, times, specs, policy)
+        logger.info(
+            "policy %s, placement: %s",
+            policy.name,
+            {spec.worker_id: placement.describe(spec.worker_id) for spec in specs},
+        )
         sources = await asyncio.to_thread(_model_sources, args)
         store, abandon = await asyncio.to_thread(_start_store)
+        groups = hot_groups(args, times, specs, placement)
         configs = [
             WorkerConfig(
                 spec=spec,
@@ -57,11 +63,13 @@ class Scheduler:
                 num_threads=args.cluster.cpu_threads,
                 handoff_bytes=args.handoff.capacity_mb * _MIB,
                 handoff_transport=args.handoff.transport,
+                max_groups=args.cluster.max_groups,
+                hot_groups=groups,
             )
             for spec in specs
         ]
         self._engine = LiveEngine(
-            make_scheduler(args, times, specs, placement),
+            make_scheduler(args, times, specs, policy, placement),
             configs,
             WorkerResources(args.cluster.cpus_per_worker, _gpus_per_worker(args), group, bundles),
             abandon,

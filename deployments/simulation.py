@@ -1,4 +1,4 @@
-"""A simulation put together: cluster, policy and profile as the live service has them, and the engine that needs no GPU.
+"""A simulation put together: cluster, policy, profile as the live service has them, and the engine that needs no GPU.
 
 No Ray, no torch. What is made here is what `deployments.planning` makes for the live service: the same Scheduler,
 Dispatcher, Orchestrator and Replanner objects.
@@ -9,22 +9,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from deployments.config import AppArgs
+from deployments.planning import (
+    degrees_in_use,
+    make_scheduler,
+    plan_placement,
+    policy_of,
+    start_placement,
+    worker_specs,
+)
 from dispatch import DispatchOptions
-from dispatch.policies import Policy, make_policy
+from dispatch.policies import make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions
-from profiler import CostModel
+from placement.cluster_file import ClusterSpec
+from profiler import CostModel, load_tables
+from profiler.sources import TableSource
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import Arrival, SimulatedEngine, SimulationOptions, SimulationResult
 from tridentserve.errors import ConfigError
 from tridentserve.estimates import stage_seconds
-from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduler import DEFAULT_SLO_SCALE, Scheduler, SchedulerOptions
 from tridentserve.stages import Stage
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,14 @@ class SimulationSetup:
     engine: SimulationOptions = field(default_factory=lambda: SimulationOptions(handoff_capacity_bytes=GIB))
 
 
+def times_of(cluster: ClusterSpec, profiles: Sequence[TableSource]) -> Callable[[], CostModel]:
+    """Makes cost models of the cluster's GPUs from these tables (named as for `profiler.load_tables`), with the link
+    speeds that the cluster states, else those of the tables. Raises `ProfileError`."""
+    tables = load_tables(profiles)
+    links = cluster.links(CostModel(tables, cluster.gpu).links)
+    return partial(CostModel, tables, cluster.gpu, links)
+
+
 def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationResult:
     """Serve a trace. Raises `ConfigError` for a trace without requests or an unknown policy, `PlacementError` when the
     cluster cannot hold the models, `ProfileError` for a model or size that was not profiled."""
@@ -57,19 +76,26 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     return SimulatedEngine(scheduler, workers, placement, setup.make_times(), setup.engine).run(arrivals)
 
 
-def start_placement(
-    policy: Policy, orchestrator: Orchestrator, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]
-) -> PlacementPlan:
-    """What the policy stands for, else the Orchestrator's plan for this load."""
-    return policy.placement if policy.placement is not None else orchestrator.plan(load, workers)
+def simulate_service(
+    args: AppArgs, times: StageTimes, truth: StageTimes, arrivals: Sequence[Arrival], options: SimulationOptions
+) -> SimulationResult:
+    """Serve a trace with the workers, placement and scheduler of a configuration. `times` is what the scheduler goes by
+    and corrects, `truth` how long stages take. The tick and the handoff buffers are those of the configuration, the
+    rest of `options` holds. Raises what `deployments.planning` raises."""
+    specs = service_workers(args)
+    policy = policy_of(args, times, specs)
+    placement = plan_placement(args, times, specs, policy)
+    scheduler = make_scheduler(args, times, specs, policy, placement)
+    options = replace(
+        options, tick_s=args.dispatch.tick_ms / 1000, handoff_capacity_bytes=args.handoff.capacity_mb * MIB
+    )
+    return SimulatedEngine(scheduler, specs, placement, truth, options).run(arrivals)
 
 
-def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:
-    """The profiled degrees of D that a node can form."""
-    largest_node = max(Counter(worker.node_id for worker in workers).values())
-    models = {share.model for share in load}
-    degrees = {degree for model in models for degree in times.degrees(model, Stage.DIFFUSE)}
-    return sorted(degree for degree in degrees if degree <= largest_node)
+def service_workers(args: AppArgs) -> list[WorkerSpec]:
+    """The workers of a configuration, each node full."""
+    nodes = [f"node{node}" for node in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
+    return worker_specs(args, nodes)
 
 
 def mix_of(arrivals: Sequence[Arrival]) -> list[LoadShare]:

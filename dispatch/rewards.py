@@ -53,6 +53,11 @@ class Appraisal:
         self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
         self._offers: list[_Offer] = []
         narrowest = min(candidates, key=lambda other: (other.slot.degree, other.run_s), default=None)
+        import os
+        nar = int(os.environ.get("NARROW", "0"))
+        if nar:
+            opt = max((c.slot.degree for c in candidates if c.efficient), default=1)
+            candidates = [c for c in candidates if c.slot.degree * nar >= opt]
         for candidate in candidates:
             if narrowest is not None and candidate.slot.degree <= idle[candidate.slot.pool]:
                 cost = communication_penalty(candidate.primary, tokens, options)

@@ -13,7 +13,6 @@ import io
 import json
 import os
 import platform
-import socket
 import statistics
 import sys
 import time
@@ -32,9 +31,9 @@ import torch
 from PIL import Image
 from ray import serve
 
-from deployments.app import build_app
 from deployments.check_args import args_problems
 from deployments.config import AppArgs
+from scripts.local_service import start_service
 from tridentserve.pipelines.tiny import ensure_tiny
 
 _PROMPT, _SEED = "a lighthouse at dawn", 7
@@ -49,7 +48,7 @@ def main() -> int:
     stock = _stock_pipeline(options.family, args.cache_dir)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
     try:
-        url = _start_service(args)
+        url = start_service(args)
         pairs = [_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
@@ -89,15 +88,6 @@ def _stock_pipeline(family: str, cache_dir: Path) -> Any:
     pipeline = _PIPELINES[family].from_pretrained(ensure_tiny(family, cache_dir), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-def _start_service(args: AppArgs) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
-    serve.run(build_app(args), name="tridentserve", route_prefix="/")
-    return f"http://127.0.0.1:{port}"
 
 
 def _pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, float]:

@@ -67,6 +67,13 @@ def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, com
     missing = [cell for cell in cells if cell not in store]
     failed = 0
     facts = {"version": _version(), "command": command}
+    older = {str(result.row["version"]) for result in store.results.values()} - {facts["version"]}
+    if older:
+        print(
+            f"evaluate: finished cells of version {', '.join(sorted(older))} are kept (now {facts['version']}); remove "
+            f"{store.folder} to run them again",
+            file=sys.stderr,
+        )
     with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="cell", file=sys.stderr) as bar:
         try:
             for cell, result in run_cells(missing, settings, jobs):

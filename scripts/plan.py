@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""Print the placement that the Orchestrator makes for a cluster and a workload, and why.
+"""Print the placement that the Orchestrator makes for a cluster and a workload, and why. With --attainment: how many
+such GPUs the workload needs, by simulation.
 
 Example: python scripts/plan.py --cluster deployments/clusters/l20-128.yaml --workload flux.1-dev-heavy
+         python scripts/plan.py --cluster deployments/clusters/l20-8.yaml --workload flux.1-dev-medium \\
+                                --attainment 0.95 --rate 2
+Exit status: 0; 1 when no cluster that was tried reaches the attainment; 2 for what cannot be planned.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from placement import LoadShare, Orchestrator
-from placement.cluster_file import read_cluster
+from placement.cluster_file import ClusterSpec, read_cluster
 from placement.table import placement_lines
 from profiler import load_cost_model
 from traces.mixes import Mix, load_figure, load_mix
@@ -24,17 +29,38 @@ _MIB = 2**20
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
+    reached = True
     try:
-        lines = _plan(arguments)
+        mix = load_mix(arguments.workload)
+        if arguments.rate is not None:
+            mix = mix.model_copy(update={"rate_per_s": arguments.rate})
+        cluster = read_cluster(arguments.cluster)
+        if arguments.attainment is None:
+            lines = _plan(arguments, cluster, mix)
+        else:
+            lines, reached = _what_if(arguments, cluster, mix)
     except TridentServeError as error:
         print(f"plan: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     print("\n".join(lines))
-    return 0
+    return 0 if reached else 1
 
 
-def _plan(arguments: argparse.Namespace) -> list[str]:
-    cluster, mix = read_cluster(arguments.cluster), load_mix(arguments.workload)
+def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> tuple[list[str], bool]:
+    # Imported here: a placement alone needs no simulator.
+    from sizing import Question, answer
+
+    from deployments.simulation import times_of
+
+    question = Question(
+        mix, arguments.attainment, arguments.duration_s, arguments.policy, arguments.seed, arguments.max_gpus
+    )
+    lines, reached = answer(question, cluster, times_of(cluster, arguments.profiles))
+    about = f"{mix.name}: {mix.rate_per_s:g} requests/s of {', '.join(mix.models)} for {arguments.duration_s:g} s"
+    return [f"{about}, policy {arguments.policy}", "", *lines], reached
+
+
+def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = load_cost_model(arguments.profiles, cluster.gpu)
     workers = cluster.workers()
     largest_node = max(group.gpus_per_node for group in cluster.groups)
@@ -79,7 +105,32 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--handoff-mb", type=int, default=2048, help="MiB kept free on each GPU for handoff buffers (default: 2048)"
     )
+    parser.add_argument("--rate", type=_above_zero, metavar="R", help="requests per second, instead of the workload's")
+    what_if = parser.add_argument_group("how many GPUs are needed")
+    what_if.add_argument(
+        "--attainment", type=_share, metavar="A", help="the share of requests to be on time, like 0.95"
+    )
+    what_if.add_argument("--policy", default="default", help="who decides (default: default)")
+    what_if.add_argument(
+        "--duration-s", type=_above_zero, default=600.0, metavar="S", help="requests come for so long (default: 600)"
+    )
+    what_if.add_argument("--max-gpus", type=int, default=1024, metavar="N", help="try no more (default: 1024)")
+    what_if.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
     return parser.parse_args(argv)
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share; it must be above 0 and at most 1, like 0.95")
+    return value
 
 
 if __name__ == "__main__":

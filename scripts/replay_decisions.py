@@ -10,12 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from deployments.config import AppArgs
+from deployments.config_file import read_args
 from deployments.incident import replay_log
 from tridentserve.decisions import Decision, decode_decision
 from tridentserve.errors import TridentServeError
@@ -29,20 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service ran with")
     options = parser.parse_args(argv)
     try:
-        content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
-        args = AppArgs.model_validate(_our_application(content["applications"])["args"])
-        return _compare(args, _read(options.log))
-    except (OSError, TridentServeError, ValidationError, yaml.YAMLError, KeyError, TypeError) as error:
+        return _compare(read_args(options.config), _read(options.log))
+    except (OSError, TridentServeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-
-
-def _our_application(applications: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one that builds this service; other applications may stand in the same file."""
-    ours = [app for app in applications if "deployments.app" in app.get("import_path", "deployments.app")]
-    if not ours:
-        raise TridentServeError("no application of the configuration has the import_path deployments.app:build_app")
-    return ours[0]
 
 
 def _read(path: Path) -> list[Decision]:

@@ -1,32 +1,37 @@
 #!/usr/bin/env python3
-"""Replays a trace against a running service, open loop, and reports what became of it.
+"""Replays a trace against a running service, open loop, or in the simulator, and reports what became of it.
 
-Exit status: 0 when all requests completed, 1 when any failed, 2 for bad usage (unreadable trace, no service, ...), 130
-after Ctrl-C: the report then has the requests that had ended.
+Exit status: 0 when all requests completed, 1 when any failed, 2 for bad usage (unreadable trace, no service, a size
+that was not profiled, ...), 130 after Ctrl-C: the report of a service then has the requests that had ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
-import resource
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tqdm import tqdm
-
 from traces.formats import read_trace
-from traces.replay import replay
 from traces.report import summary_table, write_report
 from traces.requests import TraceRequest, scale_pixels
 from traces.results import ReplayResult
 from tridentserve.errors import TridentServeError
+
+# Options that only one of the two ways has, with their defaults.
+_OF_LIVE = {"timeout_s": 600.0}
+_OF_SIMULATED = {
+    "policy": "default",
+    "profiles": ["l20"],
+    "decision_log": None,
+    "jitter": 0.0,
+    "seed": 0,
+    "solve_limit_s": None,
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,17 +55,47 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="replay_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real, whole = _positive(float), _positive(int)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="Request(...) lines or our CSV")
-    parser.add_argument("--url", required=True, help="address of the service, such as http://127.0.0.1:8000")
+    way = parser.add_mutually_exclusive_group(required=True)
+    way.add_argument("--url", help="address of the service, such as http://127.0.0.1:8000")
+    way.add_argument("--simulate", type=Path, metavar="CLUSTER", help="simulate this cluster (deployments/clusters)")
     parser.add_argument("--speed", type=real, default=1.0, help="play the trace this many times as fast (default 1)")
     parser.add_argument("--limit", type=whole, help="only the first so many requests")
     parser.add_argument("--scale-pixels", type=real, default=1.0, metavar="F", help="multiply the pixels of each size")
     parser.add_argument("--steps", type=whole, help="denoising steps of every request, instead of the trace's")
-    parser.add_argument("--model", help="model of every request, instead of the trace's (default: the only one served)")
-    parser.add_argument("--timeout-s", type=real, default=600.0, metavar="S", help="give up a request after S seconds")
+    parser.add_argument("--model", help="model of every request, instead of the trace's (default: the only one there)")
     parser.add_argument(
         "--out", type=Path, default=Path("out/replay"), metavar="DIR", help="folder of the report (default out/replay)"
     )
-    return parser.parse_args(argv)
+    live = parser.add_argument_group("with --url")
+    live.add_argument("--timeout-s", type=real, metavar="S", help="give up a request after S seconds (default 600)")
+    simulated = parser.add_argument_group("with --simulate")
+    simulated.add_argument("--policy", metavar="P", help="who decides (default: default; docs/planning.md)")
+    simulated.add_argument(
+        "--profiles", nargs="+", metavar="P", help="shipped tables by name, CSV files or folders (default: l20)"
+    )
+    simulated.add_argument("--decision-log", type=Path, metavar="FILE", help="write all events and effects there")
+    simulated.add_argument(
+        "--jitter", type=_positive(float), metavar="F", help="relative standard deviation of stage times (default 0)"
+    )
+    simulated.add_argument("--seed", type=int, help="of the jitter (default 0)")
+    simulated.add_argument(
+        "--solve-limit-s", type=real, metavar="S", help="time limit of a solve, in real seconds, not simulated ones"
+    )
+    arguments = parser.parse_args(argv)
+    _check_way(parser, arguments)
+    return arguments
+
+
+def _check_way(parser: _Parser, arguments: argparse.Namespace) -> None:
+    """Options of the other way are a mistake; those of this one get their defaults."""
+    wanted, other = (_OF_LIVE, _OF_SIMULATED) if arguments.simulate is None else (_OF_SIMULATED, _OF_LIVE)
+    for name in other:
+        if getattr(arguments, name) is not None:
+            way = "--url" if other is _OF_LIVE else "--simulate"
+            parser.error(f"argument --{name.replace('_', '-')}: needs {way}")
+    for name, default in wanted.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
 
 
 def _load(arguments: argparse.Namespace) -> list[TraceRequest]:
@@ -72,59 +107,20 @@ def _load(arguments: argparse.Namespace) -> list[TraceRequest]:
     return requests
 
 
-class _Progress:
-    """The bar on stderr. It appears with the first request sent: no bar stands above a message of bad usage."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.sent, self.failed = total, 0, 0
-        self.ended: list[ReplayResult] = []
-        self.bar: tqdm[NoReturn] | None = None
-
-    def on_sent(self, request: TraceRequest) -> None:
-        # miniters=0 lets update(0) redraw: how many were sent shows even while nothing has come back.
-        if self.bar is None:
-            self.bar = tqdm(total=self.total, unit="req", miniters=0, mininterval=0.2, file=sys.stderr)
-        self.sent += 1
-        self._show(0)
-
-    def on_done(self, result: ReplayResult) -> None:
-        self.ended.append(result)
-        self.failed += result.error is not None
-        self._show(1)
-
-    def _show(self, done: int) -> None:
-        if self.bar is not None:
-            self.bar.set_postfix(sent=self.sent, failed=self.failed, refresh=False)
-            self.bar.update(done)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-
 def _run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> tuple[list[ReplayResult], bool]:
     """The results of the requests that ended, and whether it was interrupted before all of them had."""
-    with closing(_Progress(len(requests))) as progress:
-        replaying = replay(
-            requests,
-            arguments.url,
-            speed=arguments.speed,
-            model=arguments.model,
-            timeout_s=arguments.timeout_s,
-            on_sent=progress.on_sent,
-            on_done=progress.on_done,
-        )
-        try:
-            return asyncio.run(replaying), False
-        except KeyboardInterrupt:
-            return sorted(progress.ended, key=lambda result: result.sent_s), True
+    # Imported here: neither way waits for the libraries of the other one.
+    if arguments.simulate is not None:
+        from replaying import simulated
+
+        return simulated.run(arguments, requests), False
+    from replaying import live
+
+    return live.run(arguments, requests)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
-    # Each request in flight is an open socket, and an open loop may have thousands of them.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
     try:
         requests = _load(arguments)
         arguments.out.mkdir(parents=True, exist_ok=True)  # rather fail now than after half an hour of replay
@@ -134,9 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"replay_trace: interrupted; {ended}{'' if results else '; no report written'}", file=sys.stderr)
             if not results:
                 return 130
-        figures = write_report(arguments.out, results, service=arguments.url)
+        figures = write_report(arguments.out, results, service=arguments.url or f"simulated {arguments.simulate}")
     except (TridentServeError, OSError) as error:
-        print(f"replay_trace: {error}", file=sys.stderr)
+        print(f"replay_trace: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("replay_trace: interrupted; no report written", file=sys.stderr)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # The default is dark blue wherever it appears; the others keep their colour over all figures of a report.
 _COLOURS = {
@@ -30,6 +32,10 @@ _COLOURS = {
     "dit-serve": "#16a085",
     "patchedserve": "#8e5572",
     "edf": "#5d6d7e",
+    # Not policies: percentiles of ours, and what the paper states.
+    "p50": "#1f3a93",
+    "p99": "#2e9cca",
+    "paper": "#e07b39",
 }
 _TYPE_COLOURS = {
     "EDC": "#1f3a93",
@@ -57,7 +63,6 @@ class Bars:
     mark_label: str = ""
     spreads: Mapping[str, Mapping[str, tuple[float, float]]] | None = None
     hatched: Collection[tuple[str, str]] = ()
-    log: bool = False
 
 
 def colour(policy: str) -> str | tuple[float, ...]:
@@ -100,11 +105,18 @@ def _draw_bars(axis: Axes, groups: Sequence[str], panel: Bars) -> None:
         levels = [panel.marks[groups[place]] for place in places]
         starts, ends = [place - 0.46 for place in places], [place + 0.46 for place in places]
         axis.hlines(levels, starts, ends, color=BOUND_COLOUR, linestyle="--", linewidth=1.2, label=panel.mark_label)
-    if panel.log:
-        axis.set_yscale("log")
     axis.set_ylabel(panel.label)
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
+
+
+def _plain_log(axis: Axis) -> None:
+    """Ticks at 1, 2, 5, 10, ... as plain numbers; only at powers of ten where there would be too many."""
+    low, high = axis.get_view_interval()
+    is_long = low > 0 and high / low > 300
+    axis.set_major_locator(LogLocator(subs=(1.0,) if is_long else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def _draw_spreads(
@@ -139,8 +151,10 @@ def lines(
         axis.plot(*zip(*bound, strict=True), "--", color=BOUND_COLOUR, linewidth=1.2, label="upper bound")
     if log_x:
         axis.set_xscale("log")
+        _plain_log(axis.xaxis)
     if log_y:
         axis.set_yscale("log")
+        _plain_log(axis.yaxis)
     else:
         axis.set_ylim(bottom=0)
     _finish(axis, title, x_label, y_label)

@@ -27,7 +27,8 @@ class StageSpan(BaseModel):
 
 
 class AnswerFacts(BaseModel):
-    """The fields of an answer beside the picture; a service that is not ours may send none of them."""
+    """The fields of an answer beside the picture; a service that is not ours may send none of them. `latency_s` is what
+    the service saw: from when its scheduler got the request until it had the last report."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -36,6 +37,7 @@ class AnswerFacts(BaseModel):
     slo_s: float | None = None
     slo_met: bool | None = None
     queue_s: float | None = None
+    latency_s: float | None = None
     peak_memory_mb: float | None = None
 
 

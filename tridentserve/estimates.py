@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tridentserve.protocols import StageTimes
-from tridentserve.requests import RequestSpec
+from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
 
 
@@ -33,3 +35,17 @@ def stage_seconds(
     if stage is not Stage.DIFFUSE:
         return seconds
     return seconds * (spec.num_inference_steps if num_steps is None else num_steps)
+
+
+def rank_peaks(
+    times: StageTimes, model: str, stages: Sequence[Stage], degree: int, shape: Shape, outputs: Sequence[int]
+) -> tuple[int, ...]:
+    """Peak activation bytes on each worker of a plan, in rank order, for members with so many `outputs`. A batch is
+    decoded one request after another. `ProfileError` when that was not profiled."""
+    peaks = [0] * degree
+    for stage in stages:
+        used = stage_degree(times, model, stage, degree)
+        batch = max(outputs) if stage is Stage.DECODE else sum(outputs)
+        stage_peak = times.peak_bytes(model, stage, shape, used, batch)
+        peaks[:used] = [max(peak, stage_peak) for peak in peaks[:used]]
+    return tuple(peaks)

@@ -16,6 +16,7 @@ class Family:
     `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
     `components`: the pipeline components each stage needs, by their names in `model_index.json`.
     `optional`: those of them that a model folder may leave out.
+    `shares_tokens`: whether D can run at degrees above 1 (not of U-Nets).
     `options`: entries of `model_index.json` that are no components but settings of the pipeline.
     `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
     `default_shape` and `default_fps`: of a video when the request names none.
@@ -29,6 +30,7 @@ class Family:
     components: Mapping[Stage, tuple[str, ...]]
     optional: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
+    shares_tokens: bool = True
     frame_multiple: int | None = None
     default_shape: Shape | None = None
     default_fps: int | None = None
@@ -76,6 +78,69 @@ FAMILIES: dict[str, Family] = {
             },
         ),
         Family(
+            name="pixart_sigma",
+            pipeline_class="PixArtSigmaPipeline",
+            size_multiple=16,
+            default_steps=20,
+            default_guidance_scale=4.5,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+        ),
+        Family(
+            name="qwen_image",
+            pipeline_class="QwenImagePipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=4.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+        ),
+        Family(
+            name="sdxl",
+            pipeline_class="StableDiffusionXLPipeline",
+            size_multiple=8,
+            default_steps=50,
+            default_guidance_scale=5.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+                Stage.DIFFUSE: ("unet", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            options=("force_zeros_for_empty_prompt",),
+            shares_tokens=False,
+        ),
+        Family(
+            name="hunyuan_dit",
+            pipeline_class="HunyuanDiTPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=5.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+        ),
+        Family(
+            name="flux2_klein",
+            pipeline_class="Flux2KleinPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=4.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            options=("is_distilled",),
+        ),
+        Family(
             name="cogvideox",
             pipeline_class="CogVideoXPipeline",
             size_multiple=16,
@@ -86,7 +151,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
-            frame_multiple=4,
+            frame_multiple=8,
             default_shape=Shape(480, 720, 49),
             default_fps=8,
         ),

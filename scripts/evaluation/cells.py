@@ -5,23 +5,23 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from deployments.simulation import GIB, SimulationSetup, simulate, with_deadlines
+from deployments.simulation import SimulationSetup, simulate, times_of, with_deadlines
 from evaluation.rows import CellResult, details_of, row_of
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
-from profiler import CostModel, load_cost_model
 from traces.bound import on_time_bound
-from traces.requests import TraceRequest
+from traces.simulated import arrivals_of
 from traces.workloads import WORKLOADS, make_workload
-from tridentserve.engine.simulated import Arrival, SimulationOptions
+from tridentserve.engine.simulated import Arrival
 from tridentserve.errors import ConfigError
-from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduler import DEFAULT_SLO_SCALE
 
+# In place of a model's name, for a workload of several.
+MIXED = "mixed"
 # The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).
 _NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
 
@@ -85,10 +85,8 @@ def grid(
     for workload in workloads:
         if workload not in WORKLOADS:
             raise ConfigError(f"no workload is named {workload!r}; there are: {', '.join(WORKLOADS)}")
-    own = {name: sorted({m for mix in WORKLOADS[name].load_mixes() for m in mix.models})
-           for name in workloads if not WORKLOADS[name].per_model}  # fmt: skip
-    pairs = [(model, workload) for model in models for workload in workloads if workload not in own]
-    pairs += [(own[name][0] if len(own[name]) == 1 else MIXED, name) for name in workloads if name in own]
+    pairs = [(model, name) for model in models for name in workloads if WORKLOADS[name].per_model]
+    pairs += [(_own_model(name), name) for name in workloads if not WORKLOADS[name].per_model]
     for model, workload in pairs:
         for seed in range(seeds):
             for slo_scale in slo_scales:
@@ -96,34 +94,24 @@ def grid(
                     yield Cell(model, workload, slo_scale, seed, policy)
 
 
-MIXED = "mixed"
+def _own_model(workload: str) -> str:
+    models = {model for mix in WORKLOADS[workload].load_mixes() for model in mix.models}
+    return models.pop() if len(models) == 1 else MIXED
 
 
 def run_cell(cell: Cell, settings: Settings) -> CellResult:
     """Simulates one cell. Raises what `simulate` raises."""
     arrivals, bound = _trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
-    setup = SimulationSetup(
-        workers=settings.cluster_spec().workers(),
-        make_times=partial(_times, settings),
-        policy=cell.policy,
-        engine=SimulationOptions(
-            handoff_capacity_bytes=GIB, solve_time=settings.solve_time_s, seed=cell.trace_seed, keep_plans=False
-        ),
-    )
+    cluster = settings.cluster_spec()
+    setup = SimulationSetup(cluster.workers(), times_of(cluster, [settings.profiles]), cell.policy)
+    options = replace(setup.engine, solve_time=settings.solve_time_s, seed=cell.trace_seed)
     start_s = time.perf_counter()
-    result = simulate(arrivals, setup)
+    result = simulate(arrivals, replace(setup, engine=options))
     wall_s = time.perf_counter() - start_s
     parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}
-    return CellResult(parameters | row_of(result, settings.duration_s, bound, wall_s), details_of(result))
-
-
-def _times(settings: Settings) -> CostModel:
-    return _cost_model(settings.profiles, settings.cluster_spec())
-
-
-def _cost_model(profiles: str, cluster: ClusterSpec) -> CostModel:
-    profiled = load_cost_model([profiles], cluster.gpu)
-    return load_cost_model([profiles], cluster.gpu, cluster.links(profiled.links))
+    return CellResult(
+        parameters | row_of(result, settings.duration_s, bound, wall_s), details_of(result, settings.duration_s)
+    )
 
 
 @lru_cache(maxsize=2)
@@ -132,16 +120,8 @@ def _trace(
 ) -> tuple[tuple[Arrival, ...], int]:
     """The trace with its deadlines, by the profile as it stands, and the bound: the same for all policies."""
     asked = None if model == MIXED else model
+    times = times_of(settings.cluster_spec(), [settings.profiles])()
     requests = make_workload(workload, asked, seed, settings.duration_s, deadline_scale=slo_scale)
-    times = _times(settings)
     scale = slo_scale * (WORKLOADS[workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
-    arrivals = with_deadlines([_arrival(request) for request in requests], times, scale)
+    arrivals = with_deadlines(arrivals_of(requests, times.models), times, scale)
     return tuple(arrivals), on_time_bound(arrivals, times, settings.gpus)
-
-
-def _arrival(request: TraceRequest) -> Arrival:
-    shape = Shape(request.height, request.width, request.num_frames)
-    slo_s = None if request.slo_ms is None else request.slo_ms / 1000
-    return request.timestamp_s, RequestSpec(
-        request.request_id, str(request.model), shape, request.num_inference_steps, slo_s=slo_s
-    )

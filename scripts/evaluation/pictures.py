@@ -55,14 +55,16 @@ def _bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, 
     bound = {w: 100 * row["bound_attainment"] for (_, w, _, _), row in found.items() if w in workloads}
     panels = []
     for name, label, factor in _PANELS:
-        values = {policy: {w: _scaled(found.get((model, w, 1.0, policy), {}).get(name), factor) for w in workloads}
-                  for policy in policies}  # fmt: skip
+        values = {
+            policy: {w: _scaled(found.get((model, w, 1.0, policy), {}).get(name), factor) for w in workloads}
+            for policy in policies
+        }
         is_share = name == "slo_attainment"
         spreads = {policy: _spread(mine, policy, name, factor) for policy in policies}
         lost = frozenset() if is_share else _lossy(mine)
-        panels.append(Bars(label, values, bound if is_share else None, "upper bound", spreads, lost, log=not is_share))
+        panels.append(Bars(label, values, bound if is_share else None, "upper bound", spreads, lost))
     caption = (
-        f"{model}: share of requests on time, mean and P95 latency of completed requests (logarithmic). Pale and "
+        f"{model}: share of requests on time, mean and P95 latency of completed requests. Pale and "
         f"hatched: some requests got no result, and are not in it. A cross: none did. Whiskers: lowest and highest of "
         f"the seeds."
     )
@@ -90,9 +92,8 @@ def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]
         return
     workloads = _ordered({cell.workload for cell in mine})
     workload = "dynamic" if "dynamic" in workloads else workloads[-1]
-    chosen = sorted(
-        (c.policy, r) for c, r in mine.items() if c.workload == workload and c.policy in GROUPS["baselines"]
-    )
+    here = {cell.policy: result for cell, result in mine.items() if cell.workload == workload}
+    chosen = [(policy, here[policy]) for policy in GROUPS["baselines"] if policy in here]
     if not chosen:
         return
     shown = dict(chosen)
@@ -129,7 +130,7 @@ def _sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
             continue
         series = {
             policy: [(key[2], 100 * row["slo_attainment"]) for key, row in mine.items() if key[3] == policy]
-            for policy in sorted({key[3] for key in mine})
+            for policy in _policies({key[3] for key in mine})
         }
         bound = sorted({(key[2], 100 * row["bound_attainment"]) for key, row in mine.items()})
         title = f"{model}, {workload}"
@@ -150,6 +151,11 @@ def _scalability(path: Path) -> Figure:
 def _ordered(workloads: set[str]) -> list[str]:
     """The paper's in its order, then the others."""
     return [*(name for name in PAPER_WORKLOADS if name in workloads), *sorted(workloads - set(PAPER_WORKLOADS))]
+
+
+def _policies(names: set[str]) -> list[str]:
+    known = list(dict.fromkeys(name for group in GROUPS.values() for name in group))
+    return [*(name for name in known if name in names), *sorted(names - set(known))]
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

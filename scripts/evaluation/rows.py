@@ -14,7 +14,8 @@ from tridentserve.errors import OutOfMemoryError
 from tridentserve.plans import PlacementPlan
 from tridentserve.stages import PlacementType
 
-_POINTS_OF_TIME = 60
+# Throughput is counted in steps of a thirtieth of the trace, of a minute in the paper's half hour.
+_STEPS = 30
 COLUMNS = (
     *("model", "workload", "policy", "seed", "gpus", "duration_s", "slo_scale", "requests", "slo_attainment"),
     *("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s", "p95_all_s", "completed", "failed", "ooms", "unfinished"),
@@ -70,26 +71,22 @@ def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: floa
     }
 
 
-def details_of(result: SimulationResult) -> dict[str, Any]:
+def details_of(result: SimulationResult, duration_s: float) -> dict[str, Any]:
     """`latency_percentiles_s`: 0 to 100, of completed requests. `throughput`: [time_s, requests finished per second],
-    in 60 steps. `placements`: [since_s, {placement type: workers}], `none` for workers that hold nothing."""
+    in steps of a thirtieth of the trace. `placements`: [since_s, {placement type: workers}], `none` for workers that
+    hold nothing."""
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
     return {
         "latency_percentiles_s": [percentile(latencies, percent) for percent in range(101)] if latencies else [],
-        "throughput": _throughput(result),
+        "throughput": _throughput(result, duration_s / _STEPS),
         "placements": [[since_s, types_of(plan)] for since_s, plan in result.placements],
     }
 
 
-def _throughput(result: SimulationResult) -> list[list[float]]:
-    step_s = result.duration_s / _POINTS_OF_TIME
-    ends_s = [
-        request.end_s for request in result.requests if request.latency_s is not None and request.end_s is not None
-    ]
-    if not ends_s or step_s == 0:
-        return []
-    finished = Counter(min(math.floor(end_s / step_s), _POINTS_OF_TIME - 1) for end_s in ends_s)
-    return [[(index + 0.5) * step_s, finished[index] / step_s] for index in range(_POINTS_OF_TIME)]
+def _throughput(result: SimulationResult, step_s: float) -> list[list[float]]:
+    ends_s = [r.end_s for r in result.requests if r.latency_s is not None and r.end_s is not None]
+    finished = Counter(math.floor(end_s / step_s) for end_s in ends_s)
+    return [[(index + 0.5) * step_s, finished[index] / step_s] for index in range(max(finished, default=-1) + 1)]
 
 
 def types_of(plan: PlacementPlan) -> dict[str, int]:

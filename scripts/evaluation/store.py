@@ -21,7 +21,7 @@ class Store:
         """Reads what is there. Raises `ConfigError` when the folder holds cells of other settings: they could not be
         compared."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._path = folder, folder / "cells.jsonl"
+        self.folder, self._path = folder, folder / "cells.jsonl"
         self._settings = asdict(settings)
         self._cells: dict[Cell, CellResult] = {}
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
@@ -34,7 +34,7 @@ class Store:
     def _take(self, kept: dict[str, Any]) -> None:
         if kept["settings"] != self._settings:
             raise ConfigError(
-                f"{self._folder} holds results of other settings ({kept['settings']}, now {self._settings}); "
+                f"{self.folder} holds results of other settings ({kept['settings']}, now {self._settings}); "
                 f"use another --out, or remove it"
             )
         self._cells[Cell(**kept["cell"])] = CellResult(kept["row"], kept["details"])
@@ -58,7 +58,7 @@ class Store:
 
     def write_csv(self) -> Path:
         """Writes `results.csv`; readers never see half of it."""
-        path, draft = self._folder / "results.csv", self._folder / "results.csv.part"
+        path, draft = self.folder / "results.csv", self.folder / "results.csv.part"
         with draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()

@@ -84,26 +84,19 @@ def cells_table(results: Results) -> Table:
         ends = f"{row['failed']:.0f} / {row['ooms']:.0f} / {row['unfinished']:.0f}"
         shares = " / ".join(f"{100 * row[f'v{index}_share']:.0f}" for index in range(4))
         rows.append(
-            (model, workload, f"{slo_scale:g}", policy, f"{row['seeds']}", f"{row['requests']:.0f}")
-            + (_percent(row["slo_attainment"]), _percent(row["bound_attainment"]))
-            + tuple(_seconds(row[name]) for name in ("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s"))
-            + (ends, _percent(row["utilisation"]), shares)
-            + (f"{row['placement_switches']:.0f}", f"{row['moved_bytes'] / 1e9:.0f}")
+            (
+                *(model, workload, f"{slo_scale:g}", policy, f"{row['seeds']}", f"{row['requests']:.0f}"),
+                *(_percent(row["slo_attainment"]), _percent(row["bound_attainment"])),
+                *(_seconds(row[name]) for name in ("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s")),
+                *(ends, _percent(row["utilisation"]), shares),
+                *(f"{row['placement_switches']:.0f}", f"{row['moved_bytes'] / 1e9:.0f}"),
+            )
         )
     header = (
-        "model",
-        "workload",
-        "SLO scale",
-        "policy",
-        "seeds",
-        "requests",
-        "on time %",
-        "bound %",
-        "mean s",
-        "P50 s",
+        *("model", "workload", "SLO scale", "policy", "seeds", "requests", "on time %", "bound %"),
+        *("mean s", "P50 s", "P95 s", "P99 s", "mean of all s", "failed / OOM / unfinished", "busy %"),
+        *("V0 / V1 / V2 / V3 %", "switches", "moved GB"),
     )
-    header += ("P95 s", "P99 s", "mean of all s", "failed / OOM / unfinished", "busy %", "V0 / V1 / V2 / V3 %")
-    header += ("switches", "moved GB")
     note = (
         "Latencies are of completed requests; in the mean of all, a request without a result counts until the end of "
         "the simulation. SLO scale 1 is the workload's own deadline (2.5 x the latency at the optimal degrees). Bound: "
@@ -117,8 +110,11 @@ def claims_table(results: Results) -> Table:
     found = {key: row for key, row in means(results).items() if key[1] in PAPER_WORKLOADS and key[2] == 1.0}
     rows = []
     for claim in CLAIMS:
-        pairs = [(row, found[(*key[:3], "default")], key) for key, row in found.items()
-                 if key[3] in claim.policies and (*key[:3], "default") in found]  # fmt: skip
+        pairs = [
+            (row, found[(*key[:3], "default")], key)
+            for key, row in found.items()
+            if key[3] in claim.policies and (*key[:3], "default") in found
+        ]
         fair = [(base, ours) for base, ours, _ in pairs if not base["ooms"]]
         oom = sorted({key[0] for base, _, key in pairs if base["ooms"]})
         ours_oom = sum(ours["ooms"] > 0 for _, ours, _ in pairs)
@@ -136,12 +132,14 @@ def claims_table(results: Results) -> Table:
                 f"{ours_oom}",
             )
         )
-    header = ("over", "cells", "on-time ratio", "paper", "mean latency ratio", "paper", "P95 ratio", "paper")
-    header += ("cells where it runs out of memory", "cells where the default does")
+    header = (
+        *("over", "cells", "on-time ratio", "paper", "mean latency ratio", "paper", "P95 ratio", "paper"),
+        *("cells where it runs out of memory", "cells where the default does"),
+    )
     note = (
         "Above 1 the default is better. Lowest / median / highest over models and workloads, without the cells where "
-        "the baseline runs out of memory (they are counted beside). Latencies count all requests; those without a result "
-        "until the end of the simulation."
+        "the baseline runs out of memory (they are counted beside). Latencies count all requests; those without a "
+        "result until the end of the simulation."
     )
     return Table("The default over each baseline, beside the paper's claims", header, tuple(rows), note)
 

@@ -56,11 +56,15 @@ def _scheduler(**options: Any) -> dict[str, Any]:
 
 
 LOAD = {"model": "m", "width": 512, "height": 512, "num_inference_steps": 4}
-TOO_SMALL = {"workers_per_node": 2, "memory_mb": 65, "nodes": 1}
+TOO_SMALL = {"workers_per_node": 2, "memory_mb": 73, "nodes": 1}
 
 
 def _limits(**limits: int) -> dict[str, Any]:
     return {"models": [{"name": "m", "tiny": "sd3", "profile_as": "sd3-like", "limits": {"max_side": 512, **limits}}]}
+
+
+def _policy(name: str, **replan: bool) -> dict[str, Any]:
+    return {"dispatch": {"policy": name}, "expected_load": [LOAD], "replan": replan}
 
 
 def write_config(folder: Path, args: dict[str, Any], **app: Any) -> Path:
@@ -124,6 +128,9 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         (_limits(min_side=128, max_side=64), "args.models[0].limits: no size is left"),
         (_limits(min_side=128, max_pixels=128 * 127), "args.models[0].limits: no size is left"),
         (_limits(max_side=1024, max_pixels=512 * 528), "args.models[0].limits.max_pixels: m diffuse at degree 1: 528x"),
+        ({**_policy("b5"), "placement": "auto"}, "args.dispatch.policy: b5: a cluster for each stage needs 3 workers"),
+        ({**_policy("b5", enabled=True)}, "args.dispatch.policy: b5: "),
+        ({**_policy("tetriserve", enabled=True)}, "args.replan.enabled: policy tetriserve keeps its first placement"),
         ({"cache_dir": f"{__file__}/cache"}, f"args.cache_dir: {__file__} is a file"),
         ({"decision_log": f"{__file__}/log"}, f"args.decision_log: {__file__} is a file"),
         ({"decision_log": str(ROOT)}, "args.decision_log: is a folder"),
@@ -203,7 +210,7 @@ def test_a_size_that_is_profiled_at_higher_degrees_only_is_good(profile: str) ->
 def test_quickstart_with_too_little_memory_is_told() -> None:
     config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
     args = config["applications"][0]["args"]
-    args["cluster"]["memory_mb"] = 65
+    args["cluster"]["memory_mb"] = 73
     found = args_problems(args)
     assert found
     assert all("bytes free beside their weights and need" in line for line in found)

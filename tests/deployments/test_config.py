@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deployments.config import AppArgs, describe_problems
+from deployments.config import AppArgs
+from deployments.config_base import describe_problems
 from tridentserve.cache import CACHE_ENV
 from tridentserve.stages import PlacementType
 
@@ -73,7 +74,7 @@ def test_paths_are_absolute_and_know_the_home_folder() -> None:
         ({"models": []}, "args.models: "),
         ({"models": [{"name": "m"}]}, "args.models[0].path: give exactly one"),
         ({"models": [{"name": "m", "tiny": "sd3", "path": "x"}]}, "args.models[0].path: give exactly one"),
-        ({"models": [{"name": "m", "tiny": "sd9"}]}, "args.models[0].tiny: unknown family; there are flux, sd3"),
+        ({"models": [{"name": "m", "tiny": "sd9"}]}, "args.models[0].tiny: unknown family; there are "),
         ({"models": [{"name": "../m", "tiny": "sd3"}]}, "args.models[0].name: "),
         ({"models": [{"name": "m", "tiny": "sd3", "slo_scale": 0}]}, "args.models[0].slo_scale: "),
         ({"models": [{"name": "m", "tiny": "sd3"}] * 2}, "args.models[1].name: 'm' is used twice"),
@@ -98,6 +99,15 @@ def test_paths_are_absolute_and_know_the_home_folder() -> None:
         ({"dispatch": {"max_degree": 8}}, "args.dispatch.max_degree: 8 is more than cluster.workers_per_node (4)"),
         ({"dispatch": {"tick_ms": float("nan")}}, "args.dispatch.tick_ms: "),
         ({"dispatch": {"solver": "glpk"}}, "args.dispatch.solver: "),
+        ({"dispatch": {"policy": "b7"}}, "args.dispatch.policy: unknown policy; there are default, b1, "),
+        ({"dispatch": {"max_batch": 0}}, "args.dispatch.max_batch: "),
+        ({"dispatch": {"min_efficiency": 1.1}}, "args.dispatch.min_efficiency: "),
+        ({"dispatch": {"policy": "tetriserve"}}, "args.expected_load: `dispatch.policy: tetriserve` needs a size"),
+        ({"replan": {"enabled": True}}, "args.expected_load: `replan.enabled: true` needs a size to expect of m"),
+        ({"replan": {"every_s": 3}}, "args.replan.every_s: unknown key"),
+        ({"replan": {"hold_s": -1}}, "args.replan.hold_s: "),
+        ({"replan": {"release_ratio": 2}}, "args.replan.release_ratio: not above trigger_ratio (1.5)"),
+        ({"models": [{"name": "m", "tiny": "sd3", "window_s": 0}]}, "args.models[0].window_s: "),
         ({"handoff": {"capacity_mb": 1024}}, "args.handoff.capacity_mb: not below cluster.memory_mb (1024)"),
         ({"profiles": []}, "args.profiles: "),
         ({"max_queued_requests": 0}, "args.max_queued_requests: "),

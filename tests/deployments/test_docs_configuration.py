@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deployments.config import AppArgs, ClusterArgs, DispatchArgs, HandoffArgs, Limits, LoadArgs, ModelArgs
+from deployments.config import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelArgs
+from deployments.config_planning import DispatchArgs, LoadArgs, ReplanArgs
 from tridentserve.cache import CACHE_ENV
 
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -21,9 +22,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "cluster": ClusterArgs,
     "expected_load[]": LoadArgs,
     "dispatch": DispatchArgs,
+    "replan": ReplanArgs,
     "handoff": HandoffArgs,
 }
-TYPES = {"integer": "integer", "number": "number", "string": "text"}
+TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
 
 
 def told_type(schema: dict[str, Any]) -> str:

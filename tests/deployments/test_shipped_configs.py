@@ -9,7 +9,7 @@ import yaml
 
 from deployments.check import config_problems
 from deployments.config import AppArgs
-from deployments.planning import plan_placement, worker_specs
+from deployments.planning import plan_placement, policy_of, worker_specs
 from deployments.profiles import cost_model
 
 CONFIGS = sorted((Path(__file__).parent.parent.parent / "deployments").glob("*.yaml"))
@@ -18,7 +18,8 @@ CONFIGS = sorted((Path(__file__).parent.parent.parent / "deployments").glob("*.y
 def placement_of(path: Path) -> list[str]:
     args = AppArgs.model_validate(yaml.safe_load(path.read_text())["applications"][0]["args"])
     specs = worker_specs(args, ["node"] * args.cluster.num_workers)
-    plan = plan_placement(args, cost_model(args), specs)
+    times = cost_model(args)
+    plan = plan_placement(args, times, specs, policy_of(args, times, specs))
     return [plan.describe(spec.worker_id) for spec in specs]
 
 

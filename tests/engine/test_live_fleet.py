@@ -107,6 +107,7 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
             store_host="127.0.0.1",
             store_port=store.port,
             handoff_bytes=HANDOFF_BYTES,
+            host_dir=tiny_cache / "host",
         )
         for worker_id in WORKERS
     ]

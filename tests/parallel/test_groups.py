@@ -189,3 +189,34 @@ def test_a_member_that_does_not_come_to_a_plan_is_named() -> None:
     cache = GroupCache(connect_store(is_server=True), CPU, timeout_s=0.3)
     with pytest.raises(GroupError, match=r"group 'pair': ranks \[1\] of 2 did not come within 0.3 s"):
         cache.acquire("pair", 0, 2, use=1)
+
+
+def keys_left(member: Member, plans: list[tuple[int, str]], wait_s: float) -> list[str]:
+    """What is in the store after these plans on a cache of one group, `wait_s` later and one more plan."""
+    cache = CACHES.setdefault("tidy", GroupCache(member.store, CPU, capacity=1, timeout_s=1.0))
+    for plan_id, name in plans:
+        cache.acquire(name, member.rank, member.size, use=plan_id).agree()
+    time.sleep(wait_s)
+    cache.acquire(plans[-1][1], member.rank, member.size, use=plans[-1][0] + 1).agree()
+    time.sleep(0.2)  # the other one deletes too
+    return [key for key in member.store.list_keys() if "tidy" in key]
+
+
+def test_groups_that_were_dropped_leave_nothing_in_the_store(pool: Pool) -> None:
+    plans = [(1, "tidy-a"), (2, "tidy-b"), (3, "tidy-a"), (4, "tidy-a"), (5, "tidy-c")]
+    left = pool.run(keys_left, 2, plans, 1.1)[0]
+    assert {key for key in left if key.startswith("use/")} == {"use/tidy-c/6/0", "use/tidy-c/6/1"}
+    assert {key.split("/")[1] for key in left if key.startswith("group/")} == {"tidy-c@5"}
+
+
+def lose_one(member: Member) -> list[str]:
+    """Groups are dropped that had a member whose process has ended, the others stay."""
+    cache = GroupCache(member.store, CPU, timeout_s=TIMEOUT_S)
+    for name, members in (("with", ("w0", "w1")), ("with too", ("w1", "w2")), ("without", ("w0", "w2"))):
+        cache.acquire(name, member.rank, member.size, use=1, members=members).agree()
+    cache.lose("w1")
+    return list(cache.names)
+
+
+def test_groups_of_a_lost_member_are_dropped(pool: Pool) -> None:
+    assert pool.run(lose_one, 2) == [["without"]] * 2

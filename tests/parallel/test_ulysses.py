@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.parallel.members import Member, Pool
-from tests.pipelines.models import final_latents, load_stage, make_inputs, start
+from tests.pipelines.models import PARALLEL, QUICK, families, final_latents, load_stage, make_inputs, start
 from tridentserve.errors import ConfigError
 from tridentserve.parallel import SequenceGroup, sequence_parallel
 from tridentserve.pipelines import DenoisingState, load_adapter
@@ -21,11 +21,12 @@ from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
 TOLERANCE = 1e-4
+QUICK_VARIANTS = (*QUICK, "sd3-medium", "flux-schnell")
 
 # Heights and widths in pixels; a token is 16 x 16 of them.
 EVEN = {"height": 64, "width": 96}
 UNEVEN = {"height": 112, "width": 80}  # 35 tokens
-FEWER_TOKENS_THAN_MEMBERS = {"height": 16, "width": 48}
+FEWER_TOKENS_THAN_MEMBERS = {"height": 16, "width": 48, "num_frames": 1}
 TWO_OUTPUTS = {"height": 48, "width": 80, "num_outputs": 2}
 
 
@@ -86,18 +87,18 @@ def difference(folder: Path, inputs: GenerationInputs, latents: np.ndarray[Any, 
     [EVEN, UNEVEN, FEWER_TOKENS_THAN_MEMBERS, TWO_OUTPUTS],
     ids=["even", "uneven", "fewer-tokens-than-members", "two-outputs"],
 )
-@pytest.mark.parametrize("variant", ["sd3", "sd3-medium", "flux", "flux-schnell"])
+@pytest.mark.parametrize("variant", families(*PARALLEL, "sd3-medium", "flux-schnell", quick=QUICK_VARIANTS))
 def test_degree_does_not_change_the_result(
     pool: Pool, model: Model, variant: str, changes: dict[str, Any], degree: int
 ) -> None:
-    inputs = make_inputs(**changes, steps=3)
+    inputs = make_inputs(**changes, steps=3, variant=variant)
     assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [degree] * 3)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("degrees", [[2, 1, 1], [2, 4, 4], [1, 2, 4], [4, 2, 1]], ids=str)
-@pytest.mark.parametrize("variant", ["sd3", "flux"])
+@pytest.mark.parametrize("variant", families(*PARALLEL))
 def test_degree_may_change_at_any_step(pool: Pool, model: Model, variant: str, degrees: list[int]) -> None:
-    inputs = make_inputs(**UNEVEN, steps=3)
+    inputs = make_inputs(**UNEVEN, steps=3, variant=variant)
     assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, degrees)) <= TOLERANCE
 
 
@@ -122,11 +123,11 @@ def _wrap(group: SequenceGroup, change: Callable[[list[torch.Tensor]], list[torc
 
 
 @pytest.mark.parametrize("spoil", [disturb, reorder], ids=["one-percent", "order"])
-@pytest.mark.parametrize("variant", ["sd3", "flux"])
+@pytest.mark.parametrize("variant", families(*PARALLEL))
 def test_a_wrong_buffer_would_be_noticed(
     pool: Pool, model: Model, variant: str, spoil: Callable[[SequenceGroup], None]
 ) -> None:
-    inputs = make_inputs(**EVEN, steps=1)
+    inputs = make_inputs(**EVEN, steps=1, variant=variant)
     state = plain(start(model(variant), inputs))
     spoiled, *_ = pool.run(run_steps, 2, model(variant), state, 1, spoil)
     assert difference(model(variant), inputs, spoiled["tensors"]["latents"]) > 10 * TOLERANCE
@@ -146,10 +147,10 @@ class _Untouchable(SequenceGroup):
         self.name, self.rank, self.size = "untouchable", 0, size
 
 
-@pytest.mark.parametrize("variant", ["sd3", "flux"])
+@pytest.mark.parametrize("variant", families(*PARALLEL))
 def test_heads_that_cannot_be_shared_are_refused_before_any_collective(model: Model, variant: str) -> None:
     diffuse = load_stage(model(variant), Stage.DIFFUSE)
-    state = start(model(variant), make_inputs(**EVEN))
+    state = start(model(variant), make_inputs(**EVEN, variant=variant))
     with sequence_parallel(_Untouchable(3)), pytest.raises(ConfigError, match=r"4 attention heads .* by 3 workers"):
         diffuse.step(state)
     assert diffuse.step(state).step == 1

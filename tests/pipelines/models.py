@@ -5,41 +5,58 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from tridentserve.checkpoints import detect_family
+from tridentserve.families import FAMILIES, Family
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, ensure_tiny, load_adapter
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 torch.set_num_threads(1)
 
-# Tiny models, and variants of them that real checkpoints of the families have.
-VARIANTS = ("sd3", "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux", "flux-schnell")
+QUICK = ("sd3", "flux")
+PICTURES = ("sd3", "flux", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein")
+VIDEOS = ("cogvideox", "wan", "hunyuan_video", "mochi")
+ALL = (*PICTURES, *VIDEOS)
+# Of them those that several workers can denoise together.
+PARALLEL = tuple(name for name in ALL if FAMILIES[name].shares_tokens)
+
+
+def families(*variants: str, quick: Collection[str] = QUICK) -> list[Any]:
+    """Parameters of a test: all of them with the marker `families`, and those of `quick` in every run as well."""
+    marks = {variant: [pytest.mark.families] for variant in variants}
+    for variant in variants:
+        if variant in quick:
+            marks[variant].append(pytest.mark.quick)
+        if family_of(variant).name == "mochi":
+            # The stock transformer asks for float32 positions by way of autocast, which is not for that on a CPU.
+            marks[variant].append(pytest.mark.filterwarnings("ignore:In CPU autocast"))
+    return [pytest.param(variant, marks=marks[variant]) for variant in variants]
+
+
+def family_of(variant: str) -> Family:
+    return FAMILIES[variant.split("-")[0]]
 
 
 def model_folder(variant: str, cache_dir: Path) -> Path:
     """The folder of a variant, made on first use."""
-    tiny = ensure_tiny(variant.split("-")[0], cache_dir)
+    tiny = ensure_tiny(family_of(variant).name, cache_dir)
+    if variant not in _CHANGES:
+        return tiny
     folder = cache_dir / variant
-    if variant in ("sd3", "flux") or folder.is_dir():
-        return tiny if variant in ("sd3", "flux") else folder
-    shutil.copytree(tiny, folder)
-    if variant == "sd3-without-t5":
-        edit_json(folder / "model_index.json", text_encoder_3=[None, None], tokenizer_3=[None, None])
-        shutil.rmtree(folder / "text_encoder_3")
-    elif variant == "sd3-shifting":
-        edit_json(folder / "scheduler" / "scheduler_config.json", use_dynamic_shifting=True)
-    elif variant == "sd3-medium":
-        replace_transformer(folder, diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None)
-    else:
-        replace_transformer(folder, diffusers.FluxTransformer2DModel, guidance_embeds=False)
+    if not folder.is_dir():
+        shutil.copytree(tiny, folder)
+        _CHANGES[variant](folder)
     return folder
 
 
@@ -47,21 +64,105 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def replace_transformer(folder: Path, model_class: Any, **changes: Any) -> None:
+def _without_t5(folder: Path) -> None:
+    edit_json(folder / "model_index.json", text_encoder_3=[None, None], tokenizer_3=[None, None])
+    shutil.rmtree(folder / "text_encoder_3")
+
+
+def _with_model(model_class: Any, component: str = "transformer", **changes: Any) -> Callable[[Path], None]:
     """Another transformer with random weights, of the folder's config with changes."""
-    config = model_class.load_config(folder / "transformer") | changes
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model_class.from_config(config).save_pretrained(folder / "transformer")
+
+    def change(folder: Path) -> None:
+        config = model_class.load_config(folder / component) | changes
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model_class.from_config(config).save_pretrained(folder / component)
+
+    return change
 
 
-def make_inputs(height: int = 64, width: int = 96, steps: int = 3, **changes: Any) -> GenerationInputs:
+def _with_scheduler(scheduler_class: Any, **changes: Any) -> Callable[[Path], None]:
+    """Another scheduler, of the folder's config with changes."""
+
+    def change(folder: Path) -> None:
+        config = scheduler_class.load_config(folder / "scheduler")
+        scheduler_class.from_config(config, **changes).save_pretrained(folder / "scheduler")
+        edit_json(folder / "model_index.json", scheduler=["diffusers", scheduler_class.__name__])
+
+    return change
+
+
+def _latent_consistency(folder: Path) -> None:
+    _with_model(diffusers.UNet2DConditionModel, "unet", time_cond_proj_dim=16)(folder)
+    _with_scheduler(diffusers.LCMScheduler)(folder)
+
+
+def _with_latent_statistics(folder: Path) -> None:
+    edit_json(folder / "vae" / "config.json", latents_mean=[-1.6, 1.1, 1.5, -2.9], latents_std=[8.4, 5.9, 5.9, 2.9])
+
+
+def _two_billion(folder: Path) -> None:
+    """CogVideoX-2B has another scheduler than 5B, and positions that are added instead of rotary ones."""
+    _with_model(diffusers.CogVideoXTransformer3DModel, use_rotary_positional_embeddings=False)(folder)
+    _with_scheduler(diffusers.CogVideoXDDIMScheduler)(folder)
+
+
+def _two_experts(folder: Path) -> None:
+    """Wan 2.2 A14B: one transformer for the first steps, another for the rest."""
+    shutil.copytree(folder / "transformer", folder / "transformer_2")
+    _with_model(diffusers.WanTransformer3DModel, "transformer_2")(folder)
+    names = ["diffusers", "WanTransformer3DModel"]
+    edit_json(folder / "model_index.json", transformer_2=names, boundary_ratio=0.9)
+
+
+def _timestep_per_token(folder: Path) -> None:
+    """Wan 2.2 TI2V-5B: a VAE of factor 16, a timestep for each token."""
+    statistics = {"latents_mean": [0.1] * 48, "latents_std": [0.5] * 48}
+    channels = {"z_dim": 48, "in_channels": 12, "out_channels": 12}
+    factor = {"patch_size": 2, "scale_factor_spatial": 16, "is_residual": True}
+    _with_model(diffusers.AutoencoderKLWan, "vae", **channels, **statistics, **factor)(folder)
+    _with_model(diffusers.WanTransformer3DModel, in_channels=48, out_channels=48)(folder)
+    edit_json(folder / "model_index.json", expand_timesteps=True)
+
+
+# What distinguishes them from the tiny model of the family, as real checkpoints and schedulers of it do.
+_CHANGES: dict[str, Callable[[Path], None]] = {
+    "sd3-medium": _with_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
+    "sd3-without-t5": _without_t5,
+    "sd3-shifting": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, use_dynamic_shifting=True),
+    "sd3-stochastic": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, stochastic_sampling=True),
+    "flux-schnell": _with_model(diffusers.FluxTransformer2DModel, guidance_embeds=False),
+    "pixart_sigma-sde": _with_scheduler(diffusers.DPMSolverMultistepScheduler, algorithm_type="sde-dpmsolver++"),
+    "pixart_sigma-unipc": _with_scheduler(diffusers.UniPCMultistepScheduler),
+    "sdxl-ancestral": _with_scheduler(diffusers.EulerAncestralDiscreteScheduler),
+    "sdxl-heun": _with_scheduler(diffusers.HeunDiscreteScheduler),
+    "sdxl-lcm": _latent_consistency,
+    "sdxl-playground": _with_latent_statistics,
+    "hunyuan_dit-1.2": _with_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
+    "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
+    "cogvideox-2b": _two_billion,
+    "cogvideox-1.5": _with_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
+    "wan-flow": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, shift=3.0),
+    "wan-2.2": _two_experts,
+    "wan-2.2-ti2v": _timestep_per_token,
+    "mochi-plain": lambda folder: edit_json(folder / "vae" / "config.json", latents_mean=None, latents_std=None),
+}
+# Stock pipelines do not give flow matching schedulers the request's generator: with noise at each step they give
+# something else each time. The sizes of the tests are not all sizes of Wan 2.2 TI2V.
+VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in ("sd3-stochastic", "wan-2.2-ti2v")))
+
+
+def make_inputs(
+    height: int = 64, width: int = 96, steps: int = 3, *, variant: str = "sd3", **changes: Any
+) -> GenerationInputs:
+    """A request to a model; of the fewest frames above one where it makes videos."""
+    num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
         "guidance_scale": 4.0,
         "seed": 7,
-        "shape": Shape(height, width),
+        "shape": Shape(height, width, num_frames),
         "num_inference_steps": steps,
     }
     return GenerationInputs(**(arguments | changes))
@@ -81,7 +182,8 @@ def start(folder: Path, inputs: GenerationInputs) -> DenoisingState:
 
 def final_latents(folder: Path, inputs: GenerationInputs) -> torch.Tensor:
     diffuse = load_stage(folder, Stage.DIFFUSE)
-    return diffuse.latents(diffuse.step(start(folder, inputs), inputs.num_inference_steps))["latents"]
+    state = start(folder, inputs)
+    return diffuse.latents(diffuse.step(state, state.num_steps))["latents"]
 
 
 def decode(folder: Path, latents: torch.Tensor, inputs: GenerationInputs) -> NDArray[np.uint8]:
@@ -93,24 +195,90 @@ def stock_pipeline(folder: Path, dtype: torch.dtype) -> Any:
     # The stock loader wants components that a folder leaves out to be named.
     index = json.loads((folder / "model_index.json").read_text())
     absent = {name: None for name, value in index.items() if value == [None, None]}
-    pipe = getattr(diffusers, detect_family(folder).pipeline_class).from_pretrained(folder, dtype=dtype, **absent)
-    # Without accelerate, from_pretrained leaves some float32 files as they are whatever dtype it is given.
-    pipe.to(dtype)
+    given = absent | _with_parts_in_float32(folder, index, dtype)
+    pipe = getattr(diffusers, detect_family(folder).pipeline_class).from_pretrained(folder, dtype=dtype, **given)
+    for name, part in pipe.components.items():
+        # Without accelerate, from_pretrained leaves some float32 files as they are whatever dtype it is given.
+        if isinstance(part, diffusers.ModelMixin) and name not in given:
+            part.to(dtype)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
+def _with_parts_in_float32(folder: Path, index: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Models of which parts stay in float32 whatever `dtype` is: without accelerate, from_pretrained refuses them."""
+    models = {}
+    for name, value in index.items():
+        model_class = getattr(diffusers, str(value[1]), None) if isinstance(value, list) else None
+        if kept := getattr(model_class, "_keep_in_fp32_modules", None):
+            model = model_class.from_config(model_class.load_config(folder / name)).eval()  # type: ignore[union-attr]
+            stored = load_file(folder / name / "diffusion_pytorch_model.safetensors")
+            lowered = {key: stored[key].to(dtype) for key in stored if not set(kept) & set(key.split("."))}
+            model.load_state_dict(stored | lowered, assign=True)
+            models[name] = model
+    return models
+
+
 def stock_result(folder: Path, inputs: GenerationInputs, output_type: str, dtype: torch.dtype = torch.float32) -> Any:
     """What the stock pipeline gives for a request, called as a user would."""
-    guided = {"negative_prompt": inputs.negative_prompt} if detect_family(folder).name == "sd3" else {}
-    return stock_pipeline(folder, dtype)(
-        prompt=inputs.prompt,
-        height=inputs.shape.height,
-        width=inputs.shape.width,
-        num_inference_steps=inputs.num_inference_steps,
-        guidance_scale=inputs.guidance_scale,
-        num_images_per_prompt=inputs.num_outputs,
-        generator=torch.Generator("cpu").manual_seed(inputs.seed),
-        output_type=output_type,
-        **guided,
-    ).images
+    if output_type == "latent" and detect_family(folder).name == "flux2_klein":
+        return _last_latents(folder, inputs, dtype)
+    result = _call_stock(folder, inputs, dtype, output_type=output_type)
+    return result.frames if detect_family(folder).name in VIDEOS else result.images
+
+
+def _last_latents(folder: Path, inputs: GenerationInputs, dtype: torch.dtype) -> torch.Tensor:
+    """Of a pipeline that calls something else its latents."""
+    seen: list[torch.Tensor] = []
+
+    def keep(pipe: Any, step: int, timestep: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.append(tensors["latents"])
+        return tensors
+
+    _call_stock(folder, inputs, dtype, output_type="latent", callback_on_step_end=keep)
+    return seen[-1]
+
+
+def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **arguments: Any) -> Any:
+    family, pipe = detect_family(folder).name, stock_pipeline(folder, dtype)
+    request = {
+        "prompt": inputs.prompt,
+        "height": inputs.shape.height,
+        "width": inputs.shape.width,
+        "num_inference_steps": inputs.num_inference_steps,
+        "generator": torch.Generator("cpu").manual_seed(inputs.seed),
+    }
+    return pipe(**(request | _outputs(family, inputs) | _guidance(family, pipe, inputs) | arguments))
+
+
+def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
+    """How each family is asked for several outputs, and for frames."""
+    if family not in VIDEOS:
+        return {"num_images_per_prompt": inputs.num_outputs}
+    frames = {"num_frames": inputs.shape.num_frames}
+    return frames if family == "cogvideox" else frames | {"num_videos_per_prompt": inputs.num_outputs}
+
+
+def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:
+    """What each family calls guidance, and what else must be said to get the size asked for."""
+    scale = {"guidance_scale": inputs.guidance_scale}
+    negative = {"negative_prompt": inputs.negative_prompt}
+    match family:
+        case "flux" | "hunyuan_video":
+            return scale
+        case "cogvideox" if inputs.num_outputs > 1:
+            # It ignores how many outputs a prompt is to have.
+            prompts = {"prompt": inputs.prompt, "negative_prompt": inputs.negative_prompt}
+            return scale | {name: [text] * inputs.num_outputs for name, text in prompts.items()}
+        case "flux2_klein":
+            return scale | {"negative_prompt_embeds": pipe.encode_prompt(inputs.negative_prompt)[0]}
+        case "qwen_image":
+            return negative | {"true_cfg_scale": inputs.guidance_scale}
+        case "sdxl":
+            return scale | {"negative_prompt": inputs.negative_prompt or None}
+        case "pixart_sigma":
+            return scale | negative | {"use_resolution_binning": False, "clean_caption": False}
+        case "hunyuan_dit":
+            return scale | negative | {"use_resolution_binning": False}
+        case _:
+            return scale | negative

@@ -8,26 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.pipelines.models import final_latents, load_stage, make_inputs, start
+from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs, start
 from tridentserve.pipelines import DenoisingState
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
 
-MIXED = [
-    make_inputs(64, 64, steps=6, seed=1, guidance_scale=3.0),
-    make_inputs(64, 64, steps=3, seed=2, guidance_scale=7.0, num_outputs=2, prompt="a desert"),
-    make_inputs(64, 64, steps=4, seed=3, guidance_scale=5.0, negative_prompt=""),
-]
+
+def mixed(variant: str) -> list[GenerationInputs]:
+    return [
+        make_inputs(64, 64, steps=6, seed=1, guidance_scale=3.0, variant=variant),
+        make_inputs(64, 64, steps=3, seed=2, guidance_scale=7.0, num_outputs=2, prompt="a desert", variant=variant),
+        make_inputs(64, 64, steps=4, seed=3, guidance_scale=5.0, negative_prompt="", variant=variant),
+    ]
 
 
-@pytest.mark.parametrize("variant", ["sd3", "flux"])
+@pytest.mark.parametrize("variant", families(*ALL))
 def test_members_join_and_leave_at_step_boundaries(model: Model, variant: str) -> None:
     """The second joins after a step of the first, the third after another; each leaves when it is done."""
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)
-    waiting = [start(folder, inputs) for inputs in MIXED]
+    requests = mixed(variant)
+    waiting = [start(folder, inputs) for inputs in requests]
     running: list[DenoisingState] = []
     done = {}
     while waiting or running:
@@ -38,17 +41,17 @@ def test_members_join_and_leave_at_step_boundaries(model: Model, variant: str) -
             if state.step == state.num_steps:
                 done[state.num_steps] = diffuse.latents(state)["latents"]
         running = [state for state in running if state.step < state.num_steps]
-    for inputs in MIXED:
+    for inputs in requests:
         alone = final_latents(folder, inputs)
         assert (done[inputs.num_inference_steps] - alone).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("variant", ["sd3", "flux"])
+@pytest.mark.parametrize("variant", families(*ALL))
 def test_a_batch_is_not_a_mixture(model: Model, variant: str) -> None:
     """What a member gets depends on itself alone, to far less than requests differ from one another."""
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)
-    one, other = (start(folder, make_inputs(64, 64, seed=seed)) for seed in (1, 2))
+    one, other = (start(folder, make_inputs(64, 64, seed=seed, variant=variant)) for seed in (1, 2))
     latents = [state.tensors["latents"] for state in diffuse.advance([one, other])]
     assert (latents[0] - latents[1]).abs().max() > 0.1
     assert torch.allclose(latents[1], diffuse.step(other).tensors["latents"], atol=1e-5)

@@ -16,14 +16,14 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipelines.models import final_latents, load_stage, make_inputs
+from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs
 from tridentserve.checkpoints import detect_family, stage_weights_bytes
 from tridentserve.errors import ConfigError
-from tridentserve.pipelines import ensure_tiny, tiny
+from tridentserve.families import FAMILIES
+from tridentserve.pipelines import ensure_tiny, tiny, tiny_parts
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
-FAMILIES = ("sd3", "flux")
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -34,7 +34,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families(*ALL))
 def test_two_builds_are_the_same_bytes(model: Model, family: str, tmp_path: Path) -> None:
     first, second = model(family), ensure_tiny(family, tmp_path)
     assert first != second
@@ -78,14 +78,14 @@ def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
         ensure_tiny("sd9", tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families(*ALL))
 def test_they_are_small(model: Model, family: str) -> None:
     assert sum(stage_weights_bytes(model(family)).values()) < 4 * 4e6
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families(*ALL))
 def test_pictures_have_contrast(model: Model, family: str) -> None:
-    inputs = make_inputs(128, 128, steps=4)
+    inputs = make_inputs(128, 128, steps=4, variant=family, num_frames=1)
     pixels = load_stage(model(family), Stage.DECODE).decode({"latents": final_latents(model(family), inputs)}, inputs)
     assert pixels.std() > 20
 
@@ -97,7 +97,7 @@ def tokenizer(folder: Path) -> Any:
 
 @given(text=st.text(max_size=200))
 def test_any_text_has_tokens_the_encoders_know(text: str) -> None:
-    for kind, encoder_config in ((tiny._clip_tokenizer, tiny._clip_config), (tiny._t5_tokenizer, None)):
+    for kind, encoder_config in ((tiny_parts.clip_tokenizer, tiny_parts.clip_config), (tiny_parts.t5_tokenizer, None)):
         made = _made(kind)
         ids = made([text], padding="max_length", max_length=77, truncation=True).input_ids[0]
         vocab_size = encoder_config(made).vocab_size if encoder_config else len(made)
@@ -111,16 +111,16 @@ def _made(kind: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("prompt", ["", "<extra_id_7>", "<|endoftext|> after", "\x00\ufffd\U0001f408", "word " * 500])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families(*ALL))
 def test_odd_prompts_can_be_encoded(model: Model, family: str, prompt: str) -> None:
-    condition = load_stage(model(family), Stage.ENCODE).encode(make_inputs(prompt=prompt))
+    condition = load_stage(model(family), Stage.ENCODE).encode(make_inputs(prompt=prompt, variant=family))
     assert all(tensor.isfinite().all() for tensor in condition.values())
 
 
 def test_saved_tokenizers_are_those_that_were_made(model: Model) -> None:
     with ThreadPoolExecutor(2) as pool:
         saved = list(pool.map(tokenizer, (model("flux") / "tokenizer", model("flux") / "tokenizer_2")))
-    for made, loaded in zip((_made(tiny._clip_tokenizer), _made(tiny._t5_tokenizer)), saved, strict=True):
+    for made, loaded in zip((_made(tiny_parts.clip_tokenizer), _made(tiny_parts.t5_tokenizer)), saved, strict=True):
         assert made("A fox, 3 hens & Ω").input_ids == loaded("A fox, 3 hens & Ω").input_ids
 
 

@@ -34,6 +34,8 @@ class Scenario:
     memory_bytes: int = 100
     solve_time: float = 0.0
     jitter: float = 0.1
+    overhead_s: float = 0.0
+    slowdown: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -57,6 +59,9 @@ class Scenario:
             solve_time=self.solve_time,
             jitter=self.jitter,
             seed=self.seed,
+            plan_overhead_s=self.overhead_s,
+            report_overhead_s=self.overhead_s,
+            slowdown=self.slowdown,
             group_setup_s=0.1,
             handoff_capacity_bytes=16,
             failures=self._failures(),

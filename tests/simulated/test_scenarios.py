@@ -42,6 +42,8 @@ scenarios = st.builds(
     memory_bytes=st.sampled_from([46, 56, 100]),
     solve_time=st.sampled_from([0.0, 0.3]),
     jitter=st.sampled_from([0.0, 0.3]),
+    overhead_s=st.sampled_from([0.0, 0.2]),
+    slowdown=st.sampled_from([(), (1.0, 1.5, 2.0)]),
 )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from tridentserve.errors import GroupError
-from tridentserve.parallel.groups import DEFAULT_TIMEOUT_S, SequenceGroup, make_group
+from tridentserve.parallel.groups import DEFAULT_TIMEOUT_S, SequenceGroup, make_group, store_prefix
 
 _ABANDONED = "abandoned"
 
@@ -23,12 +27,24 @@ def _key(name: str, use: int, rank: int) -> str:
     return f"use/{name}/{use}/{rank}"
 
 
+@dataclass(slots=True)
+class _Held:
+    """A group, who is in it, and the use it was made or found ready for last."""
+
+    group: SequenceGroup
+    members: tuple[str, ...]
+    last_use: int
+
+
 class GroupCache:
     """Groups by name; beyond `capacity` the least recently used is closed.
 
     Members evict and fail independently: one may still hold a group that another has dropped or has never had. So
     each use starts with a handshake through the store: the held group is used when all members hold the same one,
     else all make a new one.
+
+    What a use leaves in the store is deleted when the next use of the name has begun; of a group that was dropped, when
+    nobody can wait for it any more. Not thread-safe.
     """
 
     def __init__(
@@ -38,45 +54,62 @@ class GroupCache:
         self._device = device
         self._capacity = capacity
         self._timeout_s = timeout_s
-        self._groups: OrderedDict[str, SequenceGroup] = OrderedDict()
-        self._last_use: dict[str, int] = {}
+        self._groups: OrderedDict[str, _Held] = OrderedDict()
+        # Prefixes of keys to delete, with the time from which nobody waits for them.
+        self._leftovers: deque[tuple[float, str]] = deque()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the groups held, least recently used first."""
         return tuple(self._groups)
 
-    def acquire(self, name: str, rank: int, size: int, use: int) -> SequenceGroup:
+    def acquire(self, name: str, rank: int, size: int, use: int, members: Sequence[str] = ()) -> SequenceGroup:
         """The group `name`, ready on all members. `use` is the same on all of them and grows with every use of the
-        name (the plan's id). Raises `GroupError` when a member does not come in time, or has given this use up."""
+        name (the plan's id). `members`: who they are, for `lose`. Raises `GroupError` when a member does not come in
+        time, or has given this use up."""
+        self._tidy()
         held = self._groups.get(name)
-        if held is not None and held.failed:
+        if held is not None and held.group.failed:
             held = None
-        mine = held.name if held is not None else ""
+        mine = held.group.name if held is not None else ""
         theirs = self._exchange(name, rank, size, use, mine)
         if _ABANDONED in theirs:
             self.drop(name)
+            self._delete_later(f"use/{name}/{use}/")
             raise GroupError(f"group {name!r}: rank {theirs.index(_ABANDONED)} of {size} has given up")
         if held is None or any(other != mine for other in theirs):
             self.drop(name)
-            held = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
-        self._groups[name] = held
+            group = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
+        else:
+            group = held.group
+            with suppress(RuntimeError):  # of the store: nothing depends on it
+                # All are here, so all have read what was written for the use before.
+                self._store.delete_key(_key(name, held.last_use, rank))
+        self._groups[name] = _Held(group, tuple(members), use)
         self._groups.move_to_end(name)
         while len(self._groups) > self._capacity:
             self.drop(next(iter(self._groups)))
-        return held
+        return group
 
     def abandon(self, name: str, rank: int, use: int) -> None:
         """This member will not take part (any longer) in a use: those who wait for it get their `GroupError` at once,
         in the handshake or in a collective."""
         abandon(self._store, name, rank, use)
         self.drop(name)
+        self._delete_later(f"use/{name}/{use}/")
 
     def drop(self, name: str) -> None:
         """Close a group if it is held; members that wait in it fail at once."""
-        group = self._groups.pop(name, None)
-        if group is not None:
-            group.close()
+        held = self._groups.pop(name, None)
+        if held is not None:
+            held.group.close()
+            self._delete_later(f"use/{name}/{held.last_use}/")
+            self._delete_later(store_prefix(held.group.name))
+
+    def lose(self, member: str) -> None:
+        """Close all groups that this member was in: its process has ended."""
+        for name in [name for name, held in self._groups.items() if member in held.members]:
+            self.drop(name)
 
     def _exchange(self, name: str, rank: int, size: int, use: int, mine: str) -> list[str]:
         """What each member holds under this name."""
@@ -84,21 +117,30 @@ class GroupCache:
         try:
             self._store.set(keys[rank], mine)
             self._store.wait(keys, timedelta(seconds=self._timeout_s))
-            theirs = [value.decode() for value in self._store.multi_get(keys)]
-            # All are here, so all have read what was written for the use before: it can go.
-            if rank == 0 and name in self._last_use:
-                for member in range(size):
-                    self._store.delete_key(_key(name, self._last_use[name], member))
+            return [value.decode() for value in self._store.multi_get(keys)]
         except RuntimeError as error:
             absent = [member for member, key in enumerate(keys) if not self._present(key)]
+            self._delete_later(f"use/{name}/{use}/")
             raise GroupError(
                 f"group {name!r}: ranks {absent} of {size} did not come within {self._timeout_s:g} s: {error}"
             ) from error
-        self._last_use[name] = use
-        return theirs
 
     def _present(self, key: str) -> bool:
         try:
             return bool(self._store.check([key]))
         except RuntimeError:
             return False
+
+    def _delete_later(self, prefix: str) -> None:
+        self._leftovers.append((time.monotonic() + self._timeout_s, prefix))
+
+    def _tidy(self) -> None:
+        """Delete the keys that are due. Members delete the same ones: who comes second finds none."""
+        now_s = time.monotonic()
+        due: list[str] = []
+        while self._leftovers and self._leftovers[0][0] <= now_s:
+            due.append(self._leftovers.popleft()[1])
+        if due:
+            with suppress(RuntimeError):  # of the store: nothing depends on it
+                for key in [key for key in self._store.list_keys() if key.startswith(tuple(due))]:
+                    self._store.delete_key(key)

@@ -152,6 +152,11 @@ class SequenceGroup:
             ) from error
 
 
+def store_prefix(name: str) -> str:
+    """What the keys begin with that members of a group leave in the store."""
+    return f"group/{name}/"
+
+
 def make_group(
     store: Store, name: str, rank: int, size: int, device: torch.device, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> SequenceGroup:
@@ -161,7 +166,7 @@ def make_group(
     A name serves once: a group that failed is made again under a new one. Raises `GroupError` when a member does not
     come within `timeout_s`, which also bounds every later collective.
     """
-    prefixed = PrefixStore(f"group/{name}", store)
+    prefixed = PrefixStore(store_prefix(name).removesuffix("/"), store)
     process_group = ProcessGroup(prefixed, rank, size)
     timeout = timedelta(seconds=timeout_s)
     try:

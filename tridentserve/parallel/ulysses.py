@@ -47,6 +47,10 @@ class _Sharding:
         text, *shards = torch.split(table, [table.shape[0] - sum(self.sizes), *self.sizes])
         return torch.cat([text, shards[self.group.rank]])
 
+    def share(self, table: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's rows of a table with one row per image token along `dim`."""
+        return table.tensor_split(self.group.size, dim=dim)[self.group.rank]
+
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
         """All image tokens, (batch, tokens, channels), on every rank."""
         batch, _, channels = shard.shape
@@ -134,6 +138,7 @@ def install(
     num_heads: int,
     text_first: bool,
     positions: torch.nn.Module | None = None,
+    joint_positions: bool = True,
     rotated: Iterable[torch.nn.Module] = (),
 ) -> None:
     """Hook one transformer.
@@ -141,16 +146,61 @@ def install(
     `embedder` gives the image tokens (batch, tokens, channels); they are shared out there. `attentions` are the joint
     and the image-only attentions, with `num_heads` heads each; `text_first` says where text stands in them. `output`
     is the last layer; image tokens are gathered after it. `positions` gives rotary tables, (text + tokens, channels)
-    each, and runs after the embedder. `rotated` are modules that are given such tables as `image_rotary_emb`.
+    each, and runs after the embedder; with `joint_positions` False it gives one of image and one of text tokens.
+    `rotated` are modules that are given such tables as `image_rotary_emb`.
     """
     embedder.register_forward_hook(functools.partial(_shard_tokens, num_heads))
     output.register_forward_hook(_gather_tokens)
     if positions is not None:
-        positions.register_forward_hook(_shard_positions)
+        positions.register_forward_hook(_shard_positions if joint_positions else _shard_image_positions)
     for module in rotated:
         module.register_forward_pre_hook(_shard_rotary, with_kwargs=True)
     for attention in attentions:
         attention.forward = _sharded_forward(attention.forward, text_first)
+
+
+def install_blocks(
+    first_block: torch.nn.Module,
+    attentions: Iterable[torch.nn.Module],
+    output: torch.nn.Module,
+    *,
+    num_heads: int,
+    text_first: bool,
+    positions: torch.nn.Module | None = None,
+    positions_dim: int = 0,
+    call_per_sample: bool = False,
+) -> None:
+    """As `install`, for a transformer whose embedder gives no tokens (a convolution over frames) or text as well.
+
+    The image tokens are shared out where they enter `first_block`, as its argument `hidden_states`. `positions` gives
+    rotary tables with a row per image token along `positions_dim` and none for text; it may run before that.
+    `call_per_sample`: the attentions call SDPA once for each row of the batch, whose texts differ in length.
+    """
+    first_block.register_forward_pre_hook(functools.partial(_shard_input, num_heads), with_kwargs=True)
+    output.register_forward_hook(_gather_tokens)
+    if positions is not None:
+        positions.register_forward_hook(functools.partial(_share_positions, positions_dim))
+    for attention in attentions:
+        attention.forward = _sharded_forward(attention.forward, text_first, call_per_sample)
+
+
+def share(table: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """This rank's rows of a table with one row per image token along `dim`; all of them outside a group."""
+    active = _ACTIVE.get()
+    return active.share(table, dim) if active else table
+
+
+def _shard_input(num_heads: int, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    active = _ACTIVE.get()
+    if active is None:
+        return None
+    if args:
+        return (active.shard(args[0], num_heads), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": active.shard(kwargs["hidden_states"], num_heads)}
+
+
+def _share_positions(dim: int, module: torch.nn.Module, args: Any, output: Any) -> Any:
+    return tuple(share(table, dim) for table in output)
 
 
 def _shard_tokens(num_heads: int, module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
@@ -161,6 +211,11 @@ def _shard_tokens(num_heads: int, module: torch.nn.Module, args: Any, output: to
 def _shard_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:
     active = _ACTIVE.get()
     return tuple(active.shard_positions(table) for table in output) if active else None
+
+
+def _shard_image_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:
+    active = _ACTIVE.get()
+    return (active.share(output[0], dim=0), *output[1:]) if active else None
 
 
 def _shard_rotary(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -185,8 +240,8 @@ def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> 
     return active.gather(output) if active else None
 
 
-def _sharded_forward(stock: Callable[..., Any], text_first: bool) -> Callable[..., Any]:
-    """The stock forward of an attention, whose one call of SDPA becomes the parallel one inside a group."""
+def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sample: bool = False) -> Callable[..., Any]:
+    """The stock forward of an attention, whose calls of SDPA, one or one per sample, become parallel in a group."""
 
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -195,10 +250,12 @@ def _sharded_forward(stock: Callable[..., Any], text_first: bool) -> Callable[..
             return stock(*args, **kwargs)
         with _Redirect(active, text_first) as redirect:
             result = stock(*args, **kwargs)
-        if redirect.calls != 1:
+        expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
+        if redirect.calls != expected:
             raise ConfigError(
-                f"an attention called scaled_dot_product_attention {redirect.calls} times, not once; under sequence "
-                "parallelism use the native attention backend"
+                f"an attention called scaled_dot_product_attention {redirect.calls} times, not "
+                f"{'once' if expected == 1 else f'{expected} times'}; under sequence parallelism use the native "
+                "attention backend"
             )
         return result
 

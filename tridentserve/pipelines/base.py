@@ -67,5 +67,5 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
-        """Pixels (stage C): (num_outputs, height, width, 3) of a picture family; of a video family (num_outputs, frames,
-        height, width, 3), also for one frame. Pictures are the case of one frame, `pixels[:, None]`, a view."""
+        """Pixels (stage C): (num_outputs, height, width, 3) from a picture family, (num_outputs, frames, height, width,
+        3) from a video family, also for one frame. A picture is a video of one frame: `pixels[:, None]`, a view."""

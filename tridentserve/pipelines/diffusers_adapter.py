@@ -23,6 +23,8 @@ from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 _SCHEDULER = "scheduler."
+# Where the request's generator stands, if its scheduler draws noise at each step.
+_GENERATOR = "generator"
 
 
 class DiffusersAdapter(PipelineAdapter):
@@ -53,12 +55,19 @@ class DiffusersAdapter(PipelineAdapter):
             tensors |= self._initial_tensors(tensors, inputs, generator)
             scheduler = scheduler_state.new_scheduler(self.pipe.scheduler)
             self._set_timesteps(scheduler, tensors["latents"], inputs.num_inference_steps)
+            tensors["latents"] = self._scaled_noise(tensors["latents"], scheduler)
+            if scheduler_state.draws_noise(scheduler):
+                tensors[_GENERATOR] = generator.get_state()
             scheduler_tensors, scheduler_values = scheduler_state.dump(scheduler, _SCHEDULER)
         return DenoisingState(
             step=0,
             num_steps=len(scheduler.timesteps),
             tensors=tensors | scheduler_tensors,
-            values={"guidance_scale": inputs.guidance_scale, "scheduler": scheduler_values},
+            values={
+                "guidance_scale": inputs.guidance_scale,
+                "size": str(inputs.shape),
+                "scheduler": scheduler_values,
+            },
         )
 
     def advance(self, states: Sequence[DenoisingState], n: int = 1) -> list[DenoisingState]:
@@ -78,7 +87,8 @@ class DiffusersAdapter(PipelineAdapter):
         latents, num_outputs = state.tensors["latents"], state.tensors["latents"].shape[0]
         rows = self._rows(state.tensors, state.values, num_outputs)
         shapes = tuple((name, row.shape[0], *row.shape[2:], row.dtype) for name, row in sorted(rows.items()))
-        return (*latents.shape[1:], latents.dtype, shapes)
+        # Packed latents of other proportions may have the same shape, but not the same positions.
+        return (state.values["size"], *latents.shape[1:], latents.dtype, shapes)
 
     def _step_together(self, requests: list[_Denoising], rows: Tensors) -> None:
         """One step of all: one forward pass, then each request's own scheduler."""
@@ -87,11 +97,12 @@ class DiffusersAdapter(PipelineAdapter):
         expanded = [
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
+        inputs = [request.model_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
         together = passes if self.passes_share_a_call else 1
         noise = torch.cat(
             [
                 self._predict_noise(
-                    torch.cat([request.latents for request in requests] * together),
+                    torch.cat(inputs * together),
                     torch.cat(expanded * together),
                     {name: row[first : first + together].flatten(0, 1) for name, row in rows.items()},
                     requests[0].tensors,
@@ -120,8 +131,7 @@ class DiffusersAdapter(PipelineAdapter):
     def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
         with self._running(Stage.DECODE):
             unpacked = self._unpack(self._on_device(latents)["latents"], inputs.shape)
-            config = self.pipe.vae.config
-            image = self.pipe.vae.decode(unpacked / config.scaling_factor + config.shift_factor, return_dict=False)[0]
+            image = self._decode(unpacked)
             # By way of PIL, as the stock pipeline does: its rounding is part of the result.
             pictures = self.pipe.image_processor.postprocess(image, output_type="pil")
         return np.stack([np.asarray(picture, dtype=np.uint8) for picture in pictures])
@@ -161,14 +171,46 @@ class DiffusersAdapter(PipelineAdapter):
     def _scheduler_step(
         self, scheduler: Any, noise: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor, tensors: Tensors
     ) -> torch.Tensor:
-        """The latents of one request after a step. What a scheduler wants to be given back at the next step, such as
-        its last prediction or the state of a generator, is put into the request's `tensors`."""
-        stepped: torch.Tensor = scheduler.step(noise, timestep, latents, return_dict=False)[0]
+        """The latents of one request after a step. What the scheduler wants to be given back at the next step is put
+        into the request's `tensors`."""
+        arguments = {}
+        if _GENERATOR in tensors:
+            arguments["generator"] = torch.Generator("cpu")
+            arguments["generator"].set_state(tensors[_GENERATOR].cpu())
+        stepped = self._call_scheduler(scheduler, noise, timestep, latents, tensors, **arguments)
+        if _GENERATOR in tensors:
+            tensors[_GENERATOR] = arguments["generator"].get_state()
+        return stepped
+
+    def _call_scheduler(
+        self,
+        scheduler: Any,
+        noise: torch.Tensor,
+        timestep: torch.Tensor,
+        latents: torch.Tensor,
+        tensors: Tensors,
+        **arguments: Any,
+    ) -> torch.Tensor:
+        """As `_scheduler_step`, with the generator for noise as an argument where there is one."""
+        stepped: torch.Tensor = scheduler.step(noise, timestep, latents, return_dict=False, **arguments)[0]
         return stepped
 
     @abstractmethod
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         """Latents as the VAE takes them, (num_outputs, channels, height / 8, width / 8), not yet scaled."""
+
+    def _scaled_noise(self, noise: torch.Tensor, scheduler: Any) -> torch.Tensor:
+        """The initial latents, of noise and a scheduler that has its timesteps."""
+        return noise
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """The VAE's output, (num_outputs, 3, height, width), for unpacked latents."""
+        config = self.pipe.vae.config
+        scaled = latents / config.scaling_factor
+        if config.shift_factor is not None:
+            scaled = scaled + config.shift_factor
+        image: torch.Tensor = self.pipe.vae.decode(scaled, return_dict=False)[0]
+        return image
 
     @abstractmethod
     def _install_sequence_parallelism(self) -> None:
@@ -221,6 +263,13 @@ class _Denoising:
         """Of the next step, one number."""
         timestep: torch.Tensor = self.scheduler.timesteps[self._steps_done].to(self.latents.device)
         return timestep
+
+    def model_input(self, timestep: torch.Tensor) -> torch.Tensor:
+        """The latents as the transformer takes them at this step."""
+        if not hasattr(self.scheduler, "scale_model_input"):
+            return self.latents
+        scaled: torch.Tensor = self.scheduler.scale_model_input(self.latents, timestep)
+        return scaled
 
     def take_step(self, latents: torch.Tensor) -> None:
         self.latents = latents

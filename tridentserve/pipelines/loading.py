@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
 # What a component must be, by how its name begins.
 _ROLES = {
     "transformer": diffusers.ModelMixin,
+    "unet": diffusers.ModelMixin,
     "vae": diffusers.ModelMixin,
     "scheduler": diffusers.SchedulerMixin,
     "text_encoder": transformers.PreTrainedModel,
@@ -47,25 +49,37 @@ class MetaStub:
         return getattr(self._model, name)
 
 
+def default_dtype(device: torch.device) -> torch.dtype:
+    """In which number format a device serves models unless it is told."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
 def load_adapter(
-    folder: Path, stages: frozenset[Stage], *, device: str = "cpu", dtype: torch.dtype | None = None
+    folder: Path,
+    stages: frozenset[Stage],
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    weights: bool = True,
 ) -> PipelineAdapter:
     """The adapter of a model folder with the components of `stages` loaded, from local safetensors only.
 
-    `dtype` None means float32 on the CPU and bfloat16 elsewhere. Raises `CheckpointError` when the folder is missing,
-    incomplete, damaged, or of a family that is not supported; the message names the file and says what to do.
+    `dtype` None means float32 on the CPU and bfloat16 elsewhere. Without `weights` the models are on torch's meta
+    device, and get their tensors later (`tridentserve.pipelines.weights`). Raises `CheckpointError` when the folder is
+    missing, incomplete, damaged, or of a family that is not supported; the message names the file and says what to do.
     """
     if not stages:
         raise CheckpointError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
     family = detect_family(folder)
     target = torch.device(device)
-    dtype = dtype or (torch.float32 if target.type == "cpu" else torch.bfloat16)
+    dtype = dtype or default_dtype(target)
     wanted = {component for stage in stages for component in family.components[stage]}
-    components = _components(folder, family, wanted, target, dtype)
+    components = _components(folder, family, wanted, target if weights else torch.device("meta"), dtype)
     index = read_json(folder / MODEL_INDEX)
     options = {name: index[name] for name in family.options if name in index}
     try:
-        pipe = getattr(diffusers, family.pipeline_class)(**components, **options)
+        pipeline_class = getattr(diffusers, family.pipeline_class)
+        pipe = pipeline_class(**_unused(pipeline_class, components), **components, **options)
         # A family's adapter lives in the module of its name.
         adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
         return adapter(pipe, stages, target)
@@ -76,6 +90,16 @@ def load_adapter(
             f"{folder} does not make a {family.pipeline_class} ({error}); compare its model_index.json with the "
             "original's"
         ) from error
+
+
+def _unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str, None]:
+    """What a pipeline wants to be given and no stage runs, such as a safety checker."""
+    parameters = inspect.signature(pipeline_class.__init__).parameters
+    return {
+        name: None
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name != "self" and name not in components
+    }
 
 
 def _components(
@@ -104,6 +128,8 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)
         _check_tokenizer(folder / name, component)
         return component
+    if device.type == "meta":
+        return _on_meta(folder / name, component_class, dtype).eval()
     # Without the loading info, a tensor that is missing gets random values and a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
     if library == "diffusers":
@@ -112,13 +138,29 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
     else:
         # Told below, with the names: transformers itself only points at its log.
         kwargs["ignore_mismatched_sizes"] = True
+    kept = getattr(component_class, "_keep_in_fp32_modules", None) if library == "diffusers" else None
+    loaded_class = component_class
+    if kept and not is_accelerate_available():
+        # diffusers refuses to keep them without accelerate: all is read in float32, and the others lowered below.
+        loaded_class = type(class_name, (component_class,), {"_keep_in_fp32_modules": None})
+        kwargs["dtype"] = torch.float32
     with _loading(folder / name, class_name):
-        component, info = component_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
+        component, info = loaded_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
     _check_complete(folder / name, class_name, info)
+    if loaded_class is not component_class:
+        component.__class__ = component_class
+        _lower(component, kept, dtype)
     if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
         # Without accelerate, diffusers keeps the precision of the file where its first tensor is a float32 buffer.
         torch.nn.Module.to(component, dtype)
     return component.to(device).eval()
+
+
+def _lower(model: torch.nn.Module, kept: list[str], dtype: torch.dtype) -> None:
+    """Give the model's stored tensors this number format, but for those of the modules `kept` in float32."""
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point() and not set(kept) & set(name.split(".")):
+            tensor.data = tensor.data.to(dtype)
 
 
 def _check_complete(path: Path, class_name: str, info: Mapping[str, Any]) -> None:
@@ -151,10 +193,20 @@ def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.d
     component_class = _component_class(folder, name, library, class_name)
     if not issubclass(component_class, diffusers.ModelMixin):
         return None
-    with _loading(folder / name, class_name), torch.device("meta"):
-        model = component_class.from_config(component_class.load_config(str(folder / name), local_files_only=True))
+    return MetaStub(_on_meta(folder / name, component_class, dtype))
+
+
+def _on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.Module:
+    """A model's structure on the meta device, as its config says."""
+    with _loading(path, component_class.__name__), torch.device("meta"):
+        if issubclass(component_class, diffusers.ModelMixin):
+            model = component_class.from_config(component_class.load_config(str(path), local_files_only=True))
+        else:
+            config = component_class.config_class.from_pretrained(str(path), local_files_only=True)
+            model = component_class._from_config(config, dtype=dtype)
         # Module.to, as diffusers' own `to` warns of precisions that only matter where there are weights.
-        return MetaStub(torch.nn.Module.to(model, dtype))
+        lowered: torch.nn.Module = torch.nn.Module.to(model, dtype)
+    return lowered
 
 
 def _component_class(folder: Path, name: str, library: str, class_name: str) -> Any:

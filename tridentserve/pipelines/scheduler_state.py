@@ -6,8 +6,10 @@ values below mirrors that dict; a tensor in it is replaced by a reference to an 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 
@@ -20,6 +22,13 @@ _CONFIG = "_internal_dict"
 def new_scheduler(prototype: Any) -> Any:
     """A fresh scheduler of the same class and config: every request has its own (0.3 to 0.9 ms)."""
     return type(prototype).from_config(prototype.config)
+
+
+def draws_noise(scheduler: Any) -> bool:
+    """Whether its steps may draw noise from a generator that they are given."""
+    if isinstance(scheduler, diffusers.FlowMatchEulerDiscreteScheduler):
+        return bool(scheduler.config.stochastic_sampling)
+    return "generator" in inspect.signature(scheduler.step).parameters
 
 
 def dump(scheduler: Any, prefix: str = "scheduler.") -> tuple[Tensors, dict[str, Any]]:

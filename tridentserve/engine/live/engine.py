@@ -20,12 +20,14 @@ from tridentserve.engine.live import updates
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
 from tridentserve.engine.live.jobs import Job, JobBook
-from tridentserve.engine.live.messages import PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.updates import Update
-from tridentserve.errors import WorkerError
+from tridentserve.errors import ProfileError, WorkerError
+from tridentserve.estimates import rank_peaks
 from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.protocols import StageTimes
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduler import Scheduler
 
@@ -56,10 +58,14 @@ class LiveEngine:
         resources: WorkerResources,
         abandon: Callable[[str, int, int], None],
         options: EngineOptions | None = None,
+        times: StageTimes | None = None,
     ) -> None:
-        """`abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone."""
+        """`abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone. `times`: what
+        plans are expected to take of memory, so that workers refuse those that cannot fit."""
         self._abandon = abandon
         self._options = options or EngineOptions()
+        self._times = times
+        self._labels = {config.spec.worker_id: config.label for config in workers}
         self._loop = asyncio.get_running_loop()
         self._fleet = Fleet(workers, resources, self._on_joined, self._on_lost)
         self._core = CoreThread(
@@ -74,6 +80,11 @@ class LiveEngine:
         self._tasks: set[asyncio.Task[None]] = set()
 
     # What the service calls.
+
+    @property
+    def placement(self) -> dict[WorkerId, str]:
+        """What each worker is meant to hold now, in a few words."""
+        return dict(self._labels)
 
     async def start(self) -> None:
         """Start the scheduler and all workers; returns when all can take plans."""
@@ -164,8 +175,9 @@ class LiveEngine:
                 case ev.Finish() | ev.Reject():
                     self._ended(effect.request_id)
                 case ev.Place():
-                    # Never of the scheduler that `deployments.planning` makes: it has no replanner.
-                    raise WorkerError("the live engine cannot carry out a new placement")
+                    logger.info("new placement: %s", effect.reason)
+                    self._labels = {worker_id: effect.plan.describe(worker_id) for worker_id in self._labels}
+                    self._fleet.place(effect.plan)
 
     def _tell_leader(self, plan_id: int, order: str) -> None:
         """Stop or pause a plan: its leader has all members do so at one step boundary."""
@@ -210,10 +222,24 @@ class LiveEngine:
             job.last_plan_id = plan.plan_id
         inputs = {name: job.inputs for name, job in jobs.items()}
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
-        calls = [self._fleet.run(worker_id, plan, inputs) for worker_id in plan.workers]
+        peaks = self._peaks(plan, jobs)
+        calls = [
+            self._fleet.run(worker_id, plan, inputs, peak) for worker_id, peak in zip(plan.workers, peaks, strict=True)
+        ]
         task = self._loop.create_task(self._run_plan(jobs, plan, calls))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _peaks(self, plan: DispatchPlan, jobs: Jobs) -> tuple[int, ...]:
+        """Expected bytes of activations on each worker of a plan; 0 where nobody knows."""
+        specs = [job.spec for job in jobs.values()]
+        if self._times is None or not specs:
+            return (0,) * plan.degree
+        outputs = [spec.num_outputs for spec in specs]
+        try:
+            return rank_peaks(self._times, plan.model, plan.stages, plan.degree, specs[0].shape, outputs)
+        except ProfileError:
+            return (0,) * plan.degree
 
     async def _run_plan(self, jobs: Jobs, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
         members = zip(plan.workers, calls, strict=True)
@@ -236,20 +262,25 @@ class LiveEngine:
             self._speak_for(worker_id, plan)
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
         try:
-            return await self._listen(jobs, call)
+            return await self._listen(jobs, worker_id, call)
         except RayError as error:
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
         except Exception as error:
             logger.exception("plan %d of %s failed in the engine", plan.plan_id, ", ".join(plan.request_ids))
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {type(error).__name__}")
 
-    async def _listen(self, jobs: Jobs, call: PlanCall) -> PlanReport:
+    async def _listen(self, jobs: Jobs, worker_id: WorkerId, call: PlanCall) -> PlanReport:
         """The report of one worker, with the notes before it and the pictures behind it taken in."""
         async for reference in call:
             item = await reference
             if isinstance(item, StepNote):
                 if (job := jobs.get(item.request_id)) is not None:
                     self._progressed(job, item)
+                continue
+            if isinstance(item, ReplicaLoad):
+                self._core.post(
+                    ev.ReplicaLoaded(worker_id, item.loaded, item.evicted, item.source, item.num_bytes, item.seconds)
+                )
                 continue
             for request_id, num_images in item.num_images.items():
                 await self._take_images(jobs.get(request_id), call, num_images)

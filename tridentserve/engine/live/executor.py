@@ -7,10 +7,11 @@ share forward passes in D; they are encoded and decoded one after another, which
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -21,12 +22,18 @@ from numpy.typing import NDArray
 from tridentserve.engine.live.messages import Span
 from tridentserve.engine.live.parcel import Parcel
 from tridentserve.engine.live.replicas import ReplicaStore
-from tridentserve.errors import HandoffError
+from tridentserve.errors import GroupError, HandoffError
+from tridentserve.hot_set import HotGroup
 from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+# The use of a group that comes before that of any plan.
+_BEFORE_ALL_PLANS = -1
 
 
 class _Command(IntEnum):
@@ -101,6 +108,22 @@ class StageExecutor:
         except BaseException:
             self.abandon(plan)
             raise
+
+    def make_groups(self, groups: Sequence[HotGroup]) -> None:
+        """Make the groups of the hot set that this worker is in, ready for their first plan. One that cannot be made is
+        made again when a plan asks for it."""
+        for group in groups:
+            if self._worker_id in group.workers:
+                rank, size = group.workers.index(self._worker_id), len(group.workers)
+                try:
+                    made = self._groups.acquire(group.name, rank, size, use=_BEFORE_ALL_PLANS, members=group.workers)
+                    made.agree()  # NCCL connects at the first collective
+                except GroupError as error:
+                    logger.warning("the hot set lacks %s: %s", group.name, error)
+
+    def lose_member(self, worker_id: WorkerId) -> None:
+        """Drop the groups that a worker was in whose process has ended."""
+        self._groups.lose(worker_id)
 
     def abandon(self, plan: DispatchPlan) -> None:
         """Let the other workers of a plan know that this one will not run it (to its end)."""
@@ -200,7 +223,7 @@ class StageExecutor:
         if plan.group is None:
             return None
         rank = plan.workers.index(self._worker_id)
-        return self._groups.acquire(plan.group, rank, plan.degree, use=plan.plan_id)
+        return self._groups.acquire(plan.group, rank, plan.degree, use=plan.plan_id, members=plan.workers)
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig, WorkerReady
+from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StepNote, WorkerConfig, WorkerReady
 from tridentserve.errors import WorkerError
-from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class PlanCall(Protocol):
 
     def __aiter__(self) -> PlanCall: ...
 
-    async def __anext__(self) -> Awaitable[StepNote | PlanReport]: ...
+    async def __anext__(self) -> Awaitable[StepNote | ReplicaLoad | PlanReport]: ...
 
     def completed(self) -> Any:
         """The reference that stands for the end of the call, or for its error."""
@@ -52,7 +52,7 @@ class _Member:
     config: WorkerConfig
     bundle: int | None
     handle: Any = None
-    address: LinkAddress | None = None
+    ready: WorkerReady | None = None
     next_number: int = 0
 
 
@@ -86,23 +86,35 @@ class Fleet:
             raise WorkerError(f"worker {worker_id} is down")
         return handle
 
-    def run(self, worker_id: WorkerId, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs]) -> PlanCall | None:
-        """Give a worker its next plan, with the content of each member; None while it is down."""
+    def run(
+        self, worker_id: WorkerId, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], peak_bytes: int = 0
+    ) -> PlanCall | None:
+        """Give a worker its next plan, with the content of each member and what its activations are expected to take;
+        None while it is down."""
         member = self._members[worker_id]
         if member.handle is None:
             return None
-        call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs))
+        call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs), peak_bytes)
         member.next_number += 1
         return call
+
+    def place(self, placement: PlacementPlan) -> None:
+        """Tell all workers what they are to hold from now on; one that comes back begins with it."""
+        for worker_id, member in self._members.items():
+            replicas = placement.replicas.get(worker_id, frozenset())
+            member.config = replace(member.config, replicas=replicas, label=placement.describe(worker_id))
+            if member.handle is not None:
+                member.handle.place.remote(replicas, member.config.label)
 
     async def start(self) -> None:
         """Start all workers, each with its replicas. Raises what the first one that fails raises."""
         started = {worker_id: self._spawn(member) for worker_id, member in self._members.items()}
         answers = await asyncio.gather(*(handle.start.remote() for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
-            self._members[worker_id].handle, self._members[worker_id].address = handle, ready.address
+            self._members[worker_id].handle, self._members[worker_id].ready = handle, ready
         everyone = self._directory(self._members)
         await asyncio.gather(*(handle.connect.remote(everyone) for handle in started.values()))
+        await asyncio.gather(*(handle.make_groups.remote() for handle in started.values()))
         for worker_id in started:
             self._joined(worker_id)
 
@@ -130,9 +142,9 @@ class Fleet:
 
         return ray.remote(StageWorker).options(**options).remote(member.config)
 
-    def _directory(self, worker_ids: Mapping[WorkerId, object]) -> dict[WorkerId, tuple[Any, LinkAddress | None]]:
+    def _directory(self, worker_ids: Mapping[WorkerId, object]) -> dict[WorkerId, tuple[Any, WorkerReady]]:
         members = ((worker_id, self._members[worker_id]) for worker_id in worker_ids)
-        return {worker_id: (member.handle, member.address) for worker_id, member in members if member.handle}
+        return {worker_id: (member.handle, member.ready) for worker_id, member in members if member.ready}
 
     def _joined(self, worker_id: WorkerId) -> None:
         member = self._members[worker_id]
@@ -144,7 +156,7 @@ class Fleet:
         why = await _error_of(handle.watch.remote())
         logger.warning("worker %s is lost: %s", worker_id, why)
         member = self._members[worker_id]
-        member.handle, member.address, member.next_number = None, None, 0
+        member.handle, member.ready, member.next_number = None, None, 0
         self._on_lost(worker_id, why)
         pause_s = _FIRST_PAUSE_S
         while not await self._came_back(worker_id, member):
@@ -160,7 +172,9 @@ class Fleet:
             ready: WorkerReady = await handle.start.remote()
             # Ray may have moved its bundle: the scheduler must know the node, which no instance spans.
             member.config = replace(member.config, spec=replace(member.config.spec, node_id=ready.node_id))
-            member.handle, member.address = handle, ready.address
+            member.handle, member.ready = handle, ready
+            # It began with the placement of that time.
+            await handle.place.remote(member.config.replicas, member.config.label)
             await handle.connect.remote(self._directory(self._members))
             newcomer = self._directory({worker_id: None})
             others = [other for other in self.alive if other != worker_id]
@@ -169,7 +183,7 @@ class Fleet:
             )
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
-            member.handle = member.address = None
+            member.handle = member.ready = None
             return False
         return True
 

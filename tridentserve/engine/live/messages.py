@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tridentserve.cache import cache_dir
 from tridentserve.cluster import WorkerSpec
+from tridentserve.hot_set import HotGroup
 from tridentserve.plans import Replica
+from tridentserve.protocols import LoadSource
 from tridentserve.stages import Stage
 
 
@@ -20,9 +23,17 @@ class ModelSource:
     dtype: str | None = None
 
 
+# How a worker gets replicas. `mapped`: it uses the host copy's pages themselves (only on a CPU). `peer`: into memory of
+# its own, from a worker of its node that has them, else from the host copy. `host`: from the host copy. `auto`: mapped
+# on a CPU, else peer.
+Fetch = Literal["auto", "mapped", "peer", "host"]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """All a worker needs to start. `label` names its placement in the Ray dashboard."""
+    """All a worker needs to start. `label` names its placement in the Ray dashboard. `hot_groups`: made when all
+    workers have started, by their first incarnations. `host_dir`: where the node's host copies of weights are;
+    `block_bytes`: how much of a replica moves at a time."""
 
     spec: WorkerSpec
     incarnation: int
@@ -37,6 +48,10 @@ class WorkerConfig:
     handoff_transport: Literal["nixl", "host"] = "nixl"
     max_groups: int = 8
     group_timeout_s: float = 60.0
+    host_dir: Path = field(default_factory=lambda: cache_dir() / "host")
+    fetch: Fetch = "auto"
+    block_bytes: int = 64 << 20
+    hot_groups: tuple[HotGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +90,31 @@ class StepNote:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """A worker has made a replica resident for a plan. `evicted`: what has left its memory since it last told."""
+
+    loaded: Replica
+    evicted: tuple[Replica, ...]
+    source: LoadSource
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """How a plan ended on one worker. So many pictures of each request follow (PNG, one item each), in this order.
     `retry`: see `PlanFailed`.
-    `paused_after`: it was paused after so many of its denoising steps."""
+    `paused_after`: it was paused after so many of its denoising steps.
+    `peak_memory_bytes`: the most that was in use while it ran; `peak_growth_bytes`: so much more than when it began
+    (0 where that cannot be measured), to be compared with the profile's `expected_peak_bytes`."""
 
     plan_id: int
     outcome: Literal["finished", "stopped", "failed"]
     spans: list[Span] = field(default_factory=list)
     num_images: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: int = 0
+    peak_growth_bytes: int = 0
+    expected_peak_bytes: int = 0
     paused_after: int | None = None
     error: str = ""
     retry: bool = True

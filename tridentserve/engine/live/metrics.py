@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from tridentserve.engine.live.messages import Span
+from tridentserve.engine.live.messages import ReplicaLoad, Span
 from tridentserve.lifecycle import RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.stages import Stage
@@ -53,6 +53,22 @@ class WorkerMetrics:
             "tridentserve_handoff_parcels", "Outputs kept for requests under way.", tag_keys=("worker",)
         )
 
+        source_tags = ("worker", "model", "stage", "source")
+        self._loads = Counter("tridentserve_replica_loads_total", "Replicas made resident.", tag_keys=source_tags)
+        self._load_bytes = Counter("tridentserve_replica_load_bytes_total", "Bytes of them.", tag_keys=source_tags)
+        self._load_seconds = Counter(
+            "tridentserve_replica_load_seconds_total", "Seconds until they were there.", tag_keys=source_tags
+        )
+        self._evictions = Counter(
+            "tridentserve_replica_evictions_total", "Replicas that made room.", tag_keys=("worker", "model", "stage")
+        )
+        self._resident = Gauge("tridentserve_replica_bytes", "Bytes of weights in memory.", tag_keys=("worker",))
+        self._plan_peak = Gauge(
+            "tridentserve_plan_peak_bytes",
+            "Activations of the latest plan: as the profile expects, and as measured.",
+            tag_keys=("worker", "model", "stages", "degree", "kind"),
+        )
+
     def plan_done(self, plan: DispatchPlan, spans: Iterable[Span]) -> None:
         for span in spans:
             degree = plan.degree if span.stage is Stage.DIFFUSE else 1
@@ -61,6 +77,23 @@ class WorkerMetrics:
             self._stage_seconds.observe(seconds, tags=tags)
             self._stage_seconds_total.inc(max(seconds, 1e-9), tags=tags)
             self._stage_runs.inc(tags=tags)
+
+    def plan_peak(self, plan: DispatchPlan, measured_bytes: int, expected_bytes: int) -> None:
+        stages = "".join(stage.letter for stage in plan.stages)
+        tags = {**self._worker, "model": plan.model, "stages": stages, "degree": str(plan.degree)}
+        self._plan_peak.set(measured_bytes, tags={**tags, "kind": "measured"})
+        self._plan_peak.set(expected_bytes, tags={**tags, "kind": "expected"})
+
+    def replica_loaded(self, load: ReplicaLoad) -> None:
+        tags = {**self._worker, "model": load.loaded.model, "stage": load.loaded.stage.value, "source": load.source}
+        self._loads.inc(tags=tags)
+        self._load_bytes.inc(max(load.num_bytes, 1), tags=tags)
+        self._load_seconds.inc(max(load.seconds, 1e-9), tags=tags)
+        for replica in load.evicted:
+            self._evictions.inc(tags={**self._worker, "model": replica.model, "stage": replica.stage.value})
+
+    def replica_level(self, resident_bytes: int) -> None:
+        self._resident.set(resident_bytes, tags=self._worker)
 
     def handoff_done(self, transfer: Transfer) -> None:
         tags = {**self._worker, "path": transfer.path}

@@ -1,4 +1,6 @@
-"""One-sided writes from this worker's slab into another's, through NIXL (UCX underneath; shared memory on one node).
+"""One-sided writes from this worker's memory into another's, through NIXL (UCX underneath; shared memory on one node).
+
+Outputs go from slab to slab; weights go from and to memory that is registered while it holds them.
 
 An agent is not thread-safe: all calls of one link are made in its one thread. NIXL's own progress thread stays off: it
 spins, and takes a whole core from the model (measured: 1.99 s of CPU per 2 s idle). Instead this thread polls while a
@@ -29,6 +31,18 @@ class TransferStuckError(HandoffError):
     """A write has neither ended nor failed in time: its memory on both sides must not be used again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A run of bytes in registered memory of a process. `device_id` is 0 for host memory."""
+
+    address: int
+    nbytes: int
+    device_id: int
+
+    def part(self, offset: int, nbytes: int) -> Memory:
+        return Memory(self.address + offset, nbytes, self.device_id)
+
+
 @dataclass(slots=True)
 class _Transfer:
     """Something that is waited for, with what to say when it does not come."""
@@ -49,13 +63,15 @@ class _Transfer:
 
 
 class NixlLink:
-    """The NIXL agent of one worker and its registered slab (a contiguous uint8 tensor)."""
+    """The NIXL agent of one worker and its registered slab (a contiguous uint8 tensor). Other memory that takes part is
+    on the slab's device."""
 
     def __init__(self, name: str, slab: torch.Tensor) -> None:
         """Raises whatever NIXL or UCX raise when they cannot start."""
         self._slab = slab
-        self._memory = "VRAM" if slab.is_cuda else "DRAM"
-        self._device_id = slab.get_device() if slab.is_cuda else 0
+        self._kind = "VRAM" if slab.is_cuda else "DRAM"
+        self._own = memory_of(slab)
+        self._registered: dict[Memory, Any] = {}
         self._peers: dict[str, LinkAddress] = {}
         self._writes: dict[Any, _Transfer] = {}  # by NIXL's handle
         self._expected: dict[bytes, _Transfer] = {}
@@ -64,7 +80,7 @@ class NixlLink:
         self._thread.start()
         self._agent: Any = self._call(lambda: self._start(name)).result()
         metadata = self._call(self._agent.get_agent_metadata).result()
-        self.address = LinkAddress(name, metadata, slab.data_ptr(), self._device_id)
+        self.address = LinkAddress(name, metadata, self._own.address, self._own.device_id)
 
     def add_peer(self, address: LinkAddress) -> Future[None]:
         """Get to know a peer. The future fails when NIXL refuses its metadata."""
@@ -80,6 +96,32 @@ class NixlLink:
         if self._peers.pop(name, None) is not None:
             self._call(lambda: self._agent.remove_remote_agent(name))
 
+    def register(self, tensor: torch.Tensor) -> Future[tuple[Memory, bytes]]:
+        """Let a contiguous tensor take part in writes; what peers need for writing into it comes with it. The tensor
+        must live until `deregister` has ended."""
+        memory = memory_of(tensor)
+
+        def register() -> tuple[Memory, bytes]:
+            if memory not in self._registered:
+                region = (memory.address, memory.nbytes, memory.device_id, "")
+                self._registered[memory] = self._agent.register_memory([region], mem_type=self._kind)
+            return memory, self._agent.get_partial_agent_metadata(self._registered[memory], False, [])
+
+        return self._call(register)
+
+    def deregister(self, memory: Memory) -> Future[None]:
+        """The memory takes part no more; nothing may be under way there. It need not be registered."""
+
+        def deregister() -> None:
+            if memory in self._registered:
+                self._agent.deregister_memory(self._registered.pop(memory))
+
+        return self._call(deregister)
+
+    def learn(self, metadata: bytes) -> Future[None]:
+        """Take in what a known peer says of memory that it has registered since."""
+        return self._call(lambda: self._agent.add_remote_agent(metadata))
+
     def write(
         self, peer: str, local_offset: int, remote_offset: int, nbytes: int, note: bytes
     ) -> tuple[Future[None], Future[None]]:
@@ -87,14 +129,22 @@ class NixlLink:
 
         The first future fails with `HandoffError` when the peer is gone, and with `TransferStuckError` when the bytes
         do not move in time; then the second is done once NIXL has let go of the memory on both sides."""
-        transfer = _Transfer(f"writing {nbytes} bytes to {peer}")
-        self._call(lambda: self._begin_write(transfer, peer, local_offset, remote_offset, nbytes, note))
+        address = self._peers.get(peer)
+        target = Memory(address.base + remote_offset, nbytes, address.device_id) if address else None
+        return self.write_memory(peer, self._own.part(local_offset, nbytes), target, note)
+
+    def write_memory(
+        self, peer: str, source: Memory, target: Memory | None, note: bytes
+    ) -> tuple[Future[None], Future[None]]:
+        """As `write`, between registered memory here and as much of the peer's (None: the peer is not known)."""
+        transfer = _Transfer(f"writing {source.nbytes} bytes to {peer}")
+        self._call(lambda: self._begin_write(transfer, peer, source, target, note))
         return transfer.ended, transfer.settled
 
-    def expect(self, note: bytes) -> Future[None]:
+    def expect(self, note: bytes, timeout_s: float = TRANSFER_TIMEOUT_S) -> Future[None]:
         """Done once a peer's write with this note has arrived. To be called before that write begins: the first one
         between two agents needs both to make progress. The future fails with `HandoffError` when it does not come."""
-        transfer = _Transfer(f"receiving {note!r}")
+        transfer = _Transfer(f"receiving {note!r}", deadline_s=time.monotonic() + timeout_s)
         self._call(lambda: self._expected.__setitem__(note, transfer))
         return transfer.ended
 
@@ -142,29 +192,26 @@ class NixlLink:
         from nixl._api import nixl_agent, nixl_agent_config
 
         agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
-        region = (self._slab.data_ptr(), self._slab.numel(), self._device_id, "")
-        agent.register_memory([region], mem_type=self._memory)
+        region = (self._own.address, self._own.nbytes, self._own.device_id, "")
+        agent.register_memory([region], mem_type=self._kind)
         return agent
 
-    def _begin_write(
-        self, transfer: _Transfer, peer: str, local_offset: int, remote_offset: int, nbytes: int, note: bytes
-    ) -> None:
+    def _begin_write(self, transfer: _Transfer, peer: str, source: Memory, target: Memory | None, note: bytes) -> None:
         try:
-            address = self._peers[peer]
-            source = (self._slab.data_ptr() + local_offset, nbytes, self._device_id)
-            target = (address.base + remote_offset, nbytes, address.device_id)
+            if target is None or peer not in self._peers:
+                raise HandoffError(f"{peer} is gone")
             handle = self._agent.initialize_xfer(
-                "WRITE",
-                self._agent.get_xfer_descs([source], mem_type=self._memory),
-                self._agent.get_xfer_descs([target], mem_type=self._memory),
-                peer,
-                note,
+                "WRITE", self._descriptors(source), self._descriptors(target), peer, note
             )
             self._agent.transfer(handle)
             self._writes[handle] = transfer
         except Exception as error:  # NIXL raises classes of its own, UCX what it likes
             transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
             transfer.settled.set_result(None)
+
+    def _descriptors(self, memory: Memory) -> Any:
+        region = (memory.address, memory.nbytes, memory.device_id)
+        return self._agent.get_xfer_descs([region], mem_type=self._kind)
 
     def _give_up(self, note: bytes) -> None:
         transfer = self._expected.pop(note, None)
@@ -188,7 +235,7 @@ class NixlLink:
         for note, transfer in list(self._expected.items()):
             if now_s > transfer.deadline_s:
                 del self._expected[note]
-                transfer.end(HandoffError(f"NIXL: nothing came in {TRANSFER_TIMEOUT_S:.0f} s, {transfer.what}"))
+                transfer.end(HandoffError(f"NIXL: nothing came in time, {transfer.what}"))
 
     def _check_write(self, handle: Any, transfer: _Transfer) -> None:
         error: HandoffError | None = None
@@ -206,3 +253,8 @@ class NixlLink:
         del self._writes[handle]
         transfer.end(error if state == "DONE" or error else HandoffError(f"NIXL failed {transfer.what}: {state}"))
         transfer.settled.set_result(None)
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """Where a contiguous tensor lies."""
+    return Memory(tensor.data_ptr(), tensor.nbytes, tensor.get_device() if tensor.is_cuda else 0)

@@ -67,8 +67,14 @@ class Parcel:
     @classmethod
     def unpack(cls, buffer: torch.Tensor, layout: Layout, device: torch.device) -> Parcel:
         """Copies of the tensors in `buffer`, on `device`: the buffer may be reused at once."""
+        views = cls.views(buffer, layout).tensors
+        return cls({name: view.clone().to(device) for name, view in views.items()}, layout.values)
+
+    @classmethod
+    def views(cls, buffer: torch.Tensor, layout: Layout) -> Parcel:
+        """The tensors in `buffer`, where they are."""
         tensors = {}
         for slot in layout.slots:
-            raw = buffer[slot.offset : slot.offset + slot.nbytes].clone()
-            tensors[slot.name] = raw.view(getattr(torch, slot.dtype)).reshape(slot.shape).to(device)
+            raw = buffer[slot.offset : slot.offset + slot.nbytes]
+            tensors[slot.name] = raw.view(getattr(torch, slot.dtype)).reshape(slot.shape)
         return cls(tensors, layout.values)

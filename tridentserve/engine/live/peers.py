@@ -1,4 +1,4 @@
-"""A peer's handoff buffer, called through its Ray actor. Errors of the call become `HandoffError`."""
+"""A peer's handoff buffer and its weights, called through its Ray actor. Errors of the call become `HandoffError`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from ray.exceptions import RayError
 
 from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.parcel import Layout
+from tridentserve.engine.live.peer_weights import WeightOrder
 from tridentserve.errors import HandoffError
-from tridentserve.plans import WorkerId
+from tridentserve.plans import Replica, WorkerId
 
 T = TypeVar("T")
 
 
 class RayPeer:
-    """See `handoff_peer.Peer`."""
+    """See `handoff_peer.Peer` and `peer_weights.WeightPeer`."""
 
-    def __init__(self, handle: ActorHandle[Any], link_name: str | None) -> None:
+    def __init__(self, handle: ActorHandle[Any], link_name: str | None, node_id: str) -> None:
         self._handle = handle
         self._link_name = link_name
+        self.node_id = node_id
 
     @property
     def link_name(self) -> str | None:
@@ -43,6 +45,12 @@ class RayPeer:
 
     async def send(self, key: HandoffKey, to: WorkerId) -> None:
         await _answer(self._handle.send.remote(key, to))
+
+    async def offers(self, replica: Replica) -> int | None:
+        return await _answer(self._handle.offers.remote(replica))
+
+    async def send_weights(self, order: WeightOrder) -> None:
+        await _answer(self._handle.send_weights.remote(order))
 
 
 async def _answer(reference: Awaitable[T]) -> T:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-import resource
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,25 +23,50 @@ from PIL import Image
 from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
 from tridentserve.engine.live.handoff import HandoffBuffer
 from tridentserve.engine.live.handoff_peer import HandoffKey
-from tridentserve.engine.live.messages import LinkAddress, PlanReport, StepNote, WorkerConfig, WorkerReady
+from tridentserve.engine.live.host_copies import HostCopies
+from tridentserve.engine.live.messages import (
+    LinkAddress,
+    PlanReport,
+    ReplicaLoad,
+    StepNote,
+    WorkerConfig,
+    WorkerReady,
+)
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
 from tridentserve.engine.live.nixl_link import NixlLink
 from tridentserve.engine.live.parcel import Layout, Parcel
+from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.peers import RayPeer
-from tridentserve.engine.live.replicas import ReplicaStore
+from tridentserve.engine.live.plan_peak import PlanPeak
+from tridentserve.engine.live.replicas import MemoryBudget, ReplicaStore, replicas_needed
 from tridentserve.engine.live.turns import Turns
-from tridentserve.errors import HandoffError, TridentServeError
+from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError
 from tridentserve.parallel import GroupCache, connect_store
-from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # The content of each member of a plan.
 Inputs = dict[str, GenerationInputs]
+# What a plan's call yields before its report; None ends it.
+Notes = asyncio.Queue[StepNote | ReplicaLoad | None]
 # Pictures are sent once and thrown away by most clients: speed counts more than the last tenth of their size.
 _PNG_COMPRESS_LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A plan with all that comes with it. `expected_bytes`: of its activations; `tell` hears of its loads."""
+
+    plan: DispatchPlan
+    inputs: Inputs
+    control: StepControl
+    expected_bytes: int
+    tell: Callable[[ReplicaLoad], None]
+    peak: PlanPeak
 
 
 class StageWorker:
@@ -58,37 +83,67 @@ class StageWorker:
         self._stopped_early: deque[int] = deque(maxlen=1024)
         self._paused_early: deque[int] = deque(maxlen=1024)
         self._metrics = WorkerMetrics(config.spec.worker_id)
-        self._replicas = ReplicaStore(config.sources, config.torch_device)
         store = connect_store(config.store_host, config.store_port)
         groups = GroupCache(store, self._device, capacity=config.max_groups, timeout_s=config.group_timeout_s)
-        self._executor = StageExecutor(config.spec.worker_id, self._replicas, groups)
         slab = torch.zeros(config.handoff_bytes, dtype=torch.uint8, device=self._device)
         self._link = _start_link(config, slab)
         self._peers: dict[WorkerId, RayPeer] = {}
+        self._host_copies = HostCopies(config.host_dir, config.sources, self._device)
+        self._replicas = self._replica_store()
+        self._executor = StageExecutor(config.spec.worker_id, self._replicas, groups)
+        # What plans need that have been given and have not ended.
+        self._needed: dict[int, tuple[Replica, ...]] = {}
         self._handoff = HandoffBuffer(config.spec.worker_id, self._peers, slab, self._link, self._metrics.handoff_done)
+
+    def _replica_store(self) -> ReplicaStore:
+        config, peers = self._config, None
+        if self._link is not None:
+            peers = PeerWeights(self._link, self._peers, _node_id(), config.block_bytes)
+        budget = MemoryBudget(config.spec.memory_bytes, config.handoff_bytes)
+        return ReplicaStore(
+            self._host_copies,
+            self._device,
+            budget,
+            config.fetch,
+            config.block_bytes,
+            self._on_device,
+            peers,
+            self._metrics.replica_loaded,
+        )
 
     def __repr__(self) -> str:
         return f"StageWorker({self._config.spec.worker_id}, {self._config.label})"
 
     async def start(self) -> WorkerReady:
-        """Load the replicas of the placement."""
-        for replica in sorted(self._config.replicas):
-            await self._on_device(self._replicas.load, replica)
+        """Make the node's host copies, with its other workers, and load the replicas of the placement."""
+        everything = [Replica(model, stage) for model in self._config.sources for stage in Stage]
+        await self._on_device(self._host_copies.make_all, everything)
+        await self._replicas.start(self._config.replicas)
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
         address = self._link.address if self._link is not None else None
-        return WorkerReady(address, ray.get_runtime_context().get_node_id())
+        return WorkerReady(address, _node_id())
 
-    async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], LinkAddress | None]]) -> None:
+    async def place(self, replicas: frozenset[Replica], label: str) -> None:
+        """Another placement is in force. Weights move when plans need them."""
+        self._replicas.wanted = replicas
+        self._config = replace(self._config, replicas=replicas, label=label)
+
+    async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], WorkerReady]]) -> None:
         """Get to know peers; a peer that came back replaces its former self."""
-        for worker_id, (handle, address) in peers.items():
+        for worker_id, (handle, ready) in peers.items():
             if worker_id == self._config.spec.worker_id:
                 continue
             former = self._peers.get(worker_id)
             if former is not None:
                 self._handoff.lose_peer(worker_id)
+                self._device_thread.submit(self._executor.lose_member, worker_id)
                 if self._link is not None and former.link_name is not None:
                     self._link.remove_peer(former.link_name)
-            self._peers[worker_id] = RayPeer(handle, await self._link_to(address))
+            self._peers[worker_id] = RayPeer(handle, await self._link_to(ready.address), ready.node_id)
+
+    async def make_groups(self) -> None:
+        """Make the hot set, together with the others."""
+        await self._on_device(self._executor.make_groups, self._config.hot_groups)
 
     async def _link_to(self, address: LinkAddress | None) -> str | None:
         """The name under which NIXL knows a peer from now on; None where host memory has to do."""
@@ -104,6 +159,7 @@ class StageWorker:
     async def _report_levels(self) -> None:
         while True:
             self._metrics.handoff_level(self._handoff)
+            self._metrics.replica_level(self._replicas.resident_bytes)
             await asyncio.sleep(GAUGE_PERIOD_S)
 
     async def watch(self) -> None:
@@ -117,23 +173,26 @@ class StageWorker:
     # Plans.
 
     async def run(
-        self, number: int, plan: DispatchPlan, inputs: Inputs
-    ) -> AsyncIterator[StepNote | PlanReport | bytes]:
-        """Run a plan when its turn (`number`, from 0 without gaps) comes.
+        self, number: int, plan: DispatchPlan, inputs: Inputs, peak_bytes: int = 0
+    ) -> AsyncIterator[StepNote | ReplicaLoad | PlanReport | bytes]:
+        """Run a plan when its turn (`number`, from 0 without gaps) comes. `peak_bytes`: what its activations are
+        expected to take here; a plan that cannot fit is refused.
 
-        Yields a note per request and denoising step (leader only), then one report, then the pictures, request by
-        request."""
-        notes: asyncio.Queue[StepNote | None] = asyncio.Queue()
+        Yields each replica that was loaded for it, then a note per request and denoising step (leader only), then one
+        report, then the pictures, request by request."""
+        notes: Notes = asyncio.Queue()
         loop = asyncio.get_running_loop()
         control = StepControl()
         if plan.leader == self._config.spec.worker_id:
             control.on_step = lambda request_id, done: _post(loop, notes, StepNote(request_id, done))
         self._controls[plan.plan_id] = control
+        self._needed[plan.plan_id] = replicas_needed(plan, self._config.spec.worker_id)
         if plan.plan_id in self._stopped_early:
             control.stop()
         if plan.plan_id in self._paused_early:
             control.pause()
-        task = loop.create_task(self._run_in_turn(number, plan, inputs, control))
+        given = _Given(plan, inputs, control, peak_bytes, notes.put_nowait, PlanPeak(self._device))
+        task = loop.create_task(self._run_in_turn(number, given))
         task.add_done_callback(lambda _: notes.put_nowait(None))
         while (note := await notes.get()) is not None:
             yield note
@@ -162,36 +221,39 @@ class StageWorker:
         """Drop what is kept of a request that has ended or starts again."""
         self._handoff.forget(request_id, last_plan_id)
 
-    async def _run_in_turn(
-        self, number: int, plan: DispatchPlan, inputs: Inputs, control: StepControl
-    ) -> tuple[PlanReport, list[bytes]]:
+    async def _run_in_turn(self, number: int, given: _Given) -> tuple[PlanReport, list[bytes]]:
+        plan = given.plan
         try:
             async with self._turns.turn(number):
-                execution = await self._execute(plan, inputs, control)
-            return await self._report(plan, execution)
+                execution = await self._execute(given)
+                given.peak.end()
+            return await self._report(given, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             ours = error if isinstance(error, TridentServeError) else None
             names = ", ".join(plan.request_ids)
             logger.warning("plan %d of %s failed: %s", plan.plan_id, names, error, exc_info=ours is None)
             # The text of an error of a library may quote the prompt: it stays in this worker's log.
             text = str(ours) if ours else f"{type(error).__name__} (more in the log of {self._config.spec.worker_id})"
-            code, retry = (ours.code, ours.http_status >= 500) if ours else ("worker_failed", True)
+            code, retry = (ours.code, _may_try_again(ours)) if ours else ("worker_failed", True)
             return PlanReport(plan.plan_id, "failed", error=text, retry=retry, code=code), []
         finally:
             self._controls.pop(plan.plan_id, None)
+            self._needed.pop(plan.plan_id, None)
 
-    async def _execute(self, plan: DispatchPlan, inputs: Inputs, control: StepControl) -> Execution:
+    async def _execute(self, given: _Given) -> Execution:
+        plan, inputs, control = given.plan, given.inputs, given.control
         if control.stopped and plan.degree == 1:
             return Execution(stopped=True)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        incoming: dict[str, Parcel] = {}
-        if plan.leader == self._config.spec.worker_id:
-            try:
-                incoming = await self._take_inputs(plan)
-            except BaseException:
-                await self._on_device(self._executor.abandon, plan)
-                raise
+        try:
+            # Weights and inputs come at the same time.
+            incoming, loaded = await asyncio.gather(self._take_inputs(plan), self._load(given), return_exceptions=True)
+            for outcome in (loaded, incoming):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        except BaseException:
+            await self._on_device(self._executor.abandon, plan)
+            raise
+        given.peak.begin()
         staying = {name: inputs[name] for name in plan.request_ids if not self._handoff.has_left(name, plan.plan_id)}
         execution = await self._on_device(self._executor.execute, plan, staying, incoming, control)
         for request_id, parcel in execution.outputs.items():
@@ -202,9 +264,18 @@ class StageWorker:
                 self._handoff.push(key, plan.push_to)
         return execution
 
+    async def _load(self, given: _Given) -> None:
+        """Have in memory what the plan runs here."""
+        own_id = given.plan.plan_id
+        queued = {replica for plan_id, needed in self._needed.items() if plan_id != own_id for replica in needed}
+        await self._replicas.prepare(self._needed[own_id], given.expected_bytes, queued, tell=given.tell)
+
     async def _take_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
-        """What was made of each member before; a member of a batch that has left meanwhile needs nothing."""
-        incoming = {}
+        """On the leader, what was made of each member before; a member of a batch that has left meanwhile needs
+        nothing."""
+        incoming: dict[str, Parcel] = {}
+        if plan.leader != self._config.spec.worker_id:
+            return incoming
         for member in plan.members:
             if member.input_id is None or member.source is None:
                 continue
@@ -216,20 +287,25 @@ class StageWorker:
                     raise
         return incoming
 
-    async def _report(self, plan: DispatchPlan, execution: Execution) -> tuple[PlanReport, list[bytes]]:
+    async def _report(self, given: _Given, execution: Execution) -> tuple[PlanReport, list[bytes]]:
+        plan, peak = given.plan, given.peak
         pictures: list[bytes] = []
         num_images: dict[str, int] = {}
         for request_id, images in execution.images.items():
             pictures += await asyncio.to_thread(lambda images: [_png(image) for image in images], images)
             num_images[request_id] = len(images)
         self._metrics.plan_done(plan, execution.spans)
+        if not execution.stopped:
+            self._metrics.plan_peak(plan, peak.growth_bytes, given.expected_bytes)
         report = PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
             paused_after=execution.paused_after,
             spans=execution.spans,
             num_images=num_images,
-            peak_memory_bytes=_peak_memory_bytes(self._device),
+            peak_memory_bytes=peak.total_bytes,
+            peak_growth_bytes=peak.growth_bytes,
+            expected_peak_bytes=given.expected_bytes,
         )
         return report, pictures
 
@@ -253,8 +329,26 @@ class StageWorker:
     async def send(self, key: HandoffKey, to: WorkerId) -> None:
         await self._handoff.send(key, to)
 
+    # The replicas, as peers ask for them.
 
-def _post(loop: asyncio.AbstractEventLoop, notes: asyncio.Queue[StepNote | None], note: StepNote) -> None:
+    async def offers(self, replica: Replica) -> int | None:
+        return self._replicas.offers(replica)
+
+    async def send_weights(self, order: WeightOrder) -> None:
+        await self._replicas.send(order)
+
+
+def _node_id() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _may_try_again(error: TridentServeError) -> bool:
+    """Whether the plan's requests may do better another time. What does not fit with nothing else in memory never will;
+    what is wrong with a request stays wrong."""
+    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
+
+
+def _post(loop: asyncio.AbstractEventLoop, notes: Notes, note: StepNote) -> None:
     """From the device thread into the event loop."""
     loop.call_soon_threadsafe(notes.put_nowait, note)
 
@@ -274,10 +368,3 @@ def _png(image: NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
     return buffer.getvalue()
-
-
-def _peak_memory_bytes(device: torch.device) -> int:
-    """Peak of the device where it can be read, else of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.eviction import victims
 from tridentserve.engine.simulated.truth import Demand, RankDemand, Truth
 from tridentserve.events import StageSpan
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
@@ -18,14 +19,17 @@ from tridentserve.requests import RequestSpec
 class PlanRun:
     """A plan that its workers have been given. `specs`: of its members.
 
-    `heads`: at how many of its workers it is first in the queue. `spans`: its stages as they will run, once it has
-    started. `version` grows when its end is moved: what was entered in the agenda before does not count then."""
+    `heads`: at how many of its workers it is first in the queue. `ready_s`: when they know of it. Once it has started,
+    `spans` are its stages as they will run, and `end_s` is its end. `version` grows when that is moved: what was
+    entered in the agenda before does not count then."""
 
     plan: DispatchPlan
     specs: tuple[RequestSpec, ...]
     devices: tuple[Device, ...]
     demand: Demand
     heads: int = 0
+    ready_s: float = 0.0
+    end_s: float = 0.0
     version: int = 0
     started_s: float | None = None
     spans: tuple[StageSpan, ...] = ()
@@ -104,8 +108,7 @@ class Devices:
         return demand.weights_bytes + demand.peak_bytes + self._reserve_bytes
 
     def make_room(self, device: Device, demand: RankDemand) -> int:
-        """Evict until what a plan needs fits beside what stays: first what neither the placement nor a plan in the
-        queue needs, then others, each time the one that has not been used for longest.
+        """Evict until what a plan needs fits beside what stays.
 
         Returns the bytes in use once the plan's replicas are there, with the peak and the handoff buffer."""
         resident, needs = device.resident, demand.replicas
@@ -115,13 +118,11 @@ class Devices:
                 resident[replica] = resident.pop(replica)
             else:
                 used_bytes += self._truth.weights_bytes(replica)
-        if used_bytes <= device.spec.memory_bytes:
+        excess_bytes = used_bytes - device.spec.memory_bytes
+        if excess_bytes <= 0:
             return used_bytes
-        others = [replica for replica in resident if replica not in needs]
-        kept = device.wanted.union(*(run.demand.ranks[run.devices.index(device)].replicas for run in device.queue))
-        for replica in sorted(others, key=kept.__contains__):  # stable: the longest unused first
-            if used_bytes <= device.spec.memory_bytes:
-                break
+        queued = set().union(*(run.demand.ranks[run.devices.index(device)].replicas for run in device.queue))
+        for replica in victims(resident, needs, device.wanted, queued, self._truth.weights_bytes, excess_bytes):
             used_bytes -= self._remove(device, replica)
             device.evicted.append(replica)
         return used_bytes

@@ -80,7 +80,7 @@ class SimulatedEngine:
             self._truth,
             self._recorder,
             core.post,
-            self._options.group_setup_s,
+            self._options,
         )
         self._devices.place(self._placement)
         self._recorder.placed(self._placement, 0.0)

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from tridentserve import events as ev
 from tridentserve.engine.simulated.agenda import Agenda
+from tridentserve.engine.simulated.contention import Contention
 from tridentserve.engine.simulated.devices import Device, Devices, PlanRun
 from tridentserve.engine.simulated.handoff import Handoff
+from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.engine.simulated.truth import Truth
@@ -34,7 +36,7 @@ class Executor:
         truth: Truth,
         recorder: Recorder,
         post: Callable[[ev.Event], None],
-        group_setup_s: float,
+        options: SimulationOptions,
     ) -> None:
         self._agenda = agenda
         self._devices = devices
@@ -42,7 +44,8 @@ class Executor:
         self._truth = truth
         self._recorder = recorder
         self._post = post
-        self._group_setup_s = group_setup_s
+        self._options = options
+        self._contention = Contention(agenda, options.slowdown, self._enter_end) if options.slowdown else None
         self._groups: set[str] = set()
         self._runs: dict[int, PlanRun] = {}
 
@@ -62,7 +65,7 @@ class Executor:
         except ProfileError as error:
             self._refuse(ev.PlanFailed(plan.plan_id, str(error), retry=False, code=error.code))
             return
-        run = PlanRun(plan, specs, devices, demand)
+        run = PlanRun(plan, specs, devices, demand, ready_s=self._agenda.now_s + self._options.plan_overhead_s)
         self._runs[plan.plan_id] = run
         for device in devices:
             device.queue.append(run)
@@ -131,8 +134,8 @@ class Executor:
     # A plan starts.
 
     def _start_when_ready(self, run: PlanRun) -> None:
-        """Start a plan that is first on all its workers, once what has been pushed to it is there."""
-        ready_s = self._handoff.ready_s(run)
+        """Start a plan that is first on all its workers, once they know of it and what was pushed to it is there."""
+        ready_s = max(run.ready_s, self._handoff.ready_s(run))
         if ready_s > self._agenda.now_s:
             self._agenda.at(ready_s, self._start, run, run.version)
         else:
@@ -164,6 +167,13 @@ class Executor:
             end_s += stage_s * calls * self._truth.jitter(run.specs[0].request_id, stage)
             spans.append(StageSpan(stage, begin_s, end_s))
         run.spans = tuple(spans)
+        self._enter_end(run, end_s)
+        if self._contention is not None:
+            self._agenda.at(spans[0].start_s, self._contention.begin, run, run.version)
+
+    def _enter_end(self, run: PlanRun, end_s: float) -> None:
+        run.version += 1
+        run.end_s = end_s
         self._agenda.at(end_s, self._end, run, run.version)
 
     def _memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
@@ -211,7 +221,7 @@ class Executor:
             return 0.0
         self._groups.add(plan.group)
         self._recorder.counts.groups_made += 1
-        return self._group_setup_s
+        return self._options.group_setup_s
 
     # A plan ends.
 
@@ -237,8 +247,7 @@ class Executor:
             end_s = max(now_s, min(diffuse.start_s + num_steps * step_s, diffuse.end_s))
             spans = (*spans, replace(diffuse, end_s=end_s))
         run.num_steps, run.spans = num_steps, spans
-        run.version += 1
-        self._agenda.at(end_s, self._end, run, run.version)
+        self._enter_end(run, end_s)
 
     def _end(self, run: PlanRun, version: int) -> None:
         if run.version != version:
@@ -247,14 +256,24 @@ class Executor:
         if run.aborted:
             self._record(run, "stopped")
             self._leave(run)
-            self._post(ev.PlanStopped(plan_id))
+            self._report(run, ev.PlanStopped(plan_id))
             return
         if run.spans:
             self._handoff.keep(run, now_s)
         self._recorder.counts.yields += run.num_steps is not None
         self._record(run, "finished" if run.num_steps is None else "yielded")
         self._leave(run)
-        self._post(ev.StageFinished(plan_id, run.spans, run.num_steps))
+        self._report(run, ev.StageFinished(plan_id, run.spans, run.num_steps))
+
+    def _report(self, run: PlanRun, event: ev.Event) -> None:
+        """Tell the scheduler of the end of a plan. Its workers go on meanwhile."""
+        options, delay_s = self._options, self._options.report_overhead_s
+        if Stage.DECODE in run.plan.stages:
+            delay_s += sum(options.picture_s_per_pixel * s.shape.pixels * s.num_outputs for s in run.specs)
+        if delay_s:
+            self._agenda.at(self._agenda.now_s + delay_s, self._post, event)
+        else:
+            self._post(event)
 
     def _fail_soon(self, run: PlanRun, error: str, retry: bool, code: str) -> None:
         """Now, but not from within a start: many plans in a row may fail."""
@@ -284,6 +303,8 @@ class Executor:
     def _leave(self, run: PlanRun) -> None:
         """Take a plan out of its workers' queues; those that are first everywhere now start."""
         run.version += 1
+        if self._contention is not None:
+            self._contention.end(run)
         del self._runs[run.plan.plan_id]
         first = []
         for device in run.devices:

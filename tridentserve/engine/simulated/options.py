@@ -31,6 +31,10 @@ class SimulationOptions:
     `solve_time`: what a tick costs: as many seconds as it really took ("measured": runs differ then), or a constant.
     `jitter`: relative standard deviation of stage times (lognormal, mean 1), drawn from `seed` and the request's id:
     policies that are compared meet the same luck.
+    `plan_overhead_s`: from when a plan is given out until its workers can start it. `report_overhead_s`: from the end
+    of a plan until the scheduler knows of it, with `picture_s_per_pixel` more for each pixel that was decoded, as files
+    are made then. `slowdown`: entry n - 1 is how many times as long everything takes while n workers of a node compute
+    at once, as CPU workers share cores; empty: workers do not disturb each other.
     `group_setup_s`: the first use of a process group's name. `handoff_capacity_bytes`: of each worker's buffer; it is
     taken from the worker's memory, and what does not fit waits in the host memory of the worker that made it.
     `max_idle_s`: when nothing has happened for so long, and nothing will, requests that still wait are left unfinished.
@@ -43,6 +47,10 @@ class SimulationOptions:
     solve_time: Literal["measured"] | float = 0.0
     jitter: float = 0.0
     seed: int = 0
+    plan_overhead_s: float = 0.0
+    report_overhead_s: float = 0.0
+    picture_s_per_pixel: float = 0.0
+    slowdown: tuple[float, ...] = ()
     group_setup_s: float = 0.0
     handoff_capacity_bytes: int = 64 * 2**20
     failures: tuple[WorkerFailure, ...] = ()
@@ -58,6 +66,9 @@ class SimulationOptions:
             ("tick_s", self.tick_s),
             ("solve_time", constant_s),
             ("jitter", self.jitter),
+            ("plan_overhead_s", self.plan_overhead_s),
+            ("report_overhead_s", self.report_overhead_s),
+            ("picture_s_per_pixel", self.picture_s_per_pixel),
             ("group_setup_s", self.group_setup_s),
             ("handoff_capacity_bytes", self.handoff_capacity_bytes),
             ("max_idle_s", self.max_idle_s),
@@ -66,6 +77,8 @@ class SimulationOptions:
                 raise ConfigError(f"{name} is {value}; it must be a number from 0 on")
         if not (math.isfinite(self.retry_s) and self.retry_s > 0):
             raise ConfigError(f"retry_s is {self.retry_s}; it must be above 0")
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.slowdown):
+            raise ConfigError(f"slowdown is {self.slowdown}; its entries must be above 0")
         for failure in self.failures:
             if not (failure.time_s >= 0 and failure.down_s > 0):
                 raise ConfigError(f"{failure}: time_s must not be negative, down_s must be above 0")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
-from tridentserve.estimates import stage_degree
+from tridentserve.estimates import rank_peaks, stage_degree
 from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
@@ -64,17 +64,10 @@ class Truth:
         times, batch = self._times, sum(outputs)
         degrees = [stage_degree(times, model, stage, degree) for stage in stages]
         seconds = [times.seconds(model, stage, shape, k, batch) for stage, k in zip(stages, degrees, strict=True)]
-        # A batch is decoded one request after another.
-        peaks = [
-            times.peak_bytes(model, stage, shape, k, max(outputs) if stage is Stage.DECODE else batch)
-            for stage, k in zip(stages, degrees, strict=True)
-        ]
         ranks = []
-        for rank in range(degree):
-            runs = [i for i, k in enumerate(degrees) if rank < k]
-            replicas = tuple(Replica(model, stages[i]) for i in runs)
-            weights_bytes = sum(map(self.weights_bytes, replicas))
-            ranks.append(RankDemand(replicas, weights_bytes, max((peaks[i] for i in runs), default=0)))
+        for rank, peak_bytes in enumerate(rank_peaks(times, model, stages, degree, shape, outputs)):
+            replicas = tuple(Replica(model, stage) for stage, k in zip(stages, degrees, strict=True) if rank < k)
+            ranks.append(RankDemand(replicas, sum(map(self.weights_bytes, replicas)), peak_bytes))
         return Demand(tuple(degrees), tuple(seconds), tuple(ranks))
 
     def weights_bytes(self, replica: Replica) -> int:

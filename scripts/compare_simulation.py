@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""How close the simulator is to a live service: the same three traces served by both.
+
+Start the service first, on an otherwise idle machine (for another port, copy the configuration):
+
+    python scripts/serve.py deployments/quickstart.yaml
+    python scripts/compare_simulation.py --config deployments/quickstart.yaml --url http://127.0.0.1:8000
+
+Warm-up requests tell what stages and overheads cost on this machine, and how much workers slow each other down. The
+traces are replayed live, and then simulated with the workers, placement and scheduler of the configuration. Nothing is
+fitted to the traces. Reports of all runs go to --out. The last line is one JSON object. Exit status: 0 when both served
+all requests, 1 when one failed, 2 for bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NoReturn
+
+from comparison.calibration import Calibration, calibrate, measured, stage_samples
+from comparison.warm_up import num_rounds, warm_up
+from comparison.workload import make_traces
+from tqdm import tqdm
+
+from deployments.config import AppArgs
+from deployments.config_file import read_args
+from deployments.planning import plan_placement, policy_of
+from deployments.profiles import cost_model, served_tables
+from deployments.simulation import service_workers, simulate_service
+from profiler import CostModel
+from traces.replay import replay
+from traces.report import percentile, write_report
+from traces.requests import TraceRequest
+from traces.results import ReplayResult
+from traces.simulated import arrivals_of, results_of
+from tridentserve.errors import TridentServeError
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+_CLOSE = 0.1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
+    try:
+        args = read_args(options.config)
+        if options.profile is not None:
+            _profile(args, options)
+            options.profiles = [str(options.profile)]
+        if options.profiles is not None:
+            args = args.model_copy(update={"profiles": options.profiles})
+        return _compare(args, options)
+    except (TridentServeError, OSError, subprocess.CalledProcessError) as error:
+        print(f"compare_simulation: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _compare(args: AppArgs, options: argparse.Namespace) -> int:
+    model, times = args.models[0].name, cost_model(args)
+    num_diffuse = _num_diffuse(args)
+    with tqdm(total=num_rounds(options.sides, options.rounds, num_diffuse), desc="warm-up", file=sys.stderr) as bar:
+        answers = warm_up(
+            options.url, model, options.sides, options.steps, options.rounds, num_diffuse, lambda: _count(bar)
+        )
+    calibration = calibrate(answers)
+    _show(calibration)
+    # The live scheduler has seen the warm-up too.
+    for result in (*answers.alone, *(result for results in answers.together.values() for result in results)):
+        for (name, stage, shape), span, seconds in stage_samples(result):
+            times.observe(name, stage, shape, span.degree, 1, seconds)
+    truth = CostModel(measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
+    traces = make_traces(
+        model, options.sides, options.steps, options.requests, options.load, num_diffuse, calibration, options.seed
+    )
+    rows, failed = [], 0
+    for name, requests in traces.items():
+        live = _live(requests, options.url, name)
+        simulated = _simulated(args, requests, times, truth, calibration, options.seed)
+        for way, results in (("live", live), ("simulated", simulated)):
+            write_report(options.out / f"{name}-{way}", results, service=way)
+            failed += sum(result.error is not None for result in results)
+        rows.append(_row(name, requests, live, simulated))
+    _print(rows)
+    print(json.dumps({"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)}))
+    return 1 if failed else 0
+
+
+def _num_diffuse(args: AppArgs) -> int:
+    """How many workers hold D, by the start placement."""
+    times, specs = cost_model(args), service_workers(args)
+    placement = plan_placement(args, times, specs, policy_of(args, times, specs))
+    return sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
+
+
+def _live(requests: list[TraceRequest], url: str, name: str) -> list[ReplayResult]:
+    with tqdm(total=len(requests), desc=name, unit="req", file=sys.stderr) as bar:
+        return asyncio.run(replay(requests, url, on_done=lambda _: _count(bar)))
+
+
+def _count(bar: tqdm[NoReturn]) -> None:
+    bar.update()
+
+
+def _simulated(
+    args: AppArgs,
+    requests: list[TraceRequest],
+    times: CostModel,
+    truth: CostModel,
+    calibration: Calibration,
+    seed: int,
+) -> list[ReplayResult]:
+    """With the time that a client needs to ask and to get the answer."""
+    arrivals = arrivals_of(requests, times.models)
+    results = results_of(requests, simulate_service(args, times, truth, arrivals, calibration.options(seed)))
+    return [
+        replace(result, latency_s=result.latency_s + calibration.http_s[Shape(r.height, r.width, r.num_frames)])
+        for result, r in zip(results, requests, strict=True)
+    ]
+
+
+def _row(
+    name: str, requests: list[TraceRequest], live: list[ReplayResult], simulated: list[ReplayResult]
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"trace": name, "requests": len(requests)}
+    figures = {}
+    for way, results in (("live", live), ("simulated", simulated)):
+        latencies = [result.latency_s for result in results if result.error is None]
+        figures[way] = (fmean(latencies), percentile(latencies, 95) or 0.0) if latencies else (math.nan, math.nan)
+    for index, figure in enumerate(("mean", "p95")):
+        real_s, simulated_s = figures["live"][index], figures["simulated"][index]
+        row |= {f"live_{figure}_s": round(real_s, 4), f"simulated_{figure}_s": round(simulated_s, 4)}
+        row[f"{figure}_ratio"] = round(simulated_s / real_s, 4)
+    return row
+
+
+def _within(rows: list[dict[str, Any]]) -> bool:
+    return all(abs(row[f"{figure}_ratio"] - 1) <= _CLOSE for row in rows for figure in ("mean", "p95"))
+
+
+def _show(calibration: Calibration) -> None:
+    stages = ", ".join(
+        f"{stage} {shape} {seconds * 1000:.1f}" for (_, stage, shape), seconds in sorted(calibration.stage_s.items())
+    )
+    print(f"stages, ms: {stages}")
+    http = ", ".join(f"{shape} {seconds * 1000:.1f}" for shape, seconds in calibration.http_s.items())
+    print(
+        f"overheads, ms: plan {calibration.plan_overhead_s * 1000:.1f}, report "
+        f"{calibration.report_overhead_s * 1000:.1f}, picture {calibration.picture_s_per_pixel * 1e9:.1f} a megapixel; "
+        f"HTTP {http}"
+    )
+    factors = ", ".join(f"{factor:.2f}" for factor in calibration.slowdown)
+    print(f"slowdown with 1, 2, ... at once: {factors}; jitter {calibration.jitter:.3f}")
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    print(
+        f"{'trace':10} {'mean live':>10} {'simulated':>10} {'ratio':>6} {'P95 live':>10} {'simulated':>10} {'ratio':>6}"
+    )
+    for row in rows:
+        cells = (
+            f"{row[f'live_{figure}_s']:10.3f} {row[f'simulated_{figure}_s']:10.3f} {row[f'{figure}_ratio']:6.3f}"
+            for figure in ("mean", "p95")
+        )
+        print(f"{row['trace']:10} {' '.join(cells)}")
+    print(f"mean and P95 within {_CLOSE:.0%}: {'yes' if _within(rows) else 'no'}")
+
+
+def _profile(args: AppArgs, options: argparse.Namespace) -> None:
+    """Measure the sizes of the comparison into the table --profile names."""
+    served = args.models[0]
+    source = str(served.path) if served.path is not None else f"tiny-{served.tiny}"
+    degrees = [k for k in (1, 2, 4, 8) if k <= (args.dispatch.max_degree or args.cluster.workers_per_node)]
+    command = [sys.executable, str(Path(__file__).with_name("profile_model.py")), source, "--name", served.profile_name]
+    command += ["--out", str(options.profile), "--sizes", ",".join(map(str, options.sides))]
+    command += ["--degrees", ",".join(map(str, degrees)), "--threads", str(args.cluster.cpu_threads)]
+    subprocess.run([*command, "--device", args.cluster.device, "--cache-dir", str(args.cache_dir)], check=True)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="compare_simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service runs with")
+    parser.add_argument("--url", required=True, help="address of the service; its first model is asked for")
+    profiles = parser.add_mutually_exclusive_group()
+    profiles.add_argument("--profiles", nargs="+", metavar="P", help="tables instead of those of the configuration")
+    profiles.add_argument("--profile", type=Path, metavar="CSV", help="measure the sizes first, into this table")
+    parser.add_argument("--sides", type=_sides, default=[256, 384, 512], help="three, in pixels (default 256,384,512)")
+    parser.add_argument("--steps", type=int, default=10, help="denoising steps of every request (default 10)")
+    parser.add_argument("--requests", type=int, default=100, help="of each trace (default 100)")
+    parser.add_argument("--load", type=float, default=0.5, help="share of what the workers can do (default 0.5)")
+    parser.add_argument("--rounds", type=int, default=8, help="warm-up requests of each size (default 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
+    parser.add_argument("--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="folder of the reports")
+    return parser.parse_args(argv)
+
+
+def _sides(text: str) -> list[int]:
+    sides = sorted({int(part) for part in text.split(",")})
+    if len(sides) != 3 or sides[0] < 16:
+        raise argparse.ArgumentTypeError(f"{text!r} must be three sizes, such as 256,384,512")
+    return sides
+
+
+if __name__ == "__main__":
+    sys.exit(main())

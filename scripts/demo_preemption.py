@@ -1,0 +1,175 @@
+"""Shows requests that move between worker sets at step boundaries, without any change of their pictures.
+
+Starts the service of a config file on a free port (without HTTP options of its own), replays a trace of equal requests
+that overlap with `replay_trace.py`, and looks at the Chrome trace: at least one request must have had three different
+worker sets. Its picture is compared with that of the stock diffusers pipeline, which knows neither workers nor steps
+that wait. The last line is one JSON object. Exit status: 0 when all of this is so, 1 when not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import diffusers
+import httpx
+import numpy as np
+import ray
+import torch
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+from ray import serve
+
+from deployments.config import AppArgs
+from scripts.local_service import start_service
+from traces.formats import write_trace
+from traces.requests import TraceRequest
+from tridentserve.pipelines.tiny import ensure_tiny
+
+_ROOT = Path(__file__).parent.parent
+_GUIDANCE_SCALE = 5.0
+# Loose: all requests share the workers, and none is hurried.
+_SLO_MS = 600_000.0
+_WANTED_SETS = 3
+
+
+def main() -> int:
+    options = _arguments()
+    content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+    args = AppArgs.model_validate(content["applications"][0]["args"])
+    requests = [
+        TraceRequest(
+            request_id=f"request-{index}",
+            timestamp_s=round(index * options.gap_s, 3),
+            height=options.side,
+            width=options.side,
+            num_frames=1,
+            prompt=f"number {index}",
+            negative_prompt="",
+            num_inference_steps=options.steps,
+            slo_ms=_SLO_MS,
+            seed=index,
+            guidance_scale=_GUIDANCE_SCALE,
+        )
+        for index in range(options.requests)
+    ]
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_trace(requests, options.out / "trace.csv")
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
+    try:
+        url = start_service(args)
+        status = _replay(options.out, url)
+        moved = _most_moved(options.out / "trace.json")
+        index = int(moved[0].split("-")[1])  # the id of the service: run, index of the row, id of the row
+        picture = _picture(url, requests[index], args.models[0].name, moved[0])
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+    difference = _difference(picture, _stock_picture(args, requests[index]))
+    return _report(options, moved, requests[index], difference) if status == 0 else status
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, default=_ROOT / "deployments" / "tetriserve.yaml")
+    parser.add_argument("--requests", type=int, default=10)
+    parser.add_argument("--gap-s", type=float, default=0.4, help="seconds between two requests")
+    parser.add_argument("--side", type=int, default=512, help="width and height in pixels")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path("out/demo-preemption"), help="trace and report")
+    return parser.parse_args()
+
+
+def _replay(out: Path, url: str) -> int:
+    command = [sys.executable, str(_ROOT / "scripts" / "replay_trace.py"), str(out / "trace.csv"), "--url", url]
+    return subprocess.run([*command, "--out", str(out)], check=False).returncode
+
+
+def _most_moved(trace: Path) -> tuple[str, list[tuple[str, ...]]]:
+    """The request with the most worker sets in a Chrome trace: its id in the service, and the sets in their order."""
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    # A stage of several workers is one slice on the row of each.
+    rows: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and event["args"]["stage"] == "diffuse":
+            rows[event["args"]["service_request_id"], event["args"]["start_s"]].append(names[event["tid"]])
+    sets: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for (request_id, _), workers in sorted(rows.items()):
+        if sets[request_id][-1:] != [tuple(sorted(workers))]:
+            sets[request_id].append(tuple(sorted(workers)))
+    return max(sets.items(), key=lambda item: len(set(item[1])))
+
+
+def _picture(url: str, request: TraceRequest, model: str, service_request_id: str) -> NDArray[np.uint8]:
+    """As the service has made it: the same id gets the finished result once more."""
+    body = {
+        "model": model,
+        "prompt": request.prompt,
+        "size": f"{request.width}x{request.height}",
+        "num_inference_steps": request.num_inference_steps,
+        "guidance_scale": request.guidance_scale,
+        "seed": request.seed,
+        "slo_ms": request.slo_ms,
+        "request_id": service_request_id,
+    }
+    # Not through a proxy of the environment: the service is on this machine.
+    answer = httpx.post(f"{url}/v1/images/generations", json=body, timeout=600.0, trust_env=False)
+    answer.raise_for_status()
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))))
+
+
+def _stock_picture(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
+    torch.set_num_threads(args.cluster.cpu_threads)
+    folder = ensure_tiny("sd3", args.cache_dir)
+    pipeline: Any = diffusers.StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True)
+    pipeline.set_progress_bar_config(disable=True)
+    result = pipeline(
+        prompt=request.prompt,
+        width=request.width,
+        height=request.height,
+        num_inference_steps=request.num_inference_steps,
+        guidance_scale=_GUIDANCE_SCALE,
+        generator=torch.Generator("cpu").manual_seed(request.seed or 0),
+    )
+    return np.asarray(result.images[0])
+
+
+def _difference(picture: NDArray[np.uint8], stock: NDArray[np.uint8]) -> int:
+    return int(np.abs(picture.astype(int) - stock.astype(int)).max())
+
+
+def _report(
+    options: argparse.Namespace, moved: tuple[str, list[tuple[str, ...]]], request: TraceRequest, difference: int
+) -> int:
+    sets = moved[1]
+    different, degrees = len(set(sets)), sorted({len(workers) for workers in sets})
+    print(f"{request.request_id} was denoised on: {'; '.join('+'.join(workers) for workers in sets)}")
+    print(f"largest difference from the stock pipeline's picture: {difference} of 255")
+    result = {
+        "requests": options.requests,
+        "worker_sets": different,
+        "degrees": degrees,
+        "moves": len(sets) - 1,
+        "max_difference": difference,
+    }
+    print(json.dumps(result))
+    allowed = 0 if degrees == [1] else 1
+    return 0 if different >= _WANTED_SETS and difference <= allowed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The comparison of simulator and service: what is calibrated from answers is what made them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from comparison.calibration import Calibration, WarmUp, calibrate, measured
+from comparison.workload import make_traces
+
+from deployments.config import AppArgs
+from deployments.config_file import read_args
+from deployments.profiles import cost_model, served_tables
+from deployments.simulation import simulate_service
+from profiler import CostModel
+from traces.requests import TraceRequest
+from traces.results import ReplayResult
+from traces.simulated import arrivals_of, results_of
+from tridentserve.engine.simulated import SimulationOptions
+from tridentserve.errors import ConfigError, ProfileError
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+ROOT = Path(__file__).parents[2]
+SIDES = (256, 512)
+STEPS = 10
+HTTP_S = 0.02
+SERVICE = SimulationOptions(
+    plan_overhead_s=0.004,
+    report_overhead_s=0.003,
+    picture_s_per_pixel=5e-8,
+    slowdown=(1.0, 1.2, 1.8),
+    keep_plans=True,
+)
+
+
+@pytest.fixture(params=["quickstart", "disaggregated"])
+def args(request: pytest.FixtureRequest) -> AppArgs:
+    return read_args(ROOT / "deployments" / f"{request.param}.yaml")
+
+
+def served(args: AppArgs, sides: list[int]) -> list[ReplayResult]:
+    """Requests that come at once, as a service answers that is slower by half than its profile says."""
+    model = args.models[0].name
+    requests = [TraceRequest(f"r{i}", 0.0, side, side, 1, "a fox", "", STEPS) for i, side in enumerate(sides)]
+    result = simulate_service(args, slow(args), slow(args), arrivals_of(requests, [model]), SERVICE)
+    ends_s = {request.spec.request_id: request.latency_s for request in result.requests}
+    return [
+        replace(
+            answer,
+            latency_s=answer.latency_s + HTTP_S,
+            facts=answer.facts.model_copy(update={"latency_s": ends_s[answer.request.request_id]}),
+        )
+        for answer in results_of(requests, result)
+    ]
+
+
+def slow(args: AppArgs) -> CostModel:
+    tables = [replace(t, rows=tuple(replace(r, seconds=1.5 * r.seconds) for r in t.rows)) for t in served_tables(args)]
+    return CostModel(tables, args.cluster.device_name)
+
+
+def warm_up(args: AppArgs) -> WarmUp:
+    alone = [served(args, [side])[0] for side in SIDES for _ in range(2)]
+    return WarmUp(alone, {number: served(args, [512] * number) for number in (2, 3)})
+
+
+def test_the_calibration_is_what_the_service_costs(args: AppArgs) -> None:
+    found = calibrate(warm_up(args))
+    times, model = slow(args), args.models[0].name
+    for side in SIDES:
+        for stage in Stage:
+            expected = times.seconds(model, stage, Shape(side, side))
+            assert found.stage_s[model, stage, Shape(side, side)] == pytest.approx(expected)
+        assert found.http_s[Shape(side, side)] == pytest.approx(HTTP_S)
+    assert found.jitter == pytest.approx(0.0, abs=1e-9)
+    assert found.plan_overhead_s == pytest.approx(SERVICE.plan_overhead_s)
+    assert found.report_overhead_s == pytest.approx(SERVICE.report_overhead_s, abs=1e-3)
+    assert found.picture_s_per_pixel == pytest.approx(SERVICE.picture_s_per_pixel, rel=0.1)
+    assert found.slowdown[0] == 1.0
+    assert 1.0 < found.slowdown[1] <= 1.25
+
+
+def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) -> None:
+    model, shape = args.models[0].name, Shape(512, 512)
+    before = cost_model(args)
+    alone = before.seconds(model, Stage.DIFFUSE, shape)
+    after = CostModel(measured(served_tables(args), {(model, Stage.DIFFUSE, shape): 3 * alone}), "cpu")
+    for degree in before.degrees(model, Stage.DIFFUSE):
+        ratio = after.seconds(model, Stage.DIFFUSE, shape, degree) / before.seconds(model, Stage.DIFFUSE, shape, degree)
+        assert ratio == pytest.approx(3.0)
+    assert after.seconds(model, Stage.ENCODE, shape) == before.seconds(model, Stage.ENCODE, shape)
+    with pytest.raises(ProfileError, match="was not profiled at 200x200"):
+        measured(served_tables(args), {(model, Stage.DIFFUSE, Shape(200, 200)): 1.0})
+
+
+def test_a_failed_warm_up_is_said(args: AppArgs) -> None:
+    answers = warm_up(args)
+    with pytest.raises(ConfigError, match="the warm-up failed: HTTP 500"):
+        calibrate(replace(answers, alone=[replace(answers.alone[0], error="HTTP 500: oops")]))
+
+
+def test_traces_have_the_load_that_was_asked_for() -> None:
+    shapes = [Shape(side, side) for side in (256, 384, 512)]
+    stage_s = {("m", stage, shape): 0.01 * shape.pixels / 65536 for stage in Stage for shape in shapes}
+    calibration = Calibration(stage_s, {}, 0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 2.0))
+    traces = make_traces("m", [256, 384, 512], 10, 200, 0.5, 3, calibration, seed=1)
+    assert list(traces) == ["even", "poisson", "bursty"]
+    for requests in traces.values():
+        assert len(requests) == 200
+        work_s = sum(12 * 0.01 * request.height * request.width / 65536 for request in requests)
+        # Two workers at once are as fast as it gets: 2 s of work per second.
+        assert work_s / requests[-1].timestamp_s == pytest.approx(0.5 * 2, rel=0.35)
+    assert traces == make_traces("m", [256, 384, 512], 10, 200, 0.5, 3, calibration, seed=1)

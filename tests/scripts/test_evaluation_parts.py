@@ -1,0 +1,139 @@
+"""The parts of the evaluation on results made by hand: what is kept, what is compared, what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from evaluation.cells import MIXED, grid
+from evaluation.pictures import pictures
+from evaluation.report import tables
+from evaluation.rows import row_of, types_of
+from evaluation.runner import run_cells
+from evaluation.store import Store
+from evaluation.tables import claims_table, means, ratios_table
+
+from tests.scripts.results import SETTINGS, cell, fake_run, made
+from tridentserve.engine.simulated import Counts, RequestResult, SimulationResult
+from tridentserve.errors import ConfigError
+from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.stages import Stage, VirtualReplica
+
+
+def test_policies_share_a_trace_and_other_cells_do_not() -> None:
+    cells = list(
+        grid(["flux.1-dev", "sd3-medium"], ["light", "dynamic"], ["default", "b1"], seeds=2, slo_scales=(1, 2))
+    )
+    assert len(set(cells)) == len(cells) == 2 * 2 * 2 * 2 * 2
+    assert len({one.trace_seed for one in cells}) == 2 * 2 * 2
+    assert [one.policy for one in cells[:2]] == ["default", "b1"]
+
+
+def test_workloads_with_models_of_their_own_come_once() -> None:
+    cells = list(grid(["flux.1-dev", "sd3-medium"], ["genserve", "patchedserve"], ["default"], seeds=1))
+    assert [(one.model, one.workload) for one in cells] == [(MIXED, "genserve"), ("sd3-medium", "patchedserve")]
+    with pytest.raises(ConfigError, match="no workload is named 'x'"):
+        list(grid(["flux.1-dev"], ["x"], ["default"], seeds=1))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_faulty_policy_stops_no_other(jobs: int) -> None:
+    cells = [cell(policy) for policy in ("default", "b6", "b1")]
+    found = dict(run_cells(cells, SETTINGS, jobs, fake_run))
+    assert sorted(found) == sorted(cells)
+    assert "a fault of b6" in str(found[cell("b6")])
+    assert found[cell("b1")] == made(cell("b1"), attainment=0.25)
+
+
+def test_store_keeps_cells_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    store = Store(tmp_path, SETTINGS)
+    store.add(cell("b1"), made(cell("b1")))
+    store.add(cell(), made(cell()))
+    path = tmp_path / "cells.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    again = Store(tmp_path, SETTINGS)
+    assert cell("b1") in again
+    assert cell() not in again
+    again.add(cell(), made(cell()))
+    assert Store(tmp_path, SETTINGS).results == {cell("b1"): made(cell("b1")), cell(): made(cell())}
+
+
+def result_of(*requests: RequestResult) -> SimulationResult:
+    counts = Counts(switches=3, load_bytes=10, transfer_bytes=5, ticks=4, solve_seconds=0.02)
+    return SimulationResult(requests, counts, 40.0, 8, {Stage.DIFFUSE: 160.0}, [])
+
+
+def request(index: int, end_s: float | None, outcome: str) -> RequestResult:
+    spec = RequestSpec(f"r{index}", "one", Shape(64, 64), 4)
+    served = VirtualReplica.V1 if outcome == "finished" else None
+    return RequestResult(spec, 10.0, end_s, 5.0, outcome, 0, served)
+
+
+def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
+    result = result_of(request(0, 14.0, "finished"), request(1, 12.0, "out_of_memory"), request(2, None, "unfinished"))
+    row = row_of(result, duration_s=30.0, bound=3, wall_s=1.0)
+    assert (row["mean_s"], row["p95_s"]) == (4.0, 4.0)
+    assert row["mean_all_s"] == pytest.approx((4.0 + 30.0 + 30.0) / 3)
+    assert (row["completed"], row["failed"], row["ooms"], row["unfinished"]) == (1, 1, 1, 1)
+    assert row["slo_attainment"] == pytest.approx(1 / 3)
+    assert (row["v1_share"], row["moved_bytes"], row["utilisation"], row["solve_mean_ms"]) == (1.0, 15, 0.5, 5.0)
+
+
+def test_a_policy_that_finishes_nothing_has_no_latency_but_a_row() -> None:
+    row = row_of(result_of(request(0, 12.0, "out_of_memory")), duration_s=60.0, bound=0, wall_s=1.0)
+    assert row["mean_s"] is None
+    assert row["mean_all_s"] == 50.0
+
+
+def test_placement_types_of_a_plan() -> None:
+    def replicas(*stages: Stage) -> frozenset[Replica]:
+        return frozenset(Replica("one", stage) for stage in stages)
+
+    plan = PlacementPlan({"a": replicas(*Stage), "b": replicas(Stage.ENCODE), "c": replicas(*Stage), "d": replicas()})
+    assert types_of(plan) == {"EDC": 2, "E": 1, "none": 1}
+
+
+def test_means_over_seeds_and_none_where_one_seed_has_none() -> None:
+    first, second = cell(seed=0), cell(seed=1)
+    found = means({first: made(first, 0.4), second: made(second, 0.6, mean_s=None)})
+    (row,) = found.values()
+    assert row["seeds"] == 2
+    assert row["slo_attainment"] == pytest.approx(0.5)
+    assert row["mean_s"] is None
+
+
+def test_claims_leave_out_cells_that_ran_out_of_memory_and_count_them() -> None:
+    results = {
+        **{cell("default", w): made(cell("default", w), 0.9, 2.0) for w in ("light", "heavy", "dynamic")},
+        cell("b1", "light"): made(cell("b1", "light"), 0.3, 8.0),
+        cell("b1", "heavy"): made(cell("b1", "heavy"), 0.1, 1.0, ooms=50, completed=50),
+        cell("b1", "dynamic"): made(cell("b1", "dynamic"), 0.0, 6.0),
+    }
+    over_b1 = claims_table(results).rows[0]
+    assert over_b1[:4] == ("b1", "2", "3.00 / 3.00 / 3.00 (∞ in 1)", "2.1 to 6.6")
+    assert over_b1[4] == "3.00 / 3.50 / 4.00"
+    assert over_b1[8:] == ("1 (flux.1-dev)", "0")
+    ratios = {row[1]: row[4] for row in ratios_table(results).rows}
+    assert ratios == {"light": "3.00", "heavy": "9.00 OOM", "dynamic": "∞"}
+
+
+def test_figures_for_what_there_is(tmp_path: Path) -> None:
+    bench = tmp_path / "bench.txt"
+    bench.write_text('machine\n{"rows": [{"gpus": 128, "p50_ms": 9.0, "p99_ms": 20.0}]}\n')
+    results = {one: made(one) for policy in ("default", "b1", "wo-switch") for one in [cell(policy)]}
+    names = [name for name, _, _ in pictures(results, bench)]
+    model = "flux.1-dev"
+    assert names == [f"{kind}-{model}" for kind in ("baselines", "ablations", "timeline", "cdf")] + ["scalability"]
+    bench.write_text("no json")
+    with pytest.raises(ConfigError, match=r"not the output of scripts/bench_dispatch\.py"):
+        list(pictures(results, bench))
+
+
+def test_tables_as_markdown_have_one_width() -> None:
+    results = {one: made(one) for policy in ("default", "b1") for one in [cell(policy)]}
+    for table in tables(results):
+        lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) == 1
+    only = {cell("b1"): made(cell("b1"))}
+    assert [table.title for table in tables(only)] == ["All cells"]

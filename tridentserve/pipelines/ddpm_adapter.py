@@ -1,0 +1,47 @@
+"""What families that predict the noise of a diffusion process share (DDPM, arXiv 2006.11239, and its many solvers).
+
+Their latents are (num_outputs, channels, height / 8, width / 8), and the scheduler says how large the first noise is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.utils.torch_utils import randn_tensor
+
+from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.requests import GenerationInputs, Shape
+
+
+class DDPMAdapter(DiffusersAdapter):
+    """The start, the timesteps and the latents of such a family."""
+
+    latent_channels: int
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        factor = self.pipe.vae_scale_factor
+        shape = (
+            inputs.num_outputs,
+            self.latent_channels,
+            inputs.shape.height // factor,
+            inputs.shape.width // factor,
+        )
+        dtype = condition["prompt_embeds"].dtype
+        return {"latents": randn_tensor(shape, generator=generator, device=self.device, dtype=dtype)}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        scheduler.set_timesteps(num_inference_steps, device=self.device)
+
+    def _scaled_noise(self, noise: torch.Tensor, scheduler: Any) -> torch.Tensor:
+        scaled: torch.Tensor = noise * scheduler.init_noise_sigma
+        return scaled
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return latents
+
+
+def negative_first(negative: torch.Tensor | None, positive: torch.Tensor) -> torch.Tensor:
+    """The rows of a condition: both with guidance, else the positive one."""
+    return positive if negative is None else torch.cat([negative, positive], dim=0)

@@ -1,0 +1,124 @@
+"""Qwen-Image (arXiv 2508.02324): a Qwen2.5-VL reads the prompt, an MMDiT with rotary positions, a causal 3D VAE.
+
+A prompt has as many tokens as it needs. Requests that share a forward pass are padded to the longest, with a mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
+from torch.nn.functional import pad
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
+from tridentserve.pipelines.video_adapter import statistic
+from tridentserve.requests import GenerationInputs, Shape
+
+# The stock pipeline's default: longer prompts are cut.
+_MAX_TEXT_TOKENS = 512
+
+
+class QwenImageAdapter(DiffusersAdapter):
+    """`QwenImagePipeline`. With guidance, the condition has two rows: negative, then positive.
+
+    Condition: prompt_embeds (rows, tokens of the longer, dim), text_tokens (rows,).
+    Latents: packed, (num_outputs, height / 16 * width / 16, 4 * channels).
+    """
+
+    family = "qwen_image"
+    passes_share_a_call = False
+
+    def _encode(self, inputs: GenerationInputs) -> Tensors:
+        prompts = [inputs.negative_prompt, inputs.prompt] if inputs.guidance_scale > 1 else [inputs.prompt]
+        # One at a time, so that neither is padded and so computed otherwise than alone.
+        embeds = [
+            self.pipe.encode_prompt(prompt, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS)[0][0]
+            for prompt in prompts
+        ]
+        return {
+            "prompt_embeds": torch.nn.utils.rnn.pad_sequence(embeds, batch_first=True),
+            "text_tokens": torch.tensor([len(tokens) for tokens in embeds], device=self.device),
+        }
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents = self.pipe.prepare_latents(
+            inputs.num_outputs,
+            self.pipe.transformer.config.in_channels // 4,
+            inputs.shape.height,
+            inputs.shape.width,
+            condition["prompt_embeds"].dtype,
+            self.device,
+            generator,
+        )
+        return {"latents": latents, "grid": torch.tensor([1, inputs.shape.height // 16, inputs.shape.width // 16])}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
+        mu = shift_mu(scheduler.config, latents.shape[1], max_shift=1.15)
+        retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas, mu=mu)
+        scheduler.set_begin_index(0)
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        # One length for all, so that requests can share a pass; what is padding for all of them is cut off again.
+        embeds = tensors["prompt_embeds"]
+        padded = pad(embeds, (0, 0, 0, _MAX_TEXT_TOKENS - embeds.shape[1]))
+        return {
+            "prompt_embeds": per_output(padded, num_outputs),
+            "text_tokens": per_output(tensors["text_tokens"], num_outputs),
+        }
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        tokens = rows["text_tokens"]
+        longest = int(tokens.max())
+        mask = torch.arange(longest, device=self.device) < tokens[:, None]
+        transformer = self.pipe.transformer
+        with transformer.cache_context("cond"):
+            noise: torch.Tensor = transformer(
+                hidden_states=latents,
+                timestep=timesteps.to(latents.dtype) / 1000,
+                encoder_hidden_states_mask=None if bool(mask.all()) else mask,
+                encoder_hidden_states=rows["prompt_embeds"][:, :longest],
+                img_shapes=[[tuple(shared["grid"].tolist())]] * len(latents),
+                return_dict=False,
+            )[0]
+        return noise
+
+    def _guided(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
+        guided = super()._guided(noise, values)
+        if noise.shape[0] == 1:
+            return guided
+        wanted, actual = (torch.norm(each, dim=-1, keepdim=True) for each in (noise[1], guided))
+        return guided * (wanted / actual)
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        unpacked: torch.Tensor = self.pipe._unpack_latents(
+            latents, shape.height, shape.width, self.pipe.vae_scale_factor
+        )
+        return unpacked
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        vae = self.pipe.vae
+        scaled = latents / (1.0 / statistic(vae, "latents_std", latents)) + statistic(vae, "latents_mean", latents)
+        image: torch.Tensor = vae.decode(scaled, return_dict=False)[0][:, :, 0]
+        return image
+
+    def _install_sequence_parallelism(self) -> None:
+        transformer = self.pipe.transformer
+        ulysses.install(
+            transformer.img_in,
+            [block.attn for block in transformer.transformer_blocks],
+            transformer.proj_out,
+            num_heads=transformer.config.num_attention_heads,
+            text_first=True,
+            positions=transformer.pos_embed,
+            joint_positions=False,
+        )
+
+
+ADAPTER = QwenImageAdapter

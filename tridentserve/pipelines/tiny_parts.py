@@ -1,0 +1,127 @@
+"""Parts of tiny pipelines that several families share: sizes, text encoders with their tokenizers, an image VAE."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+from tokenizers.pre_tokenizers import ByteLevel
+
+CLIP_TOKENS, CLIP_DIM = 77, 32
+T5_TOKENS, T5_DIM = 512, 64
+LATENT_CHANNELS = 16
+# Four heads, so that they divide by the degrees 2 and 4; as wide in all as a patch of 2 x 2 latents.
+HEADS, HEAD_DIM = 4, 16
+INNER_DIM = HEADS * HEAD_DIM
+
+
+def image_vae(scaling_factor: float, shift_factor: float | None = None, latent_channels: int = LATENT_CHANNELS) -> Any:
+    """An image VAE with factor 8, without the middle attention whose cost grows with the square of the pixels."""
+    vae = diffusers.AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(8, 8, 16, 16),
+        layers_per_block=1,
+        latent_channels=latent_channels,
+        norm_num_groups=4,
+        sample_size=512,
+        scaling_factor=scaling_factor,
+        shift_factor=shift_factor,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+        mid_block_add_attention=False,
+    )
+    smooth(vae.decoder)
+    return vae
+
+
+@torch.no_grad()
+def smooth(decoder: Any) -> None:
+    """Give every 3x3 convolution a blurring kernel per pair of channels: random ones add grain at every level."""
+    row = torch.tensor([1.0, 2.0, 1.0])
+    blur = torch.outer(row, row) / 8
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.Conv2d) and module.kernel_size == (3, 3):
+            module.weight.copy_(module.weight.sum((2, 3), keepdim=True) * blur)
+    decoder.conv_out.weight.mul_(1.5)
+
+
+@torch.no_grad()
+def untangle(embedder: Any, proj_out: Any, order: torch.Tensor, rows: torch.Tensor | None = None) -> None:
+    """Make the output projection the inverse of the patch embedder, so that the velocity follows the noise and the
+    steps remove most of it. `order`: the input feature that each output feature is; `rows`: which features of the
+    projection these are, if not all."""
+    rotation = torch.nn.init.orthogonal_(torch.empty(INNER_DIM, len(order)))
+    embedder.weight.copy_(rotation.view_as(embedder.weight))
+    proj_out.weight[slice(None) if rows is None else rows] = rotation.T[order]
+
+
+def untangle_with_variance(embedder: Any, proj_out: Any, channels: int) -> None:
+    """`untangle`, for patches of 2 x 2 and an output of twice the channels, of which the first half is the noise."""
+    order = torch.arange(4 * channels).view(channels, 2, 2).permute(1, 2, 0).flatten()
+    rows = torch.arange(8 * channels).view(2, 2, 2 * channels)[..., :channels].flatten()
+    untangle(embedder, proj_out, order, rows)
+
+
+def clip_tokenizer() -> Any:
+    """Byte-level, without merges: every text has tokens, one per byte."""
+    letters = sorted(ByteLevel.alphabet())
+    tokens = letters + [f"{letter}</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    return transformers.CLIPTokenizer(vocab=vocab, merges=[], model_max_length=CLIP_TOKENS)
+
+
+def clip_config(tokenizer: Any) -> Any:
+    return transformers.CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=CLIP_DIM,
+        projection_dim=CLIP_DIM,
+        intermediate_size=2 * CLIP_DIM,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CLIP_TOKENS,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def t5_tokenizer() -> Any:
+    """One piece per printable ASCII character; other characters are the unknown token, as in T5's own."""
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces = ["▁", *(chr(code) for code in range(33, 127))]
+    vocab = special + [(piece, -float(rank)) for rank, piece in enumerate(pieces, start=2)]
+    return transformers.T5TokenizerFast(vocab=vocab, extra_ids=0, model_max_length=T5_TOKENS)
+
+
+def t5_encoder(
+    tokenizer: Any, config_class: Any = transformers.T5Config, model_class: Any = transformers.T5EncoderModel
+) -> Any:
+    """An encoder of T5 or of a model with the same config (UMT5)."""
+    config = config_class(
+        vocab_size=len(tokenizer),
+        d_model=T5_DIM,
+        d_kv=16,
+        d_ff=2 * T5_DIM,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
+        use_cache=False,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    # T5 models made from a config start in training mode, with dropout.
+    return model_class(config).eval()
+
+
+def qwen_tokenizer(max_tokens: int) -> Any:
+    """Byte-level, without merges, with the marks of a chat: the tokenizer of the Qwen encoders."""
+    tokens = sorted(ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate(tokens)}
+    marks = ["<|im_start|>", "<|im_end|>"]
+    return transformers.Qwen2Tokenizer(
+        vocab=vocab, merges=[], model_max_length=max_tokens, additional_special_tokens=marks
+    )

@@ -1,0 +1,35 @@
+"""A tiny Wan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import transformers
+
+from tridentserve.pipelines import tiny_parts as parts
+
+
+def recipe() -> Any:
+    """As Wan 2.1: cross-attention to text, rotary positions, the UniPC scheduler."""
+    tokenizer = parts.t5_tokenizer()
+    transformer = diffusers.WanTransformer3DModel(
+        num_attention_heads=parts.HEADS,
+        attention_head_dim=parts.HEAD_DIM,
+        in_channels=parts.LATENT_CHANNELS,
+        out_channels=parts.LATENT_CHANNELS,
+        text_dim=parts.T5_DIM,
+        freq_dim=32,
+        ffn_dim=2 * parts.INNER_DIM,
+        num_layers=2,
+    )
+    scheduler = diffusers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
+    return diffusers.WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=parts.t5_encoder(tokenizer, transformers.UMT5Config, transformers.UMT5EncoderModel),
+        vae=diffusers.AutoencoderKLWan(base_dim=8, z_dim=parts.LATENT_CHANNELS, num_res_blocks=1),
+        transformer=transformer,
+        scheduler=scheduler,
+    )

@@ -1,0 +1,52 @@
+"""The tensors of an adapter's models, taken out and put back: a replica leaves memory, its structure stays.
+
+Buffers and plain tensor attributes count too, not only what a checkpoint holds: with all of them from the copy of
+another process, nothing has to be computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, cast
+
+import torch
+
+from tridentserve.errors import CheckpointError
+from tridentserve.pipelines.base import PipelineAdapter, Tensors
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+
+
+def named_tensors(adapter: PipelineAdapter) -> Tensors:
+    """All tensors of the loaded models. Tied ones are there under each of their names, as one object."""
+    return {name: holder[attribute] for name, holder, attribute in _holders(adapter)}
+
+
+def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give the models these tensors, without a copy. Names with the same tensor object are tied.
+
+    Raises `CheckpointError` unless the names are those of `named_tensors`."""
+    holders = list(_holders(adapter))
+    if different := {name for name, _, _ in holders} ^ set(tensors):
+        raise CheckpointError(f"these weights are not of this model: {', '.join(sorted(different)[:3])} differ")
+    parameters = {id(tensor): torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors.values()}
+    for name, holder, attribute in holders:
+        is_parameter = isinstance(holder[attribute], torch.nn.Parameter)
+        holder[attribute] = parameters[id(tensors[name])] if is_parameter else tensors[name]
+
+
+def detach(adapter: PipelineAdapter) -> None:
+    """Let go of all tensors: the models keep their shapes only, until the next `attach`."""
+    attach(adapter, {name: tensor.to("meta") for name, tensor in named_tensors(adapter).items()})
+
+
+def _holders(adapter: PipelineAdapter) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
+    """Each tensor's name, and the dictionary and key under which its module has it."""
+    components = cast(DiffusersAdapter, adapter).pipe.components
+    for component, model in sorted(components.items()):
+        if not isinstance(model, torch.nn.Module):
+            continue
+        for path, module in model.named_modules():
+            for holder in (module._parameters, module._buffers, vars(module)):
+                for attribute, value in holder.items():
+                    if isinstance(value, torch.Tensor):
+                        yield ".".join(filter(None, (component, path, attribute))), holder, attribute
