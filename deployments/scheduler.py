@@ -63,6 +63,7 @@ class Scheduler:
                 num_threads=args.cluster.cpu_threads,
                 handoff_bytes=args.handoff.capacity_mb * _MIB,
                 handoff_transport=args.handoff.transport,
+                host_dir=args.cache_dir / "host",
                 max_groups=args.cluster.max_groups,
                 hot_groups=groups,
             )
@@ -79,9 +80,9 @@ class Scheduler:
                 max_result_age_s=args.max_result_age_s,
                 decision_log=args.decision_log,
             ),
+            times,
         )
         await self._engine.start()
-        self._placement = placement
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
         """See `deployments.backend.Backend`; pictures come as references, not as bytes."""
@@ -96,7 +97,7 @@ class Scheduler:
         alive = self._started().workers_alive()
         total = self._args.cluster.num_workers
         status = "ready" if len(alive) == total else "degraded" if alive else "starting"
-        placement = {worker: self._placement.describe(worker) for worker in self._placement.replicas}
+        placement = self._started().placement
         return {"status": status, "workers": len(alive), "workers_total": total, "placement": placement}
 
     def check_health(self) -> None:

@@ -28,12 +28,12 @@ import httpx
 import numpy as np
 import ray
 import torch
+from local_service import start_service
 from PIL import Image
 from ray import serve
 
 from deployments.check_args import args_problems
 from deployments.config import AppArgs
-from scripts.local_service import start_service
 from tridentserve.pipelines.tiny import ensure_tiny
 
 _PROMPT, _SEED = "a lighthouse at dawn", 7

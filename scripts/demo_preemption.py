@@ -29,12 +29,12 @@ import numpy as np
 import ray
 import torch
 import yaml
+from local_service import start_service
 from numpy.typing import NDArray
 from PIL import Image
 from ray import serve
 
 from deployments.config import AppArgs
-from scripts.local_service import start_service
 from traces.formats import write_trace
 from traces.requests import TraceRequest
 from tridentserve.pipelines.tiny import ensure_tiny

@@ -113,3 +113,20 @@ def test_traces_have_the_load_that_was_asked_for() -> None:
         # Two workers at once are as fast as it gets: 2 s of work per second.
         assert work_s / requests[-1].timestamp_s == pytest.approx(0.5 * 2, rel=0.35)
     assert traces == make_traces("m", [256, 384, 512], 10, 200, 0.5, 3, calibration, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("applications: [", "cannot be read as YAML"),
+        ("applications: []", "no application has the import_path deployments.app:build_app and args"),
+        ("applications: [{import_path: other:app, args: {}}]", "no application has the import_path"),
+        ("applications: [{import_path: deployments.app:build_app, args: {models: []}}]", "args.models: "),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.yaml: ") as caught:
+        read_args(tmp_path / "c.yaml")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

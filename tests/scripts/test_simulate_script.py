@@ -151,6 +151,15 @@ def test_the_same_trace_and_seed_give_one_decision_log(tmp_path: Path) -> None:
     assert other.read_bytes() != first
 
 
+@pytest.mark.parametrize("module", ["replaying.simulated", "sizing", "compare_simulation"])
+def test_simulating_starts_without_torch_and_ray(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'ray', 'torch', 'diffusers'}} & set(sys.modules)))"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout.strip() == "[]"
+
+
 def slower_ends(table: ProfileTable, factor: float) -> ProfileTable:
     """E and C take longer."""
     rows = (r if r.stage is Stage.DIFFUSE else replace(r, seconds=factor * r.seconds) for r in table.rows)
