@@ -22,6 +22,7 @@ _LATE_STEPS = 4
 _LEAST_S = 1e-6
 # Prices stay a tenth of the smallest reward even where a queue is very long.
 _MAX_PRICE = 5.0
+_LEAST_PRICED_S = 1e-3
 
 
 class _Offer(NamedTuple):
@@ -30,6 +31,7 @@ class _Offer(NamedTuple):
     finish_s: float
     slot: Slot
     efficient: bool
+    too_narrow: bool
     cost: float
 
 
@@ -53,16 +55,15 @@ class Appraisal:
         self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
         self._offers: list[_Offer] = []
         narrowest = min(candidates, key=lambda other: (other.slot.degree, other.run_s), default=None)
-        import os
-        nar = int(os.environ.get("NARROW", "0"))
-        if nar:
-            opt = max((c.slot.degree for c in candidates if c.efficient), default=1)
-            candidates = [c for c in candidates if c.slot.degree * nar >= opt]
+        optimal = max((candidate.slot.degree for candidate in candidates if candidate.efficient), default=1)
         for candidate in candidates:
-            if narrowest is not None and candidate.slot.degree <= idle[candidate.slot.pool]:
+            degree = candidate.slot.degree
+            if narrowest is not None and degree <= idle[candidate.slot.pool]:
                 cost = communication_penalty(candidate.primary, tokens, options)
-                cost += price(candidate, narrowest, now_s, options)
-                self._offers.append(_Offer(candidate.finish_s(now_s), candidate.slot, candidate.efficient, cost))
+                cost += price(candidate, narrowest, now_s, options) + size_price(narrowest, options)
+                too_narrow = degree * options.narrowing < optimal
+                offer = _Offer(candidate.finish_s(now_s), candidate.slot, candidate.efficient, too_narrow, cost)
+                self._offers.append(offer)
         self._offers.sort()
         self._finishes_s = [offer.finish_s for offer in self._offers]
         self._values: dict[Standing, Mapping[Slot, float]] = {}
@@ -90,8 +91,9 @@ class Appraisal:
 
         While some candidate can still make the deadline, now or once busy workers are expected to be free, only slots
         that make it count: to start late what can be had in time is never better than to wait for it. Of those the
-        efficient ones, or where none of them is in time, the wider ones. Once the deadline is out of reach, all
-        efficient slots count, and the reward grows with the overtime (what comes after that: `dispatch.overdue`).
+        efficient ones that are not far narrower than the optimal degree, or where none of them is in time, the wider
+        ones. Once the deadline is out of reach, the same efficient slots count, and the reward grows with the overtime;
+        when it grows no more, narrow ones count too (what comes after that: `dispatch.overdue`).
         Slots that are worth no more than a narrower one of their pool are left out.
         """
         return self.values_at(self.standing(deadline_s)) if self._offers else {}
@@ -102,10 +104,11 @@ class Appraisal:
             options = self._options
             if standing.late_steps:
                 reward = _late_reward(standing.late_steps, options)
-                chosen = [offer for offer in self._offers if offer.efficient]
+                is_aged = reward >= options.on_time
+                chosen = [offer for offer in self._offers if offer.efficient and (is_aged or not offer.too_narrow)]
             else:
                 reward = options.on_time
-                in_time = self._offers[: standing.in_time]
+                in_time = [offer for offer in self._offers[: standing.in_time] if not offer.too_narrow]
                 chosen = [offer for offer in in_time if offer.efficient] or in_time
             # Whatever the weights, to run is worth more than not to.
             values = {offer.slot: max(reward - offer.cost, options.late / 1000) for offer in chosen}
@@ -152,3 +155,9 @@ def price(candidate: Candidate, narrowest: Candidate, now_s: float, options: Rew
     gpu_seconds = candidate.gpu_seconds(now_s) / (narrowest.slot.degree * run_s)
     latency = (candidate.finish_s(now_s) - now_s) / run_s
     return options.gpu_seconds * min(gpu_seconds, _MAX_PRICE) + options.latency * min(latency, _MAX_PRICE)
+
+
+def size_price(narrowest: Candidate, options: RewardOptions) -> float:
+    """By the logarithm of a request's GPU-seconds, from 1 ms up, so that it orders requests of all models alike."""
+    gpu_seconds = narrowest.slot.degree * narrowest.run_s
+    return options.size * math.log2(max(gpu_seconds, _LEAST_PRICED_S) / _LEAST_PRICED_S)

@@ -151,6 +151,36 @@ class ClusterCosts:
         gpu_seconds = math.fsum(share.weight * self.gpu_seconds(share, fit, Stage) for share in ordered)
         return Demand(model, fit, tuple(ordered), gpu_seconds)
 
+    def pooled(self, demands: Sequence[Demand]) -> list[Demand]:
+        """One virtual replica per model. Of those that run all of its requests the first, but C stays off the primaries
+        of a model that runs wide: the leader of an instance that decodes keeps its block of workers from being used."""
+        merged = []
+        for model in sorted({demand.model for demand in demands}):
+            of_model = [demand for demand in demands if demand.model == model]
+            if len(of_model) == 1 and of_model[0].fit.replica is VirtualReplica.V0:
+                merged += of_model
+            else:
+                load = [share for demand in of_model for share in demand.load]
+                merged.append(self._pool(model, load))
+        return merged
+
+    def _pool(self, model: str, load: Sequence[LoadShare]) -> Demand:
+        demand = self.demand(model, load)
+        apart = None
+        if demand.fit.replica is VirtualReplica.V1 and self._runs_wide(demand):
+            shapes = list(demand.fit.min_degrees)
+            apart = self.memory(model).fit(model, VirtualReplica.V2, shapes)
+            apart = apart or self.memory(model).fit(model, VirtualReplica.V3, shapes)
+        return demand if apart is None else replace(demand, fit=apart)
+
+    def _runs_wide(self, demand: Demand) -> bool:
+        """Whether most of the work is of sizes whose optimal degree is above 1."""
+        work: Counter[bool] = Counter()
+        for share in demand.load:
+            is_wide = self._times.optimal_degree(share.model, Stage.DIFFUSE, share.shape) > 1
+            work[is_wide] += share.weight * self.gpu_seconds(share, demand.fit, Stage)  # type: ignore[assignment]
+        return work[True] > work[False]
+
     def fewer(self, demands: Sequence[Demand], num_workers: int) -> list[Demand]:
         """While the smallest workable sets are more than the workers, let a model do with one virtual replica: the
         first that fits all of its requests. May still be too many."""

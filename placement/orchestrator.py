@@ -21,14 +21,19 @@ from tridentserve.protocols import StageTimes
 class Orchestrator:
     """Makes placement plans from stage times and a load. Pure: the same input gives the same plan.
 
-    Differs from Algorithm 2 in two points. Workers are shared in proportion to the GPU-seconds that requests of each
+    Differs from Algorithm 2 in three points. All requests of a model use one virtual replica, the first that runs them
+    all: with several, each has its own primaries, and some wait while others are idle. What is saved by running each
+    request on its own first one is a transfer of milliseconds, where a request takes seconds. Workers are shared in proportion to the GPU-seconds that requests of each
     virtual replica bring, not to their number: otherwise a rare heavy model beside a light one would get next to
     nothing. And a worker may hold replicas of several models: auxiliaries that are hardly used share one, and where
     there are fewer workers than the models need, each holds what fits.
     """
 
-    def __init__(self, times: StageTimes, handoff_reserve_bytes: int, degrees: Sequence[int]) -> None:
-        """`degrees` are the degrees of D in use. Raises `PlacementError` for a negative reserve or bad degrees."""
+    def __init__(
+        self, times: StageTimes, handoff_reserve_bytes: int, degrees: Sequence[int], pooled: bool = True
+    ) -> None:
+        """`degrees` are the degrees of D in use. `pooled`: one virtual replica per model (see above); False: as in
+        Algorithm 2. Raises `PlacementError` for a negative reserve or bad degrees."""
         if handoff_reserve_bytes < 0:
             raise PlacementError(f"handoff_reserve_bytes is {handoff_reserve_bytes}; it must not be negative")
         if not degrees or any(degree < 1 or degree & (degree - 1) for degree in degrees):
@@ -36,6 +41,7 @@ class Orchestrator:
         self._times = times
         self._handoff_reserve_bytes = handoff_reserve_bytes
         self._degrees = tuple(sorted(set(degrees)))
+        self._pooled = pooled
 
     def costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
         """What requests need on these workers. Raises `PlacementError` when there are none, or one without memory."""
@@ -61,7 +67,8 @@ class Orchestrator:
         costs = self.costs(workers)
         if not any(share.weight > 0 for share in load):
             raise PlacementError("the load is empty; name at least one model and size with a weight above 0")
-        demands = costs.fewer(costs.demands(load, keep), len(workers))
+        asked = costs.demands(load, keep)
+        demands = costs.fewer(costs.pooled(asked) if self._pooled else asked, len(workers))
         if sum(demand.minimum for demand in demands) > len(workers):
             return _stacked(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]

@@ -51,10 +51,11 @@ def long_request(request_id: str) -> dict[str, Any]:
 def running(service: Service, request_id: str) -> bool:
     """A denoising plan of this request has been given out."""
     return any(
-        effect["kind"] == "run" and "diffuse" in effect["plan"]["stages"]
+        effect["kind"] == "run"
+        and "diffuse" in effect["plan"]["stages"]
+        and any(member["request_id"].startswith(request_id + "~") for member in effect["plan"]["members"])
         for decision in service.decisions()
         for effect in decision["effects"]
-        if effect.get("plan", {}).get("request_id", "").startswith(request_id + "~")
     )
 
 
@@ -164,6 +165,9 @@ def test_metrics_are_exported(service: Service) -> None:
         "handoff_bytes_total",
         "handoff_used_bytes",
         "workers_alive",
+        "replica_loads_total",
+        "replica_bytes",
+        "plan_peak_bytes",
     )
 
     def missing() -> list[str]:

@@ -18,7 +18,7 @@ from PIL import Image
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import Fleet, WorkerResources
 from tridentserve.engine.live.handoff_peer import HandoffKey
-from tridentserve.engine.live.messages import ModelSource, PlanReport, StepNote, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
@@ -83,6 +83,8 @@ class Plans:
                 notes += 1
             elif isinstance(item, PlanReport):
                 report = item
+            elif isinstance(item, ReplicaLoad):
+                continue
             else:
                 pictures.append(item)
         assert report is not None

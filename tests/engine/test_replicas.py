@@ -22,9 +22,9 @@ from tridentserve.engine.live.messages import Fetch, ModelSource, ReplicaLoad
 from tridentserve.engine.live.nixl_link import NixlLink
 from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.replicas import MemoryBudget, ReplicaStore, copy_blocks
-from tridentserve.errors import CheckpointError, ConfigError, HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import ensure_tiny, load_adapter
-from tridentserve.pipelines.weights import attach, detach, named_tensors
+from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 
@@ -161,12 +161,6 @@ def test_no_room_for_a_copy(source: ModelSource, tmp_path: Path, monkeypatch: py
     assert not list((tmp_path / "host").glob("*.bin"))
 
 
-def test_weights_of_another_model_are_refused(source: ModelSource) -> None:
-    adapter = load_adapter(source.folder, frozenset({Stage.DECODE}), weights=False)
-    with pytest.raises(CheckpointError, match="not of this model"):
-        attach(adapter, {"vae.nothing": torch.zeros(1)})
-
-
 # Loads.
 
 
@@ -203,15 +197,6 @@ async def test_a_load_takes_the_weights_and_less_than_a_block_of_memory(host: Ho
     peak = peak_bytes(load, {}, CPU)
     assert copy.layout.nbytes <= peak <= copy.layout.nbytes + BLOCK
     assert torch.equal(target[0], copy.buffer)
-
-
-def test_detached_weights_are_gone_and_come_back(source: ModelSource) -> None:
-    adapter = load_adapter(source.folder, frozenset({Stage.DECODE}))
-    before = {name: tensor.clone() for name, tensor in named_tensors(adapter).items()}
-    detach(adapter)
-    assert all(tensor.is_meta for tensor in named_tensors(adapter).values())
-    attach(adapter, before)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in named_tensors(adapter).items())
 
 
 # Memory.
@@ -312,7 +297,7 @@ async def test_fetched_from_a_peer(two: Two, host: HostCopies, source: ModelSour
 
 async def test_a_peer_on_another_node_or_without_a_link_is_not_asked(two: Two) -> None:
     await two.a.prepare((C,))
-    two.peers["a"].node_id = "there"  # type: ignore[misc]
+    two.peers["a"].node_id = "there"
     (load,) = await loads_of(two.b, C)
     assert load.source == "host"
 

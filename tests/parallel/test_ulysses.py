@@ -21,12 +21,13 @@ from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
 TOLERANCE = 1e-4
+OTHERS = ("sd3-medium", "flux-schnell", "cogvideox-1.5", "cogvideox-2b", "wan-2.2")
 QUICK_VARIANTS = (*QUICK, "sd3-medium", "flux-schnell")
 
 # Heights and widths in pixels; a token is 16 x 16 of them.
-EVEN = {"height": 64, "width": 96}
-UNEVEN = {"height": 112, "width": 80}  # 35 tokens
-FEWER_TOKENS_THAN_MEMBERS = {"height": 16, "width": 48, "num_frames": 1}
+EVEN: dict[str, Any] = {"height": 64, "width": 96}
+UNEVEN: dict[str, Any] = {"height": 112, "width": 80}  # 35 tokens
+A_TOKEN_EACH = {"height": 32, "width": 32}
 TWO_OUTPUTS = {"height": 48, "width": 80, "num_outputs": 2}
 
 
@@ -84,15 +85,22 @@ def difference(folder: Path, inputs: GenerationInputs, latents: np.ndarray[Any, 
 @pytest.mark.parametrize("degree", [2, 4])
 @pytest.mark.parametrize(
     "changes",
-    [EVEN, UNEVEN, FEWER_TOKENS_THAN_MEMBERS, TWO_OUTPUTS],
-    ids=["even", "uneven", "fewer-tokens-than-members", "two-outputs"],
+    [EVEN, UNEVEN, A_TOKEN_EACH, TWO_OUTPUTS],
+    ids=["even", "uneven", "a-token-each", "two-outputs"],
 )
-@pytest.mark.parametrize("variant", families(*PARALLEL, "sd3-medium", "flux-schnell", quick=QUICK_VARIANTS))
+@pytest.mark.parametrize("variant", families(*PARALLEL, *OTHERS, quick=QUICK_VARIANTS))
 def test_degree_does_not_change_the_result(
     pool: Pool, model: Model, variant: str, changes: dict[str, Any], degree: int
 ) -> None:
     inputs = make_inputs(**changes, steps=3, variant=variant)
     assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [degree] * 3)) <= TOLERANCE
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_timestep_for_each_token_is_shared_out_as_well(pool: Pool, model: Model, degree: int) -> None:
+    folder, inputs = model("wan-2.2-ti2v"), make_inputs(**EVEN, steps=3, variant="wan")
+    assert difference(folder, inputs, denoise(pool, folder, inputs, [degree] * 3)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("degrees", [[2, 1, 1], [2, 4, 4], [1, 2, 4], [4, 2, 1]], ids=str)
@@ -127,9 +135,9 @@ def _wrap(group: SequenceGroup, change: Callable[[list[torch.Tensor]], list[torc
 def test_a_wrong_buffer_would_be_noticed(
     pool: Pool, model: Model, variant: str, spoil: Callable[[SequenceGroup], None]
 ) -> None:
-    inputs = make_inputs(**EVEN, steps=1, variant=variant)
+    inputs = make_inputs(**EVEN, steps=2, variant=variant)
     state = plain(start(model(variant), inputs))
-    spoiled, *_ = pool.run(run_steps, 2, model(variant), state, 1, spoil)
+    spoiled, *_ = pool.run(run_steps, 2, model(variant), state, 2, spoil)
     assert difference(model(variant), inputs, spoiled["tensors"]["latents"]) > 10 * TOLERANCE
 
 
@@ -154,6 +162,20 @@ def test_heads_that_cannot_be_shared_are_refused_before_any_collective(model: Mo
     with sequence_parallel(_Untouchable(3)), pytest.raises(ConfigError, match=r"4 attention heads .* by 3 workers"):
         diffuse.step(state)
     assert diffuse.step(state).step == 1
+
+
+@pytest.mark.parametrize("variant", families(*PARALLEL))
+def test_too_few_tokens_are_refused_before_any_collective(model: Model, variant: str) -> None:
+    state = start(model(variant), make_inputs(16, 16, variant=variant, num_frames=1))
+    with sequence_parallel(_Untouchable(2)), pytest.raises(ConfigError, match="1 tokens cannot be shared by 2"):
+        load_stage(model(variant), Stage.DIFFUSE).step(state)
+
+
+@pytest.mark.families
+def test_a_unet_is_refused_in_a_group(model: Model) -> None:
+    state = start(model("sdxl"), make_inputs(**EVEN))
+    with sequence_parallel(_Untouchable(2)), pytest.raises(ConfigError, match="sdxl run on one worker at a time; use"):
+        load_stage(model("sdxl"), Stage.DIFFUSE).step(state)
 
 
 def test_an_attention_that_goes_around_sdpa_is_refused(model: Model) -> None:

@@ -24,7 +24,7 @@ from tridentserve.stages import Stage
 
 torch.set_num_threads(1)
 
-QUICK = ("sd3", "flux")
+QUICK = ("sd3", "flux", "wan")
 PICTURES = ("sd3", "flux", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein")
 VIDEOS = ("cogvideox", "wan", "hunyuan_video", "mochi")
 ALL = (*PICTURES, *VIDEOS)

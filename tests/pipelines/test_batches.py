@@ -73,6 +73,14 @@ def test_what_cannot_share_a_pass_is_refused(model: Model, change: str) -> None:
         diffuse.advance([one, other])
 
 
+@pytest.mark.parametrize("variant", families(*PICTURES))
+def test_turned_pictures_do_not_share_a_pass(model: Model, variant: str) -> None:
+    """Packed latents of both have the same shape, but other positions."""
+    diffuse = load_stage(model(variant), Stage.DIFFUSE)
+    wide, tall = (start(model(variant), make_inputs(*size)) for size in ((64, 96), (96, 64)))
+    assert diffuse.batch_key(wide) != diffuse.batch_key(tall)
+
+
 def test_no_state_is_taken_beyond_its_last_step(model: Model) -> None:
     folder = model("flux")
     diffuse = load_stage(folder, Stage.DIFFUSE)

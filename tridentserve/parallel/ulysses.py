@@ -38,6 +38,9 @@ class _Sharding:
             raise ConfigError(
                 f"{num_heads} attention heads cannot be shared by {size} workers; use a degree that divides {num_heads}"
             )
+        if tokens.shape[1] < size:
+            # Attention processors of diffusers fail on the ranks that have none.
+            raise ConfigError(f"{tokens.shape[1]} tokens cannot be shared by {size} workers; use degree 1")
         shards = tokens.tensor_split(size, dim=1)
         self.sizes = [shard.shape[1] for shard in shards]
         return shards[self.group.rank].contiguous()

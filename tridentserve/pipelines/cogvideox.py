@@ -56,7 +56,8 @@ class CogVideoXAdapter(VideoAdapter):
     def _padding(self, shape: Shape) -> int:
         """Latent frames added so that their number is a multiple of the temporal patch."""
         latent_frames = (shape.num_frames - 1) // self.pipe.vae_scale_factor_temporal + 1
-        return -latent_frames % (self.pipe.transformer.config.patch_size_t or 1)
+        patch_frames: int = self.pipe.transformer.config.patch_size_t or 1
+        return int(-latent_frames % patch_frames)
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         scheduler.set_timesteps(num_inference_steps, device=self.device)
@@ -109,7 +110,9 @@ class CogVideoXAdapter(VideoAdapter):
         return stepped.to(latents.dtype)  # type: ignore[no-any-return]
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        return 1 / self.pipe.vae_scaling_factor_image * latents[:, self._padding(shape) :].permute(0, 2, 1, 3, 4)
+        channels_first = latents[:, self._padding(shape) :].permute(0, 2, 1, 3, 4)
+        scaled: torch.Tensor = 1 / self.pipe.vae_scaling_factor_image * channels_first
+        return scaled
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer

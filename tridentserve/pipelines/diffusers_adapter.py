@@ -224,9 +224,13 @@ class DiffusersAdapter(PipelineAdapter):
         with torch.no_grad():
             yield
 
+    def _size_multiple(self) -> int:
+        """What height and width must be multiples of; a checkpoint may want more than its family."""
+        return FAMILIES[self.family].size_multiple
+
     def _check_size(self, shape: Shape) -> None:
         family = FAMILIES[self.family]
-        multiple = family.size_multiple
+        multiple = self._size_multiple()
         if shape.height % multiple or shape.width % multiple:
             raise InvalidRequestError(f"size {shape} must be a multiple of {multiple} in both directions", "size")
         if not family.allows_frames(shape.num_frames):

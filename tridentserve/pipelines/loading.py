@@ -138,7 +138,7 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
     else:
         # Told below, with the names: transformers itself only points at its log.
         kwargs["ignore_mismatched_sizes"] = True
-    kept = getattr(component_class, "_keep_in_fp32_modules", None) if library == "diffusers" else None
+    kept: list[str] = (getattr(component_class, "_keep_in_fp32_modules", None) or []) if library == "diffusers" else []
     loaded_class = component_class
     if kept and not is_accelerate_available():
         # diffusers refuses to keep them without accelerate: all is read in float32, and the others lowered below.

@@ -82,9 +82,11 @@ class MochiAdapter(VideoAdapter):
         vae = self.pipe.vae
         scaling_factor = vae.config.scaling_factor
         if vae.config.latents_mean is None or vae.config.latents_std is None:
-            return latents / scaling_factor  # type: ignore[no-any-return]
-        std, mean = statistic(vae, "latents_std", latents), statistic(vae, "latents_mean", latents)
-        return latents * std / scaling_factor + mean
+            scaled: torch.Tensor = latents / scaling_factor
+        else:
+            std, mean = statistic(vae, "latents_std", latents), statistic(vae, "latents_mean", latents)
+            scaled = latents * std / scaling_factor + mean
+        return scaled
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer

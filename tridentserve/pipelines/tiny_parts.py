@@ -49,6 +49,12 @@ def smooth(decoder: Any) -> None:
 
 
 @torch.no_grad()
+def brighten(output: Any) -> None:
+    """Spread the pixels of a decoder whose last layer this is over more of their range."""
+    output.weight.mul_(2.0)
+
+
+@torch.no_grad()
 def untangle(embedder: Any, proj_out: Any, order: torch.Tensor, rows: torch.Tensor | None = None) -> None:
     """Make the output projection the inverse of the patch embedder, so that the velocity follows the noise and the
     steps remove most of it. `order`: the input feature that each output feature is; `rows`: which features of the

@@ -14,6 +14,7 @@ _TEXT_DIM = 32
 
 
 def recipe() -> Any:
+    """As Qwen-Image: no guidance embedding, so with guidance by two passes."""
     tokenizer = parts.qwen_tokenizer(1024)
     transformer = diffusers.QwenImageTransformer2DModel(
         patch_size=2,
@@ -27,6 +28,7 @@ def recipe() -> Any:
     )
     parts.untangle(transformer.img_in, transformer.proj_out, torch.arange(parts.INNER_DIM))
     vae = diffusers.AutoencoderKLQwenImage(base_dim=8, z_dim=parts.LATENT_CHANNELS, num_res_blocks=1)
+    parts.brighten(vae.decoder.conv_out)
     return diffusers.QwenImagePipeline(
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),

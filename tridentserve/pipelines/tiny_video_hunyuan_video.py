@@ -47,8 +47,8 @@ def recipe() -> Any:
 
 
 def _llama_tokenizer() -> Any:
-    """Byte-level, without merges, but for one token: the pipeline cuts off as many tokens as Llama's own tokenizer makes
-    of the text before the prompt, so that here, too, it must make as many of that."""
+    """Byte-level, without merges, but for one token: it makes as many tokens of the text before the prompt as Llama's
+    own does, which is how many the pipeline cuts off."""
     letters = sorted(ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])

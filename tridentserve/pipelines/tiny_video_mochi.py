@@ -29,6 +29,7 @@ def recipe() -> Any:
         latent_channels=_CHANNELS,
         layers_per_block=(1, 1, 1, 1, 1),
     )
+    parts.brighten(vae.decoder.proj_out)
     return diffusers.MochiPipeline(
         tokenizer=tokenizer,
         text_encoder=parts.t5_encoder(tokenizer),

@@ -48,6 +48,15 @@ class MemoryBudget:
     reserve_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A host copy that can be used, where it came from, and how long that took."""
+
+    copy: HostCopy
+    source: LoadSource
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Resident:
     """`readers`: peers that are being sent it; it cannot leave before `unread`."""
@@ -141,12 +150,9 @@ class ReplicaStore:
         `queued`: what plans that wait here need; `keep`: what must stay. `tell` hears of each load. Raises
         `OutOfMemoryError`, with the numbers, for what can never fit here, before anything is fetched."""
         missing = [replica for replica in needed if replica not in self._resident]
-        was_made = {replica: self._host.has(replica) for replica in missing}
-        copies: dict[Replica, HostCopy] = {
-            replica: await self._on_device(self._host.get, replica) for replica in missing
-        }
+        opened = {replica: await self._on_device(self._open, replica) for replica in missing}
         sizes = {replica: resident.buffer.nbytes for replica, resident in self._resident.items()}
-        sizes |= {replica: copy.layout.nbytes for replica, copy in copies.items()}
+        sizes |= {replica: one.copy.layout.nbytes for replica, one in opened.items()}
         fixed = set(needed).union(replica for replica in keep if replica in self._resident)
         self._check_room(fixed, sizes, peak_bytes)
         excess_bytes = sum(sizes.values()) + peak_bytes + self._budget.reserve_bytes - self._budget.total_bytes
@@ -156,7 +162,12 @@ class ReplicaStore:
             if replica in self._resident:
                 self._resident[replica] = self._resident.pop(replica)  # used now
             else:
-                tell(await self._load(replica, copies[replica], "host" if was_made[replica] else "disk"))
+                tell(await self._load(replica, opened[replica]))
+
+    def _open(self, replica: Replica) -> _Opened:
+        was_made, start_s = self._host.has(replica), time.perf_counter()
+        copy = self._host.get(replica)
+        return _Opened(copy, "host" if was_made else "disk", time.perf_counter() - start_s)
 
     def _check_room(self, fixed: Collection[Replica], sizes: dict[Replica, int], peak_bytes: int) -> None:
         weights_bytes = sum(sizes[replica] for replica in fixed)
@@ -168,23 +179,22 @@ class ReplicaStore:
                 f"{self._budget.reserve_bytes} for the handoff buffer), this worker has {self._budget.total_bytes}"
             )
 
-    async def _load(self, replica: Replica, copy: HostCopy, otherwise: LoadSource) -> ReplicaLoad:
-        start_s = time.perf_counter()
-        buffer, source = await self._fetched(replica, copy, otherwise)
-        await self._on_device(self._attach, replica, copy, buffer)
+    async def _load(self, replica: Replica, opened: _Opened) -> ReplicaLoad:
+        start_s = time.perf_counter() - opened.seconds
+        buffer, source = await self._fetched(replica, opened)
+        await self._on_device(self._attach, replica, opened.copy, buffer)
         self._resident[replica] = _Resident(buffer)
         # What has left meanwhile and is back was never missed.
         evicted = tuple(other for other in self._evicted if other != replica)
         self._evicted.clear()
-        load = ReplicaLoad(replica, evicted, source, copy.layout.nbytes, time.perf_counter() - start_s)
+        load = ReplicaLoad(replica, evicted, source, buffer.nbytes, time.perf_counter() - start_s)
         self._on_load(load)
         return load
 
-    async def _fetched(
-        self, replica: Replica, copy: HostCopy, otherwise: LoadSource
-    ) -> tuple[torch.Tensor, LoadSource]:
+    async def _fetched(self, replica: Replica, opened: _Opened) -> tuple[torch.Tensor, LoadSource]:
+        copy = opened.copy
         if self._fetch == "mapped":
-            return copy.buffer, otherwise
+            return copy.buffer, opened.source
         buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
         if self._fetch == "peer" and self._peers is not None:
             try:
@@ -193,7 +203,7 @@ class ReplicaStore:
             except TimeoutError:  # a peer may still write into this buffer
                 buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
         await self._on_device(copy_blocks, buffer, copy.buffer, self._block_bytes)
-        return buffer, otherwise
+        return buffer, opened.source
 
     def _new_buffer(self, nbytes: int) -> torch.Tensor:
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)

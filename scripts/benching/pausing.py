@@ -1,0 +1,60 @@
+"""What a pause costs: D in one plan against D in two, whose second goes on where the first one stopped."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benching.figures import median_ms
+from benching.workers import Workers
+from tridentserve.plans import DispatchPlan, PlanMember
+from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.stages import Stage
+
+_MODEL = "tiny"
+
+
+async def measure_pause(workers: Workers, side: int, steps: int, runs: int) -> dict[str, Any]:
+    """`here_ms`: resumed on the same worker, `elsewhere_ms`: on another one, with the state moved. What is left when
+    the seconds inside the denoising steps are taken off, so that their noise does not count; in units of a step too."""
+    inputs = {"r": GenerationInputs("pause", Shape(side, side), steps, 5.0, seed=1)}
+    costs: dict[str, list[float]] = {"whole": [], "here": [], "elsewhere": []}
+    step_s: list[float] = []
+    for run in range(1 + runs):
+        for name, parts in (
+            ("whole", [("w0", 0, steps)]),
+            ("here", [("w0", 0, steps // 2), ("w0", steps // 2, steps)]),
+            ("elsewhere", [("w0", 0, steps // 2), ("w1", steps // 2, steps)]),
+        ):
+            cost_s, denoising_s = await _denoise(workers, inputs, parts)
+            if run > 0:
+                costs[name].append(cost_s)
+                step_s.append(denoising_s / steps)
+    one_step_s = statistics.median(step_s)
+    result: dict[str, Any] = {"side": side, "step_ms": median_ms(step_s)}
+    for name in ("here", "elsewhere"):
+        cost_s = statistics.median(costs[name]) - statistics.median(costs["whole"])
+        result[f"{name}_ms"] = round(1000 * cost_s, 3)
+        result[f"{name}_steps"] = round(cost_s / one_step_s, 4)
+    return result
+
+
+async def _denoise(
+    workers: Workers, inputs: dict[str, GenerationInputs], parts: Sequence[tuple[str, int, int]]
+) -> tuple[float, float]:
+    """E, then D in parts: the seconds of the parts beside their steps, and those of the steps."""
+    previous: DispatchPlan = workers.plan(_MODEL, (Stage.ENCODE,), ["w0"], [PlanMember("r")], push_to=parts[0][0])
+    await workers.run(previous, inputs)
+    beside_s = steps_s = 0.0
+    for index, (worker, first, end) in enumerate(parts):
+        push_to = parts[index + 1][0] if index + 1 < len(parts) else None
+        member = PlanMember("r", (first, end), previous.plan_id, previous.leader)
+        plan = workers.plan(_MODEL, (Stage.DIFFUSE,), [worker], [member], push_to=push_to)
+        done = await workers.run(plan, inputs)
+        inside_s = sum(span.end_s - span.start_s for span in done.report.spans)
+        beside_s += done.seconds - inside_s
+        steps_s += inside_s
+        previous = plan
+    await workers.forget(["r"])
+    return beside_s, steps_s

@@ -1,0 +1,104 @@
+"""What only videos have: frames, and the schedulers and checkpoints of their families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.pipelines.models import (
+    VIDEOS,
+    decode,
+    families,
+    family_of,
+    final_latents,
+    load_stage,
+    make_inputs,
+    start,
+    stock_result,
+)
+from tridentserve.errors import InvalidRequestError
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+Model = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3], ids=["one-frame", "short", "longer"])
+@pytest.mark.parametrize("variant", families(*VIDEOS, "cogvideox-1.5", quick=()))
+def test_as_many_frames_are_made_as_were_asked_for(model: Model, variant: str, count: int) -> None:
+    folder = model(variant)
+    num_frames = 1 + count * (family_of(variant).frame_multiple or 0)
+    inputs = make_inputs(32, 32, steps=2, variant=variant, num_frames=num_frames)
+    latents = final_latents(folder, inputs)
+    assert torch.equal(latents, stock_result(folder, inputs, "latent"))
+    frames = decode(folder, latents, inputs)
+    assert frames.shape == (1, num_frames, 32, 32, 3)
+    assert frames.dtype == np.uint8
+
+
+@pytest.mark.parametrize("num_frames", [0, 2, 8])
+@pytest.mark.parametrize("variant", families(*VIDEOS, quick=("wan",)))
+def test_numbers_of_frames_that_cannot_be_made_are_refused(model: Model, variant: str, num_frames: int) -> None:
+    inputs = make_inputs(variant=variant)
+    condition = load_stage(model(variant), Stage.ENCODE).encode(inputs)
+    wrong = replace(inputs, shape=replace(inputs.shape, num_frames=num_frames))
+    rule = f"{num_frames} frames cannot be made by {variant}; the number must be {family_of(variant).frame_multiple}"
+    with pytest.raises(InvalidRequestError, match=rule):
+        load_stage(model(variant), Stage.DIFFUSE).prepare(condition, wrong)
+
+
+def test_a_picture_has_one_frame(model: Model) -> None:
+    inputs = make_inputs(64, 64)
+    condition = load_stage(model("sd3"), Stage.ENCODE).encode(inputs)
+    with pytest.raises(InvalidRequestError, match="5 frames cannot be made by sd3; the number must be 1"):
+        load_stage(model("sd3"), Stage.DIFFUSE).prepare(condition, replace(inputs, shape=Shape(64, 64, 5)))
+
+
+@pytest.mark.families
+def test_a_schedule_of_one_step_is_refused_by_mochi(model: Model) -> None:
+    with pytest.raises(InvalidRequestError, match="mochi needs at least 2 steps"):
+        start(model("mochi"), make_inputs(32, 32, steps=1, variant="mochi"))
+
+
+@pytest.mark.families
+def test_requests_on_both_sides_of_the_boundary_share_a_step(model: Model) -> None:
+    """Wan 2.2: each of the two goes through the transformer of its own timestep, and so alone."""
+    folder = model("wan-2.2")
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    inputs = [make_inputs(32, 48, steps=4, seed=seed, variant="wan") for seed in (1, 2)]
+    first, second = (start(folder, each) for each in inputs)
+    first = diffuse.step(first, 3)
+    alone = [diffuse.step(state).tensors["latents"] for state in (first, second)]
+    together = [state.tensors["latents"] for state in diffuse.advance([first, second])]
+    for one, other in zip(alone, together, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    plain = load_stage(model("wan"), Stage.DIFFUSE).step(first).tensors["latents"]
+    assert not torch.allclose(plain, alone[0], atol=1e-3)
+
+
+@pytest.mark.families
+def test_wan_with_a_timestep_for_each_token(model: Model) -> None:
+    folder, inputs = model("wan-2.2-ti2v"), make_inputs(64, 96, variant="wan", num_outputs=2)
+    latents = final_latents(folder, inputs)
+    assert latents.shape == (2, 48, 2, 4, 6)
+    assert torch.equal(latents, stock_result(folder, inputs, "latent"))
+    assert np.array_equal(decode(folder, latents, inputs), np.stack(stock_result(folder, inputs, "pil")))
+    with pytest.raises(InvalidRequestError, match="must be a multiple of 32"):
+        start(folder, make_inputs(48, 64, variant="wan"))
+
+
+@pytest.mark.families
+def test_noise_of_a_step_goes_on_where_it_stopped(model: Model) -> None:
+    """CogVideoX with the DPM scheduler draws at each step: the same state gives the same, another place does not."""
+    folder = model("cogvideox")
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    state = diffuse.step(start(folder, make_inputs(32, 32, variant="cogvideox")))
+    once, again = (diffuse.step(state).tensors for _ in range(2))
+    assert torch.equal(once["latents"], again["latents"])
+    elsewhere = replace(state, tensors=state.tensors | {"generator": torch.Generator().manual_seed(99).get_state()})
+    assert not torch.equal(diffuse.step(elsewhere).tensors["latents"], once["latents"])
