@@ -10,7 +10,7 @@ from deployments.config_base import Args, Name, config_error
 from dispatch.policies import POLICIES
 
 # Their placement is the Orchestrator's; all others make one by hand, and size it by the load that is expected.
-POLICIES_WITHOUT_LOAD = ("default", "wo-switch", "wo-stage-aware", "wo-scheduler", "edf")
+POLICIES_WITHOUT_LOAD = ("default", "wo-switch", "wo-stage-aware", "wo-scheduler", "wo-pooling", "edf")
 
 
 class LoadArgs(Args):
@@ -33,7 +33,9 @@ class DispatchArgs(Args):
     max_degree: int | None = Field(
         default=None, ge=1, description="of sequence parallelism; None: all that were profiled"
     )
-    max_batch: int = Field(default=1, ge=1, description="requests of one size that may share denoising steps")
+    max_batch: int | None = Field(
+        default=None, ge=1, description="requests of one size that may share denoising steps; None: the policy's own"
+    )
     min_efficiency: float = Field(default=0.8, gt=0, le=1, description="of degrees that are used without need")
     overdue_first: bool = Field(default=True, description="requests that are long overdue go first")
 

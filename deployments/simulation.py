@@ -47,7 +47,9 @@ class SimulationSetup:
     make_times: Callable[[], CostModel]
     policy: str = "default"
     load: Sequence[LoadShare] | None = None
-    dispatch: DispatchOptions = field(default_factory=lambda: DispatchOptions(handoff_reserve_bytes=GIB, max_batch=8))
+    dispatch: DispatchOptions = field(
+        default_factory=lambda: DispatchOptions(handoff_reserve_bytes=GIB, max_batch=8, time_limit_s=5.0)
+    )
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     replan: ReplanOptions = field(default_factory=ReplanOptions)
     engine: SimulationOptions = field(default_factory=lambda: SimulationOptions(handoff_capacity_bytes=GIB))
@@ -69,10 +71,12 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     times, workers = setup.make_times(), list(setup.workers)
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
     policy = make_policy(setup.policy, times, workers, load, setup.dispatch)
-    orchestrator = Orchestrator(times, setup.dispatch.handoff_reserve_bytes, degrees_in_use(times, load, workers))
+    degrees = degrees_in_use(times, load, workers)
+    orchestrator = Orchestrator(times, setup.dispatch.handoff_reserve_bytes, degrees, policy.one_pool)
     placement = start_placement(policy, orchestrator, load, workers)
     replanner = MonitoredReplanner(orchestrator, times, load, setup.replan) if policy.replanner_wanted else None
-    scheduler = Scheduler(workers, placement, times, policy.dispatcher, setup.scheduler, replanner)
+    options = replace(setup.scheduler, decode_order=policy.decode_order)
+    scheduler = Scheduler(workers, placement, times, policy.dispatcher, options, replanner)
     return SimulatedEngine(scheduler, workers, placement, setup.make_times(), setup.engine).run(arrivals)
 
 

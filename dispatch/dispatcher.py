@@ -15,6 +15,7 @@ from dispatch.ilp import solve
 from dispatch.options import DispatchOptions
 from dispatch.outlook import Outlook
 from dispatch.overdue import hold_back, longest_overdue
+from dispatch.pressure import narrowing
 from dispatch.problem import Slot, Solution
 from tridentserve.protocols import Assignment, ClusterView, Decisions, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
@@ -54,12 +55,14 @@ class IlpDispatcher:
         if not outlook.any_idle:
             return TickPlan()
         waiting = waiting_by_work(view.pending, outlook.models_with_idle())
+        outlook.narrowing = narrow = narrowing(waiting, outlook, self._options.rewards)
         overdue = []
         if self._options.overdue_first:
             firsts = sorted((requests[0] for requests in waiting.values()), key=by_deadline)
             overdue = longest_overdue(firsts, outlook)
             if held := hold_back(overdue, outlook):
                 outlook = self._outlook(self._fleet.replacing(held), view.now_s)
+                outlook.narrowing = narrow
         members, problem = problem_of(waiting, overdue, outlook)
         if not problem.classes:
             return TickPlan()

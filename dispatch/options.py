@@ -24,8 +24,9 @@ class RewardOptions:
     `latency`: price of a plan's latency, in units of the request's latency at the narrowest degree: idle width that
     is efficient is used. With both prices equal, a width is worth it when its efficiency is above 0.75.
     `size`: price of each doubling of a request's GPU-seconds: of requests that are worth the same, short ones go first.
-    `narrowing`: a request is not run narrower than its optimal degree divided by this, unless it is long overdue. Narrow
-    runs use up the slack to the last second, and fill workers so that wide ones never find several idle at once.
+    `narrowing`, `pressure`: a request is not run narrower than its optimal degree divided by this, or by half of it
+    while less waits than `pressure` says (`dispatch.pressure`), unless it is long overdue. Narrow runs use up the slack
+    to the last second, and fill workers so that wide ones never find several idle at once.
     """
 
     on_time: float = 1000.0
@@ -36,6 +37,7 @@ class RewardOptions:
     latency: float = 1.0
     size: float = 20.0
     narrowing: int = 4
+    pressure: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Outlook:
         self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, fits, now_s)
         self._rewards = options.rewards
         self._appraisals: dict[Work, Appraisal] = {}
+        self.narrowing = options.rewards.narrowing
 
     @property
     def any_idle(self) -> bool:
@@ -57,5 +58,7 @@ class Outlook:
         if work not in self._appraisals:
             tokens = work.shape.tokens * work.num_outputs
             candidates = self.survey(work).candidates
-            self._appraisals[work] = Appraisal(candidates, self._widest, tokens, self.now_s, self._rewards)
+            self._appraisals[work] = Appraisal(
+                candidates, self._widest, tokens, self.now_s, self._rewards, self.narrowing
+            )
         return self._appraisals[work]

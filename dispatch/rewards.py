@@ -47,9 +47,16 @@ class Appraisal:
     """What slots are worth to requests with the same work, as a function of their deadline."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], idle: Sequence[int], tokens: float, now_s: float, options: RewardOptions
+        self,
+        candidates: Sequence[Candidate],
+        idle: Sequence[int],
+        tokens: float,
+        now_s: float,
+        options: RewardOptions,
+        narrowing: int,
     ) -> None:
-        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest slot it can form."""
+        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest slot it can form.
+        `narrowing`: by what the optimal degree may be divided."""
         self._options = options
         self.best_finish_s = min((c.finish_s(c.earliest_start_s) for c in candidates), default=math.inf)
         self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
@@ -61,7 +68,7 @@ class Appraisal:
             if narrowest is not None and degree <= idle[candidate.slot.pool]:
                 cost = communication_penalty(candidate.primary, tokens, options)
                 cost += price(candidate, narrowest, now_s, options) + size_price(narrowest, options)
-                too_narrow = degree * options.narrowing < optimal
+                too_narrow = degree * narrowing < optimal
                 offer = _Offer(candidate.finish_s(now_s), candidate.slot, candidate.efficient, too_narrow, cost)
                 self._offers.append(offer)
         self._offers.sort()

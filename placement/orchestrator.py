@@ -23,10 +23,10 @@ class Orchestrator:
 
     Differs from Algorithm 2 in three points. All requests of a model use one virtual replica, the first that runs them
     all: with several, each has its own primaries, and some wait while others are idle. What is saved by running each
-    request on its own first one is a transfer of milliseconds, where a request takes seconds. Workers are shared in proportion to the GPU-seconds that requests of each
-    virtual replica bring, not to their number: otherwise a rare heavy model beside a light one would get next to
-    nothing. And a worker may hold replicas of several models: auxiliaries that are hardly used share one, and where
-    there are fewer workers than the models need, each holds what fits.
+    request on its own first one is a transfer of milliseconds, where a request takes seconds. Workers are shared in
+    proportion to the GPU-seconds that requests bring, not to their number: otherwise a rare heavy model beside a light
+    one would get next to nothing. And a worker may hold replicas of several models: auxiliaries that are hardly used
+    share one, and where there are fewer workers than the models need, each holds what fits.
     """
 
     def __init__(

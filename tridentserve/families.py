@@ -17,6 +17,7 @@ class Family:
     `components`: the pipeline components each stage needs, by their names in `model_index.json`.
     `optional`: those of them that a model folder may leave out.
     `shares_tokens`: whether D can run at degrees above 1 (not of U-Nets).
+    `negative_prompt`: whether one has an effect; guidance that is an embedding takes none.
     `options`: entries of `model_index.json` that are no components but settings of the pipeline.
     `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
     `default_shape` and `default_fps`: of a video when the request names none.
@@ -31,6 +32,7 @@ class Family:
     optional: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
     shares_tokens: bool = True
+    negative_prompt: bool = True
     frame_multiple: int | None = None
     default_shape: Shape | None = None
     default_fps: int | None = None
@@ -76,6 +78,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
+            negative_prompt=False,
         ),
         Family(
             name="pixart_sigma",
@@ -183,6 +186,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
+            negative_prompt=False,
             frame_multiple=4,
             default_shape=Shape(720, 1280, 129),
             default_fps=24,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
@@ -31,6 +32,7 @@ from tridentserve.runs import LazyViews, Leg, Request, Run, legs_of
 from tridentserve.stages import Stage
 from tridentserve.worker_pool import WorkerPool
 
+DecodeOrder = Literal["urgent", "fifo", "shortest"]
 # TridentServe, arXiv 2510.02838, section 8.1.
 DEFAULT_SLO_SCALE = 2.5
 # A C that is late goes before those that come so many of its own runtimes after it.
@@ -40,10 +42,12 @@ _LATE_RUNTIMES = 5.0
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
     """`slo_scale`: per model, the default SLO as a multiple of the latency at the optimal degrees; 2.5, as in the
-    paper, for others. `max_retries`: how often a request starts again after a failed plan or a lost worker."""
+    paper, for others. `max_retries`: how often a request starts again after a failed plan or a lost worker.
+    `decode_order`: which C that is due goes first to an auxiliary: the most urgent, the first or the shortest."""
 
     slo_scale: Mapping[str, float] = field(default_factory=dict)
     max_retries: int = 2
+    decode_order: DecodeOrder = "urgent"
 
 
 class Scheduler:
@@ -313,9 +317,11 @@ class Scheduler:
         return effects
 
     def _urgency(self, run: Run, now_s: float) -> tuple[float, int]:
-        """Smaller is more urgent."""
-        if not run.requests:
-            return 0.0, run.run_id
+        """Smaller goes first."""
+        if not run.requests or self._options.decode_order == "fifo":
+            return 0.0, 0  # equals stay in the order in which they became due
+        if self._options.decode_order == "shortest":
+            return stage_seconds(self._times, run.spec, Stage.DECODE), run.run_id
         deadline_s = min(request.deadline_s for request in run.requests)
         decode_s = stage_seconds(self._times, run.spec, Stage.DECODE)
         if now_s + decode_s > deadline_s:

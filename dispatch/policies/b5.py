@@ -29,4 +29,4 @@ def b5(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike
     ]
     bucket_of = buckets(WorkTimes(times, aligned=False), primaries, load, options.max_degree)
     dispatcher = GreedyDispatcher(times, options, order=fifo, level=StageLevel, buckets=bucket_of)
-    return Policy("b5", dispatcher, placement, replanner_wanted=False)
+    return Policy("b5", dispatcher, placement, replanner_wanted=False, decode_order="fifo")

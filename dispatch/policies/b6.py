@@ -19,4 +19,5 @@ from tridentserve.protocols import StageTimes
 
 def b6(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions) -> Policy:
     dispatcher = GreedyDispatcher(times, options, order=srtf, level=StageLevel)
-    return Policy("b6", dispatcher, disaggregated(times, workers, load), replanner_wanted=False)
+    placement = disaggregated(times, workers, load)
+    return Policy("b6", dispatcher, placement, replanner_wanted=False, decode_order="shortest")

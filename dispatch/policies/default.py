@@ -1,5 +1,5 @@
 """The default: the integer program on the Orchestrator's placement, which follows the load; and wo-switch, where the
-first placement stays (ablation of section 8.4)."""
+first placement stays (ablation of section 8.4), and wo-pooling, where placements are those of Algorithm 2."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def wo_switch(
     times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
 ) -> Policy:
     return Policy("wo-switch", IlpDispatcher(times, options), placement=None, replanner_wanted=False)
+
+
+def wo_pooling(
+    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
+) -> Policy:
+    dispatcher = IlpDispatcher(times, options)
+    return Policy("wo-pooling", dispatcher, placement=None, replanner_wanted=True, one_pool=False)

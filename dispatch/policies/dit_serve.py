@@ -35,7 +35,9 @@ def dit_serve(
     times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
 ) -> Policy:
     """The whole pipeline on every worker, as in the paper."""
-    return Policy("dit-serve", DitServe(times, options), co_located(workers, load), replanner_wanted=False)
+    return Policy(
+        "dit-serve", DitServe(times, options, options.max_batch), co_located(workers, load), replanner_wanted=False
+    )
 
 
 class DitServe(StepLevelDispatcher):

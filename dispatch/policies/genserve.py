@@ -38,7 +38,9 @@ def genserve(
     times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
 ) -> Policy:
     """The whole pipeline on every worker, as in the paper."""
-    return Policy("genserve", GenServe(times, options), co_located(workers, load), replanner_wanted=False)
+    return Policy(
+        "genserve", GenServe(times, options, options.max_batch), co_located(workers, load), replanner_wanted=False
+    )
 
 
 class GenServe(StepLevelDispatcher):

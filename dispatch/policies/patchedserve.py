@@ -26,7 +26,12 @@ def patchedserve(
     times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
 ) -> Policy:
     """The whole pipeline on every worker, as in the paper."""
-    return Policy("patchedserve", PatchedServe(times, options), co_located(workers, load), replanner_wanted=False)
+    return Policy(
+        "patchedserve",
+        PatchedServe(times, options, options.max_batch),
+        co_located(workers, load),
+        replanner_wanted=False,
+    )
 
 
 class PatchedServe(StepLevelDispatcher):

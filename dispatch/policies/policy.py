@@ -11,6 +11,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import Dispatcher, StageTimes
 from tridentserve.requests import RequestSpec, Shape
+from tridentserve.scheduler import DecodeOrder
 
 
 class LoadLike(Protocol):
@@ -29,12 +30,15 @@ class LoadLike(Protocol):
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`placement`: where the stages go at the start; None: ask the Orchestrator. `replanner_wanted`: whether the
-    placement follows the load afterwards."""
+    placement follows the load afterwards. `decode_order`: which C goes first where several wait for an auxiliary.
+    `one_pool`: the Orchestrator gives each model one virtual replica; False: each request its own first one."""
 
     name: str
     dispatcher: Dispatcher
     placement: PlacementPlan | None
     replanner_wanted: bool
+    decode_order: DecodeOrder = "urgent"
+    one_pool: bool = True
 
 
 PolicyFactory = Callable[[StageTimes, Sequence[WorkerSpec], Sequence[LoadLike], DispatchOptions], Policy]

@@ -12,7 +12,7 @@ from dispatch.policies.b3 import b3
 from dispatch.policies.b4 import b4
 from dispatch.policies.b5 import b5
 from dispatch.policies.b6 import b6
-from dispatch.policies.default import default, wo_switch
+from dispatch.policies.default import default, wo_pooling, wo_switch
 from dispatch.policies.dit_serve import dit_serve
 from dispatch.policies.edf import edf
 from dispatch.policies.genserve import genserve
@@ -35,6 +35,7 @@ POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
         "b5": b5,
         "b6": b6,
         "wo-switch": wo_switch,
+        "wo-pooling": wo_pooling,
         "wo-stage-aware": wo_stage_aware,
         "wo-scheduler": wo_scheduler,
         "tetriserve": tetriserve,

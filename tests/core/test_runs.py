@@ -83,7 +83,7 @@ class Bench:
         return self.on(ev.Tick(), now_s)
 
     def start(self, now_s: float = 0.0, **where: object) -> DispatchPlan:
-        (effect,) = self.decide(Decisions([assignment(**where)]), now_s)
+        (effect,) = self.decide(Decisions([assignment(**where)]), now_s)  # type: ignore[arg-type]
         return plan_of(effect)
 
     def finish(self, plan: DispatchPlan, now_s: float, steps: int | None = None, ran: Sequence[Stage] = ()) -> list:  # type: ignore[type-arg]
@@ -256,7 +256,7 @@ def test_a_new_placement_is_in_force_at_once_and_loads_count_until_they_are_done
     assert decode_decision(line) == Decision(1.0, ev.Tick(), [effect])
     assert bench.script.seen is not None
     view = next(view for view in bench.script.seen.workers if view.worker_id == "c")
-    assert view.resident == {Replica(MODEL, C)} < view.replicas
+    assert view.resident == frozenset({Replica(MODEL, C)}) < view.replicas
     bench.start(1.0, diffuse="c", encode="c", decode="c")
     # E and D have to be loaded: 3 s each by the fake times, before 0.5 + 4 + 2 s of work.
     assert bench.scheduler._pool.free_at_s("c", 1.0) == 1.0 + 6.0 + 6.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from deployments.profiles import cost_model
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES, make_policy
 from placement import ReplanOptions
+from profiler import ProfileRow, ProfileTable, WeightsRow, write_table
 from tridentserve.errors import ConfigError
 from tridentserve.events import Finish, Place, RequestArrived, Run, StageFinished, StageSpan, Tick, WorkerJoined
 from tridentserve.plans import PlacementPlan
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduler import Scheduler
+from tridentserve.stages import Stage
 
 LOAD = {"model": "tiny-sd3", "width": 512, "height": 512, "num_inference_steps": 8}
 
@@ -122,3 +125,40 @@ def test_every_option_of_the_replanner_can_be_set() -> None:
 def test_a_policy_that_keeps_its_placement_is_not_replanned() -> None:
     with pytest.raises(ConfigError, match=r"^replan\.enabled: policy wo-switch keeps its first placement"):
         planned(dispatch={"policy": "wo-switch"}, replan={"enabled": True})
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "members"),
+    [
+        ({"policy": "dit-serve"}, 4),
+        ({"policy": "dit-serve", "max_batch": 2}, 2),
+        ({}, 1),
+        ({"max_batch": 3}, 3),
+    ],
+)
+def test_how_many_requests_share_steps(dispatch: dict[str, Any], members: int, tmp_path: Path) -> None:
+    """Four requests for one worker, with a profile by which larger batches cost nothing more."""
+    rows = tuple(
+        ProfileRow("m", "cpu", stage, Shape(64, 64), 1, batch, 1.0 if stage is Stage.DIFFUSE else 0.1, 1, "modelled")
+        for stage in Stage
+        for batch in (1, 2, 3, 4)
+    )
+    weights = tuple(WeightsRow("m", stage, 1, "modelled") for stage in Stage)
+    write_table(tmp_path / "own.csv", ProfileTable("own", rows, weights))
+    args = AppArgs.model_validate(
+        {
+            "models": [{"name": "m", "tiny": "sd3"}],
+            "cluster": {"workers_per_node": 1, "memory_mb": 512},
+            "expected_load": [{"model": "m", "width": 64, "height": 64, "num_inference_steps": 4}],
+            "profiles": [str(tmp_path / "own.csv")],
+            "dispatch": dispatch,
+        }
+    )
+    specs, times = worker_specs(args, ["node"]), cost_model(args)
+    policy = policy_of(args, times, specs)
+    scheduler = make_scheduler(args, times, specs, policy, plan_placement(args, times, specs, policy))
+    scheduler.on(WorkerJoined(specs[0], 0), 0.0)
+    for index in range(4):
+        scheduler.on(RequestArrived(RequestSpec(f"r{index}", "m", Shape(64, 64), 4, slo_s=1e3)), 0.0)
+    (run,) = (effect for effect in scheduler.on(Tick(), 0.0) if isinstance(effect, Run))
+    assert len(run.plan.members) == members

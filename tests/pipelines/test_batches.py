@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs, start
+from tests.pipelines.models import ALL, PICTURES, families, final_latents, load_stage, make_inputs, start
 from tridentserve.pipelines import DenoisingState
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.pipelines.models import edit_json
+from tests.pipelines.models import ALL, edit_json, families
 from tridentserve.checkpoints import detect_family, safetensors_bytes, stage_weights_bytes
 from tridentserve.errors import CheckpointError
 from tridentserve.families import FAMILIES
@@ -23,7 +23,7 @@ from tridentserve.stages import Stage
 Model = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("variant", ["sd3", "sd3-without-t5", "flux"])
+@pytest.mark.parametrize("variant", families(*ALL, "sd3-without-t5", quick=("sd3", "sd3-without-t5", "flux")))
 def test_stage_bytes_are_those_of_the_loaded_weights(model: Model, variant: str) -> None:
     for stage, expected in stage_weights_bytes(model(variant)).items():
         adapter = load_adapter(model(variant), frozenset({stage}))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
-from profiler import CostModel
+from profiler import CostModel, load_cost_model
 from tests.profiler.synthetic import DEGREES, EDC_BYTES, MIB, SHAPES, WEIGHTS_BYTES, cost_model, table, wide_only_table
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError, ProfileError
@@ -29,7 +29,7 @@ def cluster(nodes: int, per_node: int, memory_bytes: int = EDC_BYTES) -> list[Wo
 
 
 def orchestrator(reserve_bytes: int = 10 * MIB, degrees: tuple[int, ...] = DEGREES) -> Orchestrator:
-    return Orchestrator(TIMES, reserve_bytes, degrees)
+    return Orchestrator(TIMES, reserve_bytes, degrees, pooled=False)
 
 
 def types(plan: PlacementPlan, model: str = "one") -> Counter[PlacementType | None]:
@@ -249,3 +249,28 @@ def test_plans_serve_all_of_the_load_and_are_deterministic(
         assert sum(WEIGHTS_BYTES[replica.stage] for replica in held) <= worker.memory_bytes
         assert all(plan.type_of(worker.worker_id, replica.model) is not None for replica in held)
     assert all(can_run(plan, workers, share) for share in [*load, *keep])
+
+
+def test_a_model_has_one_pool_that_runs_all_its_sizes_unless_told_otherwise() -> None:
+    """Requests that wait for one pool while another is idle cost more than the transfers that a later type needs."""
+    load = [LoadShare("flux.1-dev", Shape(side, side), 4, weight) for side, weight in ((1024, 5.0), (4096, 1.0))]
+    workers = [replace(worker, device="NVIDIA L20") for worker in cluster(4, 8, 48 * 10**9)]
+    times = load_cost_model(["l20"], "NVIDIA L20")
+
+    def kinds(pooled: bool) -> set[PlacementType | None]:
+        plan = Orchestrator(times, 2**30, (1, 2, 4, 8), pooled).plan(load, workers)
+        return {plan.type_of(worker.worker_id, "flux.1-dev") for worker in workers}
+
+    assert kinds(pooled=True) == {PlacementType.ED, PlacementType.C}
+    assert kinds(pooled=False) > {PlacementType.EDC}
+
+
+def test_c_stays_off_the_primaries_of_a_model_that_runs_wide() -> None:
+    """HunyuanVideo's largest size would fit DC + E; the leader's decode would keep its block of 8 from being used."""
+    times = load_cost_model(["l20"], "NVIDIA L20")
+    workers = [replace(worker, device="NVIDIA L20") for worker in cluster(4, 8, 48 * 10**9)]
+    load = [LoadShare("hunyuanvideo", Shape(720, 1280, frames), 6) for frames in (65, 129)]
+    plan = Orchestrator(times, 2**30, (1, 2, 4, 8)).plan(load, workers)
+    held = {plan.type_of(worker.worker_id, "hunyuanvideo") for worker in workers}
+    assert PlacementType.C in held
+    assert PlacementType.DC not in held

@@ -34,7 +34,7 @@ def cluster(nodes: int = 4, per_node: int = 8) -> list[WorkerSpec]:
 
 
 def orchestrator() -> Orchestrator:
-    return Orchestrator(TIMES, 10 * MIB, DEGREES)
+    return Orchestrator(TIMES, 10 * MIB, DEGREES, pooled=False)
 
 
 class Service:

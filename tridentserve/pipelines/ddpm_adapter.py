@@ -5,7 +5,7 @@ Their latents are (num_outputs, channels, height / 8, width / 8), and the schedu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers.utils.torch_utils import randn_tensor
@@ -16,15 +16,15 @@ from tridentserve.requests import GenerationInputs, Shape
 
 
 class DDPMAdapter(DiffusersAdapter):
-    """The start, the timesteps and the latents of such a family."""
+    """The start, the timesteps and the latents of such a family. `denoiser` is what its pipeline calls the model."""
 
-    latent_channels: int
+    denoiser: ClassVar[str] = "transformer"
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         factor = self.pipe.vae_scale_factor
         shape = (
             inputs.num_outputs,
-            self.latent_channels,
+            getattr(self.pipe, self.denoiser).config.in_channels,
             inputs.shape.height // factor,
             inputs.shape.width // factor,
         )

@@ -77,7 +77,7 @@ class Flux2KleinAdapter(DiffusersAdapter):
         return noise
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        rows = latents.transpose(1, 2).unflatten(2, (shape.height // 16, shape.width // 16))
+        rows = latents.transpose(1, 2).reshape(len(latents), -1, shape.height // 16, shape.width // 16)
         # The VAE normalizes its latents by the statistics of a batch norm.
         norm = self.pipe.vae.bn
         mean = norm.running_mean.view(1, -1, 1, 1).to(rows.device, rows.dtype)

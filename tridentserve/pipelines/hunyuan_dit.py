@@ -31,10 +31,6 @@ class HunyuanDiTAdapter(DDPMAdapter):
 
     family = "hunyuan_dit"
 
-    @property
-    def latent_channels(self) -> int:  # type: ignore[override]
-        return int(self.pipe.transformer.config.in_channels)
-
     def _encode(self, inputs: GenerationInputs) -> Tensors:
         condition = {}
         for index, suffix in enumerate(("", "_2")):

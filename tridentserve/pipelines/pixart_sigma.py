@@ -24,10 +24,6 @@ class PixArtSigmaAdapter(DDPMAdapter):
 
     family = "pixart_sigma"
 
-    @property
-    def latent_channels(self) -> int:  # type: ignore[override]
-        return int(self.pipe.transformer.config.in_channels)
-
     def _encode(self, inputs: GenerationInputs) -> Tensors:
         embeds, mask, negative_embeds, negative_mask = self.pipe.encode_prompt(
             inputs.prompt,

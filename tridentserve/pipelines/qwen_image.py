@@ -94,7 +94,8 @@ class QwenImageAdapter(DiffusersAdapter):
         if noise.shape[0] == 1:
             return guided
         wanted, actual = (torch.norm(each, dim=-1, keepdim=True) for each in (noise[1], guided))
-        return guided * (wanted / actual)
+        rescaled: torch.Tensor = guided * (wanted / actual)
+        return rescaled
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         unpacked: torch.Tensor = self.pipe._unpack_latents(

@@ -27,16 +27,13 @@ class SDXLAdapter(DDPMAdapter):
     """
 
     family = "sdxl"
+    denoiser = "unet"
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         super().__init__(pipe, stages, device)
         if Stage.DECODE in stages and pipe.vae.dtype == torch.float16 and pipe.vae.config.force_upcast:
             # The published VAE overflows in float16.
             pipe.vae.to(torch.float32)
-
-    @property
-    def latent_channels(self) -> int:  # type: ignore[override]
-        return int(self.pipe.unet.config.in_channels)
 
     def _encode(self, inputs: GenerationInputs) -> Tensors:
         embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(

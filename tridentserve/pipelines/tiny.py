@@ -2,7 +2,8 @@
 
 They are saved as any diffusers folder and loaded by the same code. Every tensor has the rank, the order of dimensions
 and the number of tokens it has in the real family. The pictures mean nothing, but they are colored shapes rather than
-gray noise (`tiny_parts`), so that a person sees whether prompt, seed and steps have an effect.
+gray noise (`tiny_parts`), so that a person sees whether prompt, seed and steps have an effect. Videos of CogVideoX and
+Mochi are noise in color.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def _vae() -> Any:
         mid_block_add_attention=False,
     )
     parts.smooth(vae.decoder)
+    parts.brighten(vae.decoder.conv_out, 1.5)
     # Statistics that a decoder must not forget to undo.
     vae.bn.running_mean.normal_(std=0.5)
     vae.bn.running_var.uniform_(0.5, 2.0)

@@ -34,24 +34,25 @@ def image_vae(scaling_factor: float, shift_factor: float | None = None, latent_c
         mid_block_add_attention=False,
     )
     smooth(vae.decoder)
+    brighten(vae.decoder.conv_out, 1.5)
     return vae
 
 
 @torch.no_grad()
 def smooth(decoder: Any) -> None:
-    """Give every 3x3 convolution a blurring kernel per pair of channels: random ones add grain at every level."""
+    """Give every convolution over 3x3 pixels a blurring kernel per pair of channels: random ones add grain at every
+    level. Over frames they stay random."""
     row = torch.tensor([1.0, 2.0, 1.0])
     blur = torch.outer(row, row) / 8
     for module in decoder.modules():
-        if isinstance(module, torch.nn.Conv2d) and module.kernel_size == (3, 3):
-            module.weight.copy_(module.weight.sum((2, 3), keepdim=True) * blur)
-    decoder.conv_out.weight.mul_(1.5)
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d) and module.kernel_size[-2:] == (3, 3):
+            module.weight.copy_(module.weight.sum((-2, -1), keepdim=True) * blur)
 
 
 @torch.no_grad()
-def brighten(output: Any) -> None:
+def brighten(output: Any, factor: float = 2.0) -> None:
     """Spread the pixels of a decoder whose last layer this is over more of their range."""
-    output.weight.mul_(2.0)
+    output.weight.mul_(factor)
 
 
 @torch.no_grad()

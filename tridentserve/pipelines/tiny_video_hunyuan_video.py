@@ -30,16 +30,18 @@ def recipe() -> Any:
         pooled_projection_dim=parts.CLIP_DIM,
         rope_axes_dim=(4, 6, 6),
     )
+    vae = diffusers.AutoencoderKLHunyuanVideo(
+        block_out_channels=(8, 8, 16, 16),
+        latent_channels=parts.LATENT_CHANNELS,
+        layers_per_block=1,
+        norm_num_groups=4,
+    )
+    parts.smooth(vae.decoder)
     return diffusers.HunyuanVideoPipeline(
         text_encoder=_llama(tokenizer),
         tokenizer=tokenizer,
         transformer=transformer,
-        vae=diffusers.AutoencoderKLHunyuanVideo(
-            block_out_channels=(8, 8, 16, 16),
-            latent_channels=parts.LATENT_CHANNELS,
-            layers_per_block=1,
-            norm_num_groups=4,
-        ),
+        vae=vae,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
         text_encoder_2=transformers.CLIPTextModel(parts.clip_config(tokenizer_2)),
         tokenizer_2=tokenizer_2,

@@ -27,7 +27,7 @@ def recipe() -> Any:
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )
     vae = diffusers.AutoencoderKLWan(base_dim=8, z_dim=parts.LATENT_CHANNELS, num_res_blocks=1)
-    parts.brighten(vae.decoder.conv_out)
+    parts.smooth(vae.decoder)
     return diffusers.WanPipeline(
         tokenizer=tokenizer,
         text_encoder=parts.t5_encoder(tokenizer, transformers.UMT5Config, transformers.UMT5EncoderModel),

@@ -1,0 +1,46 @@
+"""The table of docs/models.md is what the code says."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from tests.pipelines.models import ALL
+from tridentserve.families import FAMILIES, Family
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
+HEADER = (
+    "| family | pipeline of diffusers | makes | sides | steps | guidance | negative prompt | passes | degrees of D |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+)
+
+
+def row(family: Family) -> str:
+    adapter = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
+    frames = f"videos of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "pictures"
+    passes = "one, guidance is an embedding"
+    if family.negative_prompt:
+        passes = "two, in one call" if adapter.passes_share_a_call else "two, a call each"
+    cells = (
+        f"`{family.name}`",
+        f"`{family.pipeline_class}`",
+        frames,
+        f"multiples of {family.size_multiple}",
+        f"{family.default_steps}",
+        f"{family.default_guidance_scale}",
+        "yes" if family.negative_prompt else "no effect",
+        passes,
+        "divisors of its heads" if family.shares_tokens else "1",
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def test_the_table_is_what_the_code_says() -> None:
+    table = HEADER + "".join(row(family) for family in FAMILIES.values())
+    there = PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0]
+    assert there == table, f"put this into {PAGE}:\n{table}"
+
+
+def test_every_family_is_tested() -> None:
+    assert set(ALL) == set(FAMILIES)
