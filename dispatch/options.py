@@ -61,7 +61,7 @@ class DispatchOptions:
     overdue_first: bool = True
     solver: SolverName = "HiGHS"
     time_limit_s: float = 0.25
-    gap: float = 1e-3
+    gap: float = 3e-3
     rewards: RewardOptions = field(default_factory=RewardOptions)
 
     def __post_init__(self) -> None:
