@@ -1,5 +1,5 @@
 # make serve   check the configuration and start the service on 127.0.0.1:8000 (Ctrl-C ends it)
-# make test    lint, types, tests: all that CI runs
+# make test    lint, types, tests: all that CI runs; make test-all: the slow tests and all model families too
 # make evaluate-quick   default and three baselines on short traces, in minutes; make evaluate: the paper's grid, in hours
 # make demo    eight workers, requests that move between them at step boundaries (a minute)
 # All make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
@@ -51,6 +51,9 @@ types: install
 
 test: lint types
 	$(BIN)/python -m pytest
+
+test-all: lint types
+	$(BIN)/python -m pytest -m ""
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

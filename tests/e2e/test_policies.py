@@ -19,6 +19,7 @@ from tests.e2e.conftest import Service, picture
 from tridentserve.decisions import decode_decision
 from tridentserve.pipelines.tiny import ensure_tiny
 
+pytestmark = pytest.mark.slow  # a service of its own: a minute
 SIDE, LONG, SHORT = 512, 40, 12
 
 
