@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from tridentserve.decisions import Decision, decode_decision, encode_decision
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduler import Scheduler, SchedulerOptions
+from tridentserve.scheduler import DecodeOrder, Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
@@ -64,10 +65,15 @@ class Replan:
 class Bench:
     """A scheduler and a hand to feed it."""
 
-    def __init__(self, replan: Replan | None = None) -> None:
-        specs, placement = workers_of(TYPES)
+    def __init__(
+        self,
+        replan: Replan | None = None,
+        types: dict[str, PlacementType] = TYPES,
+        options: SchedulerOptions | None = None,
+    ) -> None:
+        specs, placement = workers_of(types)
         self.script, self.replan = Script(), replan
-        self.scheduler = Scheduler(specs, placement, FakeTimes(), self.script, SchedulerOptions(), replan)
+        self.scheduler = Scheduler(specs, placement, FakeTimes(), self.script, options, replan)
         for spec in specs:
             self.on(ev.WorkerJoined(spec))
 
@@ -225,6 +231,28 @@ def test_a_member_that_cancels_leaves_the_batch_to_the_others() -> None:
     assert [type(effect) for effect in bench.on(ev.RequestCancelled("q"), 6.0)] == [ev.Abort, ev.Reject]
     assert bench.on(ev.PlanStopped(plan.plan_id), 7.0) == []
     assert bench.idle() == set(TYPES)
+
+
+def test_c_goes_to_the_idle_one_of_its_kind_whichever_was_named() -> None:
+    bench = Bench(types={**TYPES, "c2": PlacementType.C})
+    bench.arrive("x", "y")
+    first, second = (bench.start(ids=name, diffuse=on, encode=on, decode="c") for name, on in (("x", "a"), ("y", "b")))
+    workers = [plan_of(effect).workers for plan in (first, second) for effect in bench.finish(plan, 1.0)]
+    assert workers == [("c",), ("c2",)]
+
+
+@pytest.mark.parametrize(("order", "expected"), [("urgent", "soon"), ("fifo", "far")])
+def test_of_those_whose_c_waits_the_most_urgent_goes_first(order: DecodeOrder, expected: str) -> None:
+    """`far` has waited longer; both wait for the one decoder, which `busy` has."""
+    bench = Bench(options=SchedulerOptions(decode_order=order))
+    plans = {}
+    for name, slo_s in (("busy", 1000.0), ("far", 900.0), ("soon", 50.0)):
+        bench.on(ev.RequestArrived(request(name, slo_s=slo_s)))
+        plan = bench.start(ids=name, decode="c")
+        plans[name] = [plan_of(effect) for effect in bench.finish(plan, 1.0)]
+    assert [len(decodes) for decodes in plans.values()] == [1, 0, 0]
+    *_, effect = bench.finish(plans["busy"][0], 3.0)
+    assert plan_of(effect).request_ids == (expected,)
 
 
 def test_what_a_lost_worker_kept_begins_again() -> None:
