@@ -10,6 +10,7 @@ from typing import Any
 
 from deployments.config import Limits, ModelArgs
 from tridentserve.checkpoints import detect_family
+from tridentserve.errors import CheckpointError
 from tridentserve.families import FAMILIES, Family
 from tridentserve.requests import Shape
 
@@ -82,5 +83,9 @@ def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 
 
 def family_of(model: ModelArgs) -> Family:
-    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`."""
-    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
+    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`, also
+    for one that makes videos: there is no route to ask for them yet."""
+    family = FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
+    if family.frame_multiple is not None:
+        raise CheckpointError(f"{model.name}: {family.name} models make videos, and only pictures are served so far")
+    return family

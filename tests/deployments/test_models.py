@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config import Limits
-from deployments.models import ServedModel
+from deployments.config import Limits, ModelArgs
+from deployments.models import ServedModel, served_models
+from tridentserve.errors import CheckpointError
 from tridentserve.families import FAMILIES
 
 SIDES = st.integers(16, 300)
@@ -28,3 +30,8 @@ def test_sizes_within_the_limits(min_side: int, max_side: int, max_pixels: int, 
     assert (model.smallest.width, model.largest.width) == (min(squares), max(squares))
     below = [square for square in squares if square <= side]
     assert model.side_near(side) == max(below, default=min(squares))
+
+
+def test_a_model_that_makes_videos_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="clips: wan models make videos"):
+        served_models([ModelArgs(name="clips", tiny="wan")])
