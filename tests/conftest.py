@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("tridentserve", deadline=None)
+settings.load_profile("tridentserve")
 
 # Before anything imports these: nothing is fetched, nothing is reported, no token file of Ray's turns anything on.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")

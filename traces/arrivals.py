@@ -23,10 +23,14 @@ MIN_CV, MAX_CV = 0.02, 100.0
 _WEIBULL_SHAPES = (0.1, 100.0)
 
 
+# One arrival in thirty million years: as good as none, and its intervals may not be finite numbers.
+_LEAST_RATE_PER_S = 1e-15
+
+
 def constant(rate_per_s: float, duration_s: float) -> list[float]:
     """Equal intervals, the first arrival at 0."""
     _check(rate_per_s=rate_per_s, duration_s=duration_s)
-    if rate_per_s == 0:
+    if rate_per_s < _LEAST_RATE_PER_S:
         return []
     times_s = (index / rate_per_s for index in range(math.ceil(rate_per_s * duration_s)))
     return [time_s for time_s in times_s if time_s < duration_s]
@@ -40,7 +44,7 @@ def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
 def gamma(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[float]:
     """Intervals from a Gamma distribution; a CV above 1 is burstier than Poisson, below 1 more regular."""
     _check(rate_per_s=rate_per_s, duration_s=duration_s)
-    if rate_per_s == 0:
+    if rate_per_s < _LEAST_RATE_PER_S:
         return []
     shape = 1 / _positive_cv(cv) ** 2
     scale_s = 1 / (rate_per_s * shape)
@@ -53,7 +57,7 @@ def gamma(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[fl
 def weibull(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[float]:
     """Intervals from a Weibull distribution of this CV (1: Poisson)."""
     _check(rate_per_s=rate_per_s, duration_s=duration_s)
-    if rate_per_s == 0:
+    if rate_per_s < _LEAST_RATE_PER_S:
         return []
     shape = _weibull_shape(_positive_cv(cv))
     scale_s = 1 / (rate_per_s * math.gamma(1 + 1 / shape))
