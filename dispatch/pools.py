@@ -83,11 +83,6 @@ def pools_of(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
     )
 
 
-def primary_pools(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
-    """The pools of all workers that hold D of some model."""
-    return tuple(pool for pool in pools_of(workers) if pool.types)
-
-
 def _sorted_nodes(nodes: Mapping[str, list[WorkerView]]) -> tuple[tuple[WorkerView, ...], ...]:
     return tuple(tuple(sorted(nodes[node_id], key=lambda worker: worker.worker_id)) for node_id in sorted(nodes))
 

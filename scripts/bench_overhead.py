@@ -28,6 +28,7 @@ import httpx
 import numpy as np
 import ray
 import torch
+from command_line import whole_number
 from local_service import start_service
 from PIL import Image
 from ray import serve
@@ -61,10 +62,10 @@ def _arguments() -> tuple[argparse.Namespace, AppArgs]:
     """The options, and the configuration they make: one model, whose only size is the one asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", choices=sorted(_PIPELINES), default="sd3")
-    parser.add_argument("--side", type=_positive, default=256, help="width and height in pixels")
-    parser.add_argument("--steps", type=_positive, default=50)
-    parser.add_argument("--runs", type=_positive, default=7, help="pairs that are counted, after one that is not")
-    parser.add_argument("--threads", type=_positive, default=1, help="torch threads of worker and stock pipeline")
+    parser.add_argument("--side", type=whole_number, default=256, help="width and height in pixels")
+    parser.add_argument("--steps", type=whole_number, default=50)
+    parser.add_argument("--runs", type=whole_number, default=7, help="pairs that are counted, after one that is not")
+    parser.add_argument("--threads", type=whole_number, default=1, help="torch threads of worker and stock pipeline")
     options = parser.parse_args()
     limits = {"min_side": options.side, "max_side": options.side, "max_pixels": options.side**2}
     model = {"name": "model", "tiny": options.family, "profile_as": f"tiny-{options.family}"}
@@ -76,12 +77,6 @@ def _arguments() -> tuple[argparse.Namespace, AppArgs]:
     if problems := args_problems(args):
         parser.error("\n".join(problems))
     return options, AppArgs.model_validate(args)
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _stock_pipeline(family: str, cache_dir: Path) -> Any:

@@ -16,11 +16,12 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from command_line import positive
 from evaluation.cells import Cell, Settings, grid
 from evaluation.report import write_markdown, write_report
 from evaluation.runner import run_cells
@@ -99,22 +100,11 @@ def _version() -> str:
         return version("tridentserve")
 
 
-def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = number(text)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(text)
-        return value
-
-    parse.__name__ = f"positive {'whole number' if number is int else 'number'}"
-    return parse
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    real, whole = _positive(float), _positive(int)
+    real, whole = positive(float), positive(int)
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"of {', '.join(MODELS)}")
     add(

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 import torch
+from command_line import Parser, whole_number
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
@@ -37,20 +37,8 @@ _TINY = {f"tiny-{family}": family for family in FAMILIES}
 _MAX_SIDE = 65536
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the whole usage."""
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number above 0")
-    return int(text)
-
-
 def _degrees(text: str) -> list[int]:
-    degrees = sorted({_positive(part) for part in text.split(",")})
+    degrees = sorted({whole_number(part) for part in text.split(",")})
     if degrees[0] != 1 or any(degree & (degree - 1) for degree in degrees):
         raise argparse.ArgumentTypeError(f"{text!r} must be powers of two, with 1 among them: plans need degree 1")
     return degrees
@@ -61,7 +49,7 @@ def _shapes(text: str) -> list[Shape]:
     shapes = []
     for part in text.split(","):
         width, by, height = part.partition("x")
-        shapes.append(Shape(height=_positive(height if by else width), width=_positive(width)))
+        shapes.append(Shape(height=whole_number(height if by else width), width=whole_number(width)))
         if max(shapes[-1].height, shapes[-1].width) > _MAX_SIDE:
             raise argparse.ArgumentTypeError(f"{part} has a side above {_MAX_SIDE}")
     return list(dict.fromkeys(shapes))
@@ -85,17 +73,17 @@ def _table_path(text: str) -> Path:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="profile_model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="profile_model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model folder, tiny-sd3 or tiny-flux")
     parser.add_argument("--out", type=_table_path, required=True, metavar="CSV", help="the table to write")
     parser.add_argument("--sizes", type=_shapes, default=_shapes("128,256,512,1024"), help="such as 256,768x512")
     parser.add_argument("--degrees", type=_degrees, default=[1, 2, 4], help="of sequence parallelism (default 1,2,4)")
-    parser.add_argument("--steps-per-point", type=_positive, default=10, metavar="N", help="timed runs (default 10)")
-    parser.add_argument("--passes", type=_positive, default=1, metavar="N", help="times over; the lowest count (1)")
+    parser.add_argument("--steps-per-point", type=whole_number, default=10, metavar="N", help="timed runs (default 10)")
+    parser.add_argument("--passes", type=whole_number, default=1, metavar="N", help="times over; the lowest count (1)")
     parser.add_argument("--name", help="model name in the table (default: the folder's name); one MODEL only")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
-    parser.add_argument("--threads", type=_positive, default=1, metavar="N", help="torch threads of one worker (1)")
+    parser.add_argument("--threads", type=whole_number, default=1, metavar="N", help="torch threads of one worker (1)")
     parser.add_argument(
         "--cache-dir",
         type=Path,

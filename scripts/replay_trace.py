@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+
+from command_line import Parser, positive
 
 from traces.formats import read_trace
 from traces.report import summary_table, write_report
@@ -34,26 +34,9 @@ _OF_SIMULATED = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, without the whole usage."""
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-
-def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = number(text)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(text)
-        return value
-
-    parse.__name__ = f"positive {'whole number' if number is int else 'number'}"
-    return parse
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="replay_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    real, whole = _positive(float), _positive(int)
+    parser = Parser(prog="replay_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    real, whole = positive(float), positive(int)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="Request(...) lines or our CSV")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--url", help="address of the service, such as http://127.0.0.1:8000")
@@ -75,7 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     simulated.add_argument("--decision-log", type=Path, metavar="FILE", help="write all events and effects there")
     simulated.add_argument(
-        "--jitter", type=_positive(float), metavar="F", help="relative standard deviation of stage times (default 0)"
+        "--jitter", type=positive(float), metavar="F", help="relative standard deviation of stage times (default 0)"
     )
     simulated.add_argument("--seed", type=int, help="of the jitter (default 0)")
     simulated.add_argument(
@@ -86,7 +69,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _check_way(parser: _Parser, arguments: argparse.Namespace) -> None:
+def _check_way(parser: Parser, arguments: argparse.Namespace) -> None:
     """Options of the other way are a mistake; those of this one get their defaults."""
     wanted, other = (_OF_LIVE, _OF_SIMULATED) if arguments.simulate is None else (_OF_SIMULATED, _OF_LIVE)
     for name in other:

@@ -71,12 +71,6 @@ class DispatchPlan:
         return tuple(member.request_id for member in self.members)
 
     @property
-    def sole(self) -> PlanMember:
-        """The only member. `ValueError` for a batch."""
-        (member,) = self.members
-        return member
-
-    @property
     def num_steps(self) -> int:
         """Denoising steps that each member does; 0 without DIFFUSE."""
         steps = self.members[0].steps

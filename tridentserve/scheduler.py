@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from tridentserve import events as ev
+from tridentserve.auxiliary_legs import DecodeOrder, DecodeQueue, elsewhere, usable
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError
 from tridentserve.estimates import stage_degree, stage_seconds
@@ -32,11 +32,8 @@ from tridentserve.runs import LazyViews, Leg, Request, Run, legs_of
 from tridentserve.stages import Stage
 from tridentserve.worker_pool import WorkerPool
 
-DecodeOrder = Literal["urgent", "fifo", "shortest"]
 # TridentServe, arXiv 2510.02838, section 8.1.
 DEFAULT_SLO_SCALE = 2.5
-# A C that is late goes before those that come so many of its own runtimes after it.
-_LATE_RUNTIMES = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,7 @@ class Scheduler:
         # Those that wait for a dispatch, as the dispatcher sees them.
         self._pending: dict[str, PendingRequest] = {}
         self._runs: dict[int, Run] = {}
-        # Runs whose D is done and whose C waits for an idle auxiliary, with the reason to be logged.
-        self._decodes: dict[int, tuple[Run, str]] = {}
+        self._decodes = DecodeQueue(self._pool, times, self._options.decode_order)
         # Plans given to workers and not reported yet, with their runs; also those nobody waits for any more.
         self._plans: dict[int, tuple[DispatchPlan, Run]] = {}
         self._last_id = 0
@@ -88,7 +84,9 @@ class Scheduler:
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored."""
         effects = self._take_in(event, now_s)
-        return [*effects, *self._decode_what_waits(now_s)] if self._decodes else effects
+        for run, leg, reason in self._decodes.due(now_s):
+            effects += self._send_or_again(run, leg, now_s, reason)
+        return effects
 
     def _take_in(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         match event:
@@ -247,16 +245,18 @@ class Scheduler:
         return self._run_next_leg(run, now_s, assignment.reason)
 
     def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
-        leg = run.legs[0]
-        model = run.spec.model
+        leg, model = run.legs[0], run.spec.model
         if leg.stages == (Stage.DECODE,) and not self._pool.holds(leg.workers[0], Replica(model, Stage.DIFFUSE)):
-            self._decodes[run.run_id] = (run, reason)
+            self._decodes.add(run, reason)
             return []
-        if not self._usable(model, leg):
-            replacement = self._other_worker(model, leg, now_s)
-            if replacement is None:
-                return self._again(run, f"{'+'.join(leg.workers)} was lost before the plan started")
-            run.legs[0] = replacement
+        where = leg if usable(self._pool, model, leg) else elsewhere(self._pool, model, leg, now_s)
+        return self._send_or_again(run, where, now_s, reason)
+
+    def _send_or_again(self, run: Run, leg: Leg | None, now_s: float, reason: str) -> list[ev.Effect]:
+        """The run's next leg on these workers; without any, its members start again."""
+        if leg is None:
+            return self._again(run, f"{'+'.join(run.legs[0].workers)} was lost before the plan started")
+        run.legs[0] = leg
         return self._send_leg(run, now_s, reason)
 
     def _send_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
@@ -284,65 +284,6 @@ class Scheduler:
             self._pool.release(run.workers, run.run_id)
         self._pool.start(plan, expected_s, now_s)
         return [ev.Run(plan, reason)]
-
-    def _decode_what_waits(self, now_s: float) -> list[ev.Effect]:
-        """Give each C that is due to an auxiliary once one is idle, the most urgent first.
-
-        C's worker was named with D, so that the latents could be pushed there; by now another one of its kind may be
-        free sooner, and something more urgent may wait. Urgent is what can still be in time, by deadline; what is late
-        has a new deadline some of its runtimes later, so that it does not wait for ever.
-        """
-        effects: list[ev.Effect] = []
-        for run_id in sorted(self._decodes, key=lambda run_id: self._urgency(self._decodes[run_id][0], now_s)):
-            run, reason = self._decodes[run_id]
-            leg, model = run.legs[0], run.spec.model
-            if not run.requests:
-                del self._decodes[run_id]
-                continue
-            if self._usable(model, leg):
-                idle = self._pool.idle(self._pool.kind(leg.workers[0]))
-                if not idle:
-                    continue
-                if leg.workers[0] not in idle:
-                    run.legs[0] = Leg(leg.stages, (min(idle),))
-            else:
-                replacement = self._other_worker(model, leg, now_s)
-                if replacement is None:
-                    del self._decodes[run_id]
-                    effects += self._again(run, f"{'+'.join(leg.workers)} was lost before the plan started")
-                    continue
-                run.legs[0] = replacement
-            del self._decodes[run_id]
-            effects += self._send_leg(run, now_s, reason)
-        return effects
-
-    def _urgency(self, run: Run, now_s: float) -> tuple[float, int]:
-        """Smaller goes first."""
-        if not run.requests or self._options.decode_order == "fifo":
-            return 0.0, 0  # equals stay in the order in which they became due
-        if self._options.decode_order == "shortest":
-            return stage_seconds(self._times, run.spec, Stage.DECODE), run.run_id
-        deadline_s = min(request.deadline_s for request in run.requests)
-        decode_s = stage_seconds(self._times, run.spec, Stage.DECODE)
-        if now_s + decode_s > deadline_s:
-            deadline_s += _LATE_RUNTIMES * (decode_s + run.num_steps * run.step_s)
-        return deadline_s, run.run_id
-
-    def _usable(self, model: str, leg: Leg) -> bool:
-        """A lone E or C goes elsewhere when its worker is not there, or not meant to hold it any more."""
-        if not self._pool.all_alive(leg.workers):
-            return False
-        if not _is_lone_auxiliary(leg):
-            return True
-        replica = Replica(model, leg.stages[0])
-        return self._pool.holds(leg.workers[0], replica) or not self._pool.missing(leg.workers[0], [replica])
-
-    def _other_worker(self, model: str, leg: Leg, now_s: float) -> Leg | None:
-        """A lone auxiliary stage can go to any worker that holds it; D, with its reserved workers, cannot."""
-        if not _is_lone_auxiliary(leg):
-            return None
-        holders = self._pool.holders(Replica(model, leg.stages[0]), leg.workers[0], now_s)
-        return Leg(leg.stages, (holders[0],)) if holders else None
 
     def _again(self, run: Run, why: str) -> list[ev.Effect]:
         """All members back to the queue, from their start, unless that has happened too often."""
@@ -464,10 +405,6 @@ class Scheduler:
         return load_s + sum(
             stage_seconds(self._times, run.spec, stage, degree, batch, run.num_steps) for stage in leg.stages
         )
-
-
-def _is_lone_auxiliary(leg: Leg) -> bool:
-    return len(leg.stages) == 1 and leg.stages[0] is not Stage.DIFFUSE
 
 
 def _is_in(request: Request, plan: DispatchPlan) -> bool:

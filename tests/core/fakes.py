@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica, WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, LoadSource, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
@@ -89,3 +89,9 @@ def workers_of(types: dict[WorkerId, PlacementType]) -> tuple[list[WorkerSpec], 
 
 def request(request_id: str, steps: int = 4, slo_s: float | None = None) -> RequestSpec:
     return RequestSpec(request_id, MODEL, SHAPE, steps, slo_s=slo_s)
+
+
+def sole(plan: DispatchPlan) -> PlanMember:
+    """The only member of a plan that is no batch."""
+    (member,) = plan.members
+    return member

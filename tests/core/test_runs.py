@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.fakes import MODEL, FakeTimes, request, workers_of
+from tests.core.fakes import MODEL, FakeTimes, request, sole, workers_of
 from tridentserve import events as ev
+from tridentserve.auxiliary_legs import DecodeOrder
 from tridentserve.cluster import WorkerSpec
 from tridentserve.decisions import Decision, decode_decision, encode_decision
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduler import DecodeOrder, Scheduler, SchedulerOptions
+from tridentserve.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
@@ -146,8 +147,8 @@ def test_who_has_done_all_steps_leaves_a_batch_and_the_others_wait() -> None:
     assert (decode.stages, decode.workers, decode.request_ids) == ((C,), ("c",), ("short",))
     assert bench.pending() == {"long": (2, True, "a")}
     again = bench.start(3.0, ids="long", diffuse="a b", encode="", decode="a")
-    assert (again.stages, again.workers, again.sole.steps) == ((D,), ("a", "b"), (2, 5))
-    assert (again.sole.input_id, again.sole.source) == (plan.plan_id, "a")
+    assert (again.stages, again.workers, sole(again).steps) == ((D,), ("a", "b"), (2, 5))
+    assert (sole(again).input_id, sole(again).source) == (plan.plan_id, "a")
 
 
 def test_c_of_some_members_is_a_plan_of_its_own_even_on_the_same_worker() -> None:
@@ -164,7 +165,7 @@ def test_only_members_without_a_condition_are_encoded() -> None:
     bench = Bench()
     bench.arrive("old", "new")
     first = bench.start(ids="old", decode="", num_steps=1)
-    assert (first.stages, first.sole.steps) == ((E, D), (0, 1))
+    assert (first.stages, sole(first).steps) == ((E, D), (0, 1))
     assert bench.finish(first, 1.0) == []
     encode = bench.start(1.0, ids="old new", encode="e")
     assert (encode.stages, encode.request_ids) == ((E,), ("new",))
@@ -205,7 +206,7 @@ def test_a_yield_that_comes_after_the_last_step_only_moves_c() -> None:
     bench.decide(Decisions(preemptions=[Preemption("r", "")]))
     (effect,) = bench.finish(plan, 5.0, steps=4, ran=(E, D))
     decode = plan_of(effect)
-    assert (decode.stages, decode.workers, decode.sole.input_id) == ((C,), ("a",), plan.plan_id)
+    assert (decode.stages, decode.workers, sole(decode).input_id) == ((C,), ("a",), plan.plan_id)
     assert isinstance(bench.finish(decode, 6.0)[0], ev.Finish)
 
 

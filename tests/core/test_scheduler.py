@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.fakes import FakeTimes, FixedDispatcher, request, workers_of
+from tests.core.fakes import FakeTimes, FixedDispatcher, request, sole, workers_of
 from tridentserve import events as ev
 from tridentserve.decisions import Decision, decode_decision, encode_decision, replay
 from tridentserve.lifecycle import Lifecycle, RequestState
@@ -70,19 +70,19 @@ def apart() -> Run:
 def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
     assert apart.on(ev.RequestArrived(request("r"))) == []
     encode = apart.plan(ev.Tick())
-    assert (encode.stages, encode.workers, encode.push_to, encode.sole.source) == ((E,), ("e",), "d0", None)
-    assert (encode.sole.steps, encode.group) == (None, None)
+    assert (encode.stages, encode.workers, encode.push_to, sole(encode).source) == ((E,), ("e",), "d0", None)
+    assert (sole(encode).steps, encode.group) == (None, None)
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.Run)
     diffuse = effect.plan
-    assert (diffuse.stages, diffuse.workers, diffuse.sole.steps) == ((D,), ("d0", "d1"), (0, 4))
-    assert (diffuse.sole.input_id, diffuse.sole.source, diffuse.push_to) == (encode.plan_id, "e", "c")
+    assert (diffuse.stages, diffuse.workers, sole(diffuse).steps) == ((D,), ("d0", "d1"), (0, 4))
+    assert (sole(diffuse).input_id, sole(diffuse).source, diffuse.push_to) == (encode.plan_id, "e", "c")
     assert diffuse.group
     (effect,) = apart.finish(diffuse, 1.0, 3.0)
     assert isinstance(effect, ev.Run)
     decode = effect.plan
-    assert (decode.stages, decode.workers, decode.sole.input_id) == ((C,), ("c",), diffuse.plan_id)
-    assert (decode.sole.source, decode.push_to) == ("d0", None)
+    assert (decode.stages, decode.workers, sole(decode).input_id) == ((C,), ("c",), diffuse.plan_id)
+    assert (sole(decode).source, decode.push_to) == ("d0", None)
     (done,) = apart.finish(decode, 3.0, 5.0)
     assert isinstance(done, ev.Finish)
     assert (done.latency_s, done.slo_s) == (5.0, 2.5 * (0.5 + 4 * 0.5 + 2.0))
@@ -110,7 +110,7 @@ def test_decode_on_the_leader_frees_the_other_workers() -> None:
     assert wide.stages == (E, D)
     (effect,) = run.finish(wide, 0.0, 2.0)
     assert isinstance(effect, ev.Run)
-    assert (effect.plan.workers, effect.plan.sole.source) == (("a",), "a")
+    assert (effect.plan.workers, sole(effect.plan).source) == (("a",), "a")
     idle = {view.worker_id: view.idle for view in run.scheduler._pool.views()}
     assert idle == {"a": False, "b": True}
 
@@ -126,7 +126,7 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
     assert apart.on(ev.Tick(), 1.0) == []
     assert isinstance(effect, ev.Run)
     apart.finish(effect.plan, 1.0, 2.0)
-    assert apart.plan(ev.Tick(), 2.0).sole.request_id == "second"
+    assert sole(apart.plan(ev.Tick(), 2.0)).request_id == "second"
 
 
 def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
@@ -152,7 +152,7 @@ def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
     assert (abort.plan_id, reject.code) == (plan.plan_id, "cancelled")
     apart.on(ev.RequestArrived(request("next")))
     assert apart.on(ev.PlanStopped(plan.plan_id)) == []
-    assert apart.plan(ev.Tick()).sole.request_id == "next"
+    assert sole(apart.plan(ev.Tick())).request_id == "next"
     assert apart.lifecycle.records["running"].state is RequestState.CANCELLED
 
 
@@ -206,7 +206,7 @@ def test_a_lost_primary_puts_the_request_back(apart: Run) -> None:
     assert apart.on(ev.Tick(), 1.0) == []  # the dispatcher is not offered workers that are lost
     specs, _ = workers_of(APART)
     apart.on(ev.WorkerJoined(specs[2], incarnation=1), 2.0)
-    assert apart.plan(ev.Tick(), 2.0).sole.request_id == "r"
+    assert sole(apart.plan(ev.Tick(), 2.0)).request_id == "r"
 
 
 def test_a_request_that_fits_nowhere_is_rejected_on_arrival(apart: Run) -> None:

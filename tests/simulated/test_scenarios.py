@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.simulated.conservation import violations
 from tests.simulated.greedy import Greedy
 from tests.simulated.scenario import Scenario, Watched, everything
 from tridentserve import events as ev
 from tridentserve.decisions import decode_decision, replay
 from tridentserve.engine.simulated import SimulationResult
-from tridentserve.engine.simulated.conservation import violations
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 

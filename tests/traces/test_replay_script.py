@@ -132,6 +132,7 @@ def test_ctrl_c_before_anything_ended_leaves_no_report(tmp_path: Path, service: 
 def test_the_client_starts_without_heavy_imports() -> None:
     code = (
         "import sys; sys.argv = ['replay_trace', '--help']; import runpy\n"
+        f"sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"  # as Python does for a script that is run by name
         f"try: runpy.run_path({str(ROOT / 'scripts' / 'replay_trace.py')!r}, run_name='__main__')\n"
         "except SystemExit: pass\n"
         "sys.exit(','.join({'torch', 'ray', 'diffusers', 'pandas', 'numpy'} & set(sys.modules)) or 0)"

@@ -135,7 +135,7 @@ class ReplicaStore:
             try:
                 await self.prepare((replica,), keep=wanted)
             except OutOfMemoryError as error:
-                logger.warning("%s stays out for now: %s", replica, error)
+                logger.warning("%s is not loaded until a plan needs it: %s", replica, error)
 
     async def prepare(
         self,

@@ -1,0 +1,35 @@
+"""What the scripts' command lines share: errors of one line, and numbers that are checked where they are read."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the whole usage, and exits with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+
+
+def positive(number: Callable[[str], float]) -> Callable[[str], float]:
+    """The type of an option that takes a finite `int` or `float` above 0."""
+
+    def parse(text: str) -> float:
+        value = number(text)
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(text)
+        return value
+
+    parse.__name__ = f"positive {'whole number' if number is int else 'number'}"
+    return parse
+
+
+def whole_number(text: str) -> int:
+    """A whole number above 0, in plain digits; also for parts of a list."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number above 0")
+    return int(text)
