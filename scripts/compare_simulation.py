@@ -6,10 +6,10 @@ Start the service first, on an otherwise idle machine (for another port, copy th
     python scripts/serve.py deployments/quickstart.yaml
     python scripts/compare_simulation.py --config deployments/quickstart.yaml --url http://127.0.0.1:8000
 
-Warm-up requests tell what stages and overheads cost on this machine, and how much workers slow each other down. The
-traces are replayed live, and then simulated with the workers, placement and scheduler of the configuration. Nothing is
-fitted to the traces. Reports of all runs go to --out. The last line is one JSON object. Exit status: 0 when both served
-all requests, 1 when one failed, 2 for bad usage.
+Warm-up requests tell what stages and overheads cost on this machine, and how much workers slow each other down; they
+are sent before and after each trace, as machines drift. The traces are replayed live, and then simulated with the
+workers, placement and scheduler of the configuration. Nothing is fitted to the traces. Reports of all runs go to --out.
+The last line is one JSON object. Exit status: 0 when both served all requests, 1 when one failed, 2 for bad usage.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
-from comparison.calibration import Calibration, calibrate, measured, stage_samples
-from comparison.warm_up import num_rounds, warm_up
+from comparison.calibration import Calibration, calibrate, hurry_ms, measured
+from comparison.samples import stage_samples
+from comparison.warm_up import WarmUp, WarmUpClient
 from comparison.workload import make_traces
 from tqdm import tqdm
 
@@ -65,33 +66,60 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(args: AppArgs, options: argparse.Namespace) -> int:
-    model, times = args.models[0].name, cost_model(args)
-    num_diffuse = _num_diffuse(args)
-    with tqdm(total=num_rounds(options.sides, options.rounds, num_diffuse), desc="warm-up", file=sys.stderr) as bar:
-        answers = warm_up(
-            options.url, model, options.sides, options.steps, options.rounds, num_diffuse, lambda: _count(bar)
-        )
-    calibration = calibrate(answers)
-    _show(calibration)
-    # The live scheduler has seen the warm-up too.
-    for result in (*answers.alone, *(result for results in answers.together.values() for result in results)):
-        for (name, stage, shape), span, seconds in stage_samples(result):
-            times.observe(name, stage, shape, span.degree, 1, seconds)
-    truth = CostModel(measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
+    times, before = cost_model(args), _warm_up(args, options)
+    _observe(times, before)
+    calibration = calibrate(before, len(service_workers(args)))
     traces = make_traces(
-        model, options.sides, options.steps, options.requests, options.load, num_diffuse, calibration, options.seed
+        args.models[0].name,
+        options.sides,
+        options.steps,
+        options.requests,
+        options.load,
+        _num_diffuse(args),
+        calibration,
+        options.seed,
     )
     rows, failed = [], 0
     for name, requests in traces.items():
         live = _live(requests, options.url, name)
+        # Machines drift (clocks, neighbours): what holds during a trace is taken from before and after it.
+        after = _warm_up(args, options)
+        calibration = calibrate(before.with_more(after), len(service_workers(args)))
+        _show(name, calibration)
+        truth = CostModel(measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
         simulated = _simulated(args, requests, times, truth, calibration, options.seed)
+        _observe(times, after)
         for way, results in (("live", live), ("simulated", simulated)):
             write_report(options.out / f"{name}-{way}", results, service=way)
             failed += sum(result.error is not None for result in results)
         rows.append(_row(name, requests, live, simulated))
+        before = after
     _print(rows)
     print(json.dumps({"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)}))
     return 1 if failed else 0
+
+
+def _warm_up(args: AppArgs, options: argparse.Namespace) -> WarmUp:
+    model, num_workers, learning = args.models[0].name, len(service_workers(args)), cost_model(args)
+
+    def slo_ms(answers: Sequence[ReplayResult]) -> dict[int, float]:
+        _learn(learning, answers)
+        return hurry_ms(learning, model, options.sides, options.steps)
+
+    total = WarmUpClient.num_requests(options.sides, options.rounds, num_workers)
+    with tqdm(total=total, desc="warm-up", file=sys.stderr) as bar:
+        client = WarmUpClient(options.url, model, options.sides, options.steps, options.rounds, lambda: _count(bar))
+        return client.run(num_workers, slo_ms)
+
+
+def _observe(times: CostModel, warm_up: WarmUp) -> None:
+    """The live scheduler has seen the warm-up too."""
+    _learn(times, warm_up.everything)
+
+
+def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
+    for sample in sorted(stage_samples(results), key=lambda sample: sample.end_s):
+        times.observe(*sample.point, 1, sample.seconds)
 
 
 def _num_diffuse(args: AppArgs) -> int:
@@ -146,9 +174,11 @@ def _within(rows: list[dict[str, Any]]) -> bool:
     return all(abs(row[f"{figure}_ratio"] - 1) <= _CLOSE for row in rows for figure in ("mean", "p95"))
 
 
-def _show(calibration: Calibration) -> None:
+def _show(name: str, calibration: Calibration) -> None:
+    print(f"{name}, by what was measured before and after it")
     stages = ", ".join(
-        f"{stage} {shape} {seconds * 1000:.1f}" for (_, stage, shape), seconds in sorted(calibration.stage_s.items())
+        f"{stage} {shape}{f' by {degree}' if degree > 1 else ''} {seconds * 1000:.1f}"
+        for (_, stage, shape, degree), seconds in sorted(calibration.stage_s.items())
     )
     print(f"stages, ms: {stages}")
     http = ", ".join(f"{shape} {seconds * 1000:.1f}" for shape, seconds in calibration.http_s.items())
@@ -157,8 +187,9 @@ def _show(calibration: Calibration) -> None:
         f"{calibration.report_overhead_s * 1000:.1f}, picture {calibration.picture_s_per_pixel * 1e9:.1f} a megapixel; "
         f"HTTP {http}"
     )
-    factors = ", ".join(f"{factor:.2f}" for factor in calibration.slowdown)
-    print(f"slowdown with 1, 2, ... at once: {factors}; jitter {calibration.jitter:.3f}")
+    for about, factors in (("", calibration.slowdown), (" of wide plans", calibration.wide_slowdown)):
+        print(f"slowdown{about} with 1, 2, ... at once: {', '.join(f'{factor:.2f}' for factor in factors)}")
+    print(f"jitter {calibration.jitter:.3f}")
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -198,7 +229,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="denoising steps of every request (default 10)")
     parser.add_argument("--requests", type=int, default=100, help="of each trace (default 100)")
     parser.add_argument("--load", type=float, default=0.5, help="share of what the workers can do (default 0.5)")
-    parser.add_argument("--rounds", type=int, default=8, help="warm-up requests of each size (default 8)")
+    parser.add_argument("--rounds", type=int, default=5, help="warm-up requests of each size (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
     parser.add_argument("--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="folder of the reports")
     return parser.parse_args(argv)

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
+from comparison.crowding import slowdown_of
+from comparison.samples import Point, StageSample, shape_of, stage_samples
+from comparison.warm_up import WarmUp
 from profiler import ProfileTable
-from traces.results import ReplayResult, StageSpan
+from traces.results import ReplayResult
 from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import ConfigError, ProfileError
+from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
-
-# The stages of one model and size.
-Point = tuple[str, Stage, Shape]
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """Answers to requests that a service had to itself, one at a time, and to requests that came `together`, by how
-    many they were."""
-
-    alone: Sequence[ReplayResult]
-    together: Mapping[int, Sequence[ReplayResult]]
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Seconds. `stage_s`: at degree 1, per step for DIFFUSE. `http_s`: of the client's latency, what the service does
-    not see. The rest is as in `SimulationOptions`."""
+    """Seconds. `stage_s`: of a service that does nothing else, per step for DIFFUSE. `http_s`: of the client's latency,
+    what the service does not see. The rest is as in `SimulationOptions`."""
 
     stage_s: dict[Point, float]
     http_s: dict[Shape, float]
@@ -40,6 +32,7 @@ class Calibration:
     report_overhead_s: float
     picture_s_per_pixel: float
     slowdown: tuple[float, ...]
+    wide_slowdown: tuple[float, ...]
 
     def options(self, seed: int = 0) -> SimulationOptions:
         return SimulationOptions(
@@ -49,51 +42,79 @@ class Calibration:
             report_overhead_s=self.report_overhead_s,
             picture_s_per_pixel=self.picture_s_per_pixel,
             slowdown=self.slowdown,
+            wide_slowdown=self.wide_slowdown,
             keep_plans=True,
         )
 
 
-def calibrate(warm_up: WarmUp) -> Calibration:
-    """Medians over the warm-up. Raises `ConfigError` when a request failed, or the service does not say what it saw."""
-    for result in (*warm_up.alone, *(result for results in warm_up.together.values() for result in results)):
+def calibrate(warm_up: WarmUp, num_workers: int) -> Calibration:
+    """Means of stages, medians of overheads. Raises `ConfigError` when a request failed, or the service does not say
+    what it saw."""
+    for result in warm_up.everything:
         if result.error is not None or not result.facts.timeline or result.facts.latency_s is None:
             raise ConfigError(f"the warm-up failed: {result.error or 'the service tells neither timeline nor latency'}")
     alone = warm_up.alone
     plan_overhead_s = median(result.facts.queue_s or 0.0 for result in alone)
-    everything = [*alone, *(result for results in warm_up.together.values() for result in results)]
     # Between two stages on different workers: one report, one plan.
-    gaps = _gaps(alone) or _gaps(everything)
+    gaps = _gaps(alone) or _gaps(warm_up.everything)
     report_overhead_s = max(0.0, median(gaps) - plan_overhead_s) if gaps else plan_overhead_s
-    stages = _stages(alone)
+    stages = _stages(stage_samples(alone), wide=False)
+    hurried = _stages(stage_samples(warm_up.hurried), wide=True)
+    stage_s = {point: fmean(seconds) for point, seconds in (stages | hurried).items()}
+    crowds = [stage_samples(results) for results in warm_up.crowds]
     return Calibration(
-        stage_s={point: median(seconds) for point, seconds in stages.items()},
+        stage_s=stage_s,
         http_s=_by_shape(alone, lambda result: result.latency_s - (result.facts.latency_s or 0.0)),
         jitter=_spread(stages),
         plan_overhead_s=plan_overhead_s,
         report_overhead_s=report_overhead_s,
         picture_s_per_pixel=_picture_s_per_pixel(alone, report_overhead_s),
-        slowdown=_slowdown(warm_up),
+        slowdown=slowdown_of(crowds, stage_s, num_workers, wide=False),
+        wide_slowdown=slowdown_of(crowds, stage_s, num_workers, wide=True),
     )
 
 
+def hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int) -> dict[int, float]:
+    """By side in pixels, a latency that the scheduler, by `times`, expects of two workers but not of one. Empty where
+    two are no faster."""
+
+    def latency_s(side: int, degree: int) -> float:
+        shape = Shape(side, side)
+        ends_s = sum(times.seconds(model, stage, shape) for stage in (Stage.ENCODE, Stage.DECODE))
+        return ends_s + num_steps * times.seconds(model, Stage.DIFFUSE, shape, degree)
+
+    if 2 not in times.degrees(model, Stage.DIFFUSE):
+        return {}
+    expected = {side: (latency_s(side, 1), latency_s(side, 2)) for side in sides}
+    return {side: 500 * (one_s + two_s) for side, (one_s, two_s) in expected.items() if two_s < one_s}
+
+
 def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> list[ProfileTable]:
-    """The tables with what was measured at degree 1. Wider degrees of the same size change in proportion. Raises
-    `ProfileError` for a size that was measured but is in no table."""
+    """The tables with what was measured. Degrees that were not change in proportion to degree 1. Raises `ProfileError`
+    for a size that was measured but is in no table."""
     rows = {
-        (row.model, row.stage, row.shape): row.seconds
+        Point(row.model, row.stage, row.shape, row.degree): row.seconds
         for table in tables
         for row in table.rows
-        if (row.degree, row.batch) == (1, 1)
+        if row.batch == 1
     }
     if missing := [point for point in stage_s if point not in rows]:
-        model, stage, shape = missing[0]
-        raise ProfileError(f"{model} {stage} was not profiled at {shape}; choose --sides that were, or profile it")
-    ratios = {point: seconds / rows[point] for point, seconds in stage_s.items()}
+        model, stage, shape, degree = missing[0]
+        raise ProfileError(
+            f"{model} {stage} was not profiled at {shape}, degree {degree}; choose --sides that were, or profile it"
+        )
+
+    def ratio(point: Point) -> float:
+        for known in (point, point._replace(degree=1)):
+            if known in stage_s:
+                return stage_s[known] / rows[known]
+        return 1.0
+
     return [
         replace(
             table,
             rows=tuple(
-                replace(row, seconds=row.seconds * ratios.get((row.model, row.stage, row.shape), 1.0))
+                replace(row, seconds=row.seconds * ratio(Point(row.model, row.stage, row.shape, row.degree)))
                 for row in table.rows
             ),
         )
@@ -101,27 +122,18 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> lis
     ]
 
 
-def stage_samples(result: ReplayResult) -> list[tuple[Point, StageSpan, float]]:
-    """Of each stage of an answer: what it was, how it ran, and its seconds (per step for DIFFUSE)."""
-    shape = Shape(result.request.height, result.request.width, result.request.num_frames)
-    return [
-        ((result.model, Stage(span.stage), shape), span, (span.end_s - span.start_s) / (span.steps or 1))
-        for span in result.facts.timeline
-    ]
-
-
-def _stages(results: Sequence[ReplayResult]) -> dict[Point, list[float]]:
+def _stages(samples: Sequence[StageSample], wide: bool) -> dict[Point, list[float]]:
+    """Seconds of the stages that ran on several workers, or on one."""
     found: defaultdict[Point, list[float]] = defaultdict(list)
-    for result in results:
-        for point, span, seconds in stage_samples(result):
-            if span.degree == 1:
-                found[point].append(seconds)
+    for sample in samples:
+        if (sample.point.degree > 1) == wide:
+            found[sample.point].append(sample.seconds)
     return dict(found)
 
 
 def _spread(stages: dict[Point, list[float]]) -> float:
     """Relative standard deviation of DIFFUSE, which most of the time goes to."""
-    found = [pstdev(s) / fmean(s) for (_, stage, _), s in stages.items() if stage is Stage.DIFFUSE and len(s) > 1]
+    found = [pstdev(s) / fmean(s) for point, s in stages.items() if point.stage is Stage.DIFFUSE and len(s) > 1]
     return fmean(found) if found else 0.0
 
 
@@ -137,7 +149,7 @@ def _gaps(results: Sequence[ReplayResult]) -> list[float]:
 def _by_shape(results: Sequence[ReplayResult], figure: Callable[[ReplayResult], float]) -> dict[Shape, float]:
     found: defaultdict[Shape, list[float]] = defaultdict(list)
     for result in results:
-        found[Shape(result.request.height, result.request.width, result.request.num_frames)].append(figure(result))
+        found[shape_of(result)].append(figure(result))
     return {shape: median(values) for shape, values in found.items()}
 
 
@@ -151,17 +163,3 @@ def _picture_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: flo
 
     by_shape = _by_shape(results, after_decode_s)
     return sum(by_shape.values()) / sum(shape.pixels for shape in by_shape)
-
-
-def _slowdown(warm_up: WarmUp) -> tuple[float, ...]:
-    """DIFFUSE with n at once over DIFFUSE alone, at degree 1; never falling."""
-    alone = {point: median(seconds) for point, seconds in _stages(warm_up.alone).items()}
-    factors = [1.0]
-    for _, results in sorted(warm_up.together.items()):
-        found = [
-            median(seconds) / alone[point]
-            for point, seconds in _stages(results).items()
-            if point[1] is Stage.DIFFUSE and point in alone
-        ]
-        factors.append(max(factors[-1], fmean(found)) if found else factors[-1])
-    return tuple(factors)

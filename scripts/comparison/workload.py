@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from comparison.calibration import Calibration
+from comparison.samples import Point
 from traces.arrivals import Process, arrival_times
 from traces.mixes import Mix, MixShape, draw
 from traces.requests import TraceRequest
@@ -63,7 +64,7 @@ def _work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration:
 
     def of(shape: MixShape) -> float:
         calls = {Stage.ENCODE: 1, Stage.DIFFUSE: num_steps, Stage.DECODE: 1}
-        return sum(count * calibration.stage_s[model, stage, shape.shape] for stage, count in calls.items())
+        return sum(count * calibration.stage_s[Point(model, stage, shape.shape, 1)] for stage, count in calls.items())
 
     return sum(shape.weight * of(shape) for shape in shapes) / sum(shape.weight for shape in shapes)
 

@@ -6,8 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comparison.calibration import Calibration, WarmUp, calibrate, measured
+from comparison.calibration import Calibration, calibrate, hurry_ms, measured
+from comparison.crowding import slowdown_of
+from comparison.samples import Point, StageSample, stage_samples
+from comparison.warm_up import WarmUp
 from comparison.workload import make_traces
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments.config import AppArgs
 from deployments.config_file import read_args
@@ -30,7 +35,8 @@ SERVICE = SimulationOptions(
     plan_overhead_s=0.004,
     report_overhead_s=0.003,
     picture_s_per_pixel=5e-8,
-    slowdown=(1.0, 1.2, 1.8),
+    slowdown=(1.0, 1.2, 1.8, 2.4),
+    wide_slowdown=(1.0, 1.0, 2.0, 2.8),
     keep_plans=True,
 )
 
@@ -40,10 +46,13 @@ def args(request: pytest.FixtureRequest) -> AppArgs:
     return read_args(ROOT / "deployments" / f"{request.param}.yaml")
 
 
-def served(args: AppArgs, sides: list[int]) -> list[ReplayResult]:
+def served(args: AppArgs, sides: list[int], slo_ms: dict[int, float] | None = None) -> list[ReplayResult]:
     """Requests that come at once, as a service answers that is slower by half than its profile says."""
     model = args.models[0].name
-    requests = [TraceRequest(f"r{i}", 0.0, side, side, 1, "a fox", "", STEPS) for i, side in enumerate(sides)]
+    requests = [
+        TraceRequest(f"r{i}", 0.0, side, side, 1, "a fox", "", STEPS, slo_ms=(slo_ms or {}).get(side))
+        for i, side in enumerate(sides)
+    ]
     result = simulate_service(args, slow(args), slow(args), arrivals_of(requests, [model]), SERVICE)
     ends_s = {request.spec.request_id: request.latency_s for request in result.requests}
     return [
@@ -63,48 +72,96 @@ def slow(args: AppArgs) -> CostModel:
 
 def warm_up(args: AppArgs) -> WarmUp:
     alone = [served(args, [side])[0] for side in SIDES for _ in range(2)]
-    return WarmUp(alone, {number: served(args, [512] * number) for number in (2, 3)})
+    slo_ms = hurry_ms(slow(args), args.models[0].name, SIDES, STEPS)
+    crowds = [served(args, [512, 256] * number) for number in (1, 2, 3)]
+    return WarmUp(alone, [served(args, [side], slo_ms)[0] for side in slo_ms], crowds)
 
 
 def test_the_calibration_is_what_the_service_costs(args: AppArgs) -> None:
-    found = calibrate(warm_up(args))
+    found = calibrate(warm_up(args), 4)
     times, model = slow(args), args.models[0].name
     for side in SIDES:
         for stage in Stage:
             expected = times.seconds(model, stage, Shape(side, side))
-            assert found.stage_s[model, stage, Shape(side, side)] == pytest.approx(expected)
+            assert found.stage_s[Point(model, stage, Shape(side, side), 1)] == pytest.approx(expected)
         assert found.http_s[Shape(side, side)] == pytest.approx(HTTP_S)
     assert found.jitter == pytest.approx(0.0, abs=1e-9)
     assert found.plan_overhead_s == pytest.approx(SERVICE.plan_overhead_s)
     assert found.report_overhead_s == pytest.approx(SERVICE.report_overhead_s, abs=1e-3)
     assert found.picture_s_per_pixel == pytest.approx(SERVICE.picture_s_per_pixel, rel=0.1)
-    assert found.slowdown[0] == 1.0
-    assert 1.0 < found.slowdown[1] <= 1.25
+    assert found.slowdown[:2] == pytest.approx(SERVICE.slowdown[:2], rel=0.1)
+
+
+def test_requests_in_a_hurry_show_what_two_workers_take(args: AppArgs) -> None:
+    answers = warm_up(args)
+    assert answers.hurried
+    for result in answers.hurried:
+        [diffuse] = [sample for sample in stage_samples([result]) if sample.point.stage is Stage.DIFFUSE]
+        assert diffuse.point.degree == 2
+        found = calibrate(answers, 4).stage_s[diffuse.point]
+        assert found == pytest.approx(slow(args).seconds(*diffuse.point))
+
+
+@given(
+    steps=st.lists(st.floats(1.0, 2.0), min_size=2, max_size=2),
+    queues=st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=6), min_size=3, max_size=3),
+)
+def test_slowdowns_are_found_again(steps: list[float], queues: list[list[int]]) -> None:
+    slowdown = [1.0, steps[0], steps[0] * steps[1]]
+    samples = _ran(queues, slowdown)
+    alone_s = {sample.point: sample.point.shape.height / 2 for sample in samples}  # all of them are of two steps
+    alone = [StageSample(point, ("w0",), 0.0, 2 * seconds, 2) for point, seconds in alone_s.items()]
+    found = slowdown_of([samples, *([sample] for sample in alone)], alone_s, 3, wide=False)
+    assert list(found) == sorted(found)
+    if len({sum(queue) for queue in queues}) == 3:  # else there may have been no time with two
+        assert found == pytest.approx(slowdown, rel=0.25)
+
+
+def _ran(queues: list[list[int]], slowdown: list[float]) -> list[StageSample]:
+    """Each worker does its queue of works, of so many seconds alone; with n at work all of them are slowed down."""
+    now_s, samples, left = 0.0, [], [list(map(float, queue)) for queue in queues]
+    begun_s = [0.0] * len(queues)
+    while busy := [worker for worker, works in enumerate(left) if works]:
+        factor = slowdown[len(busy) - 1]
+        step_s = min(left[worker][0] for worker in busy)
+        now_s += step_s * factor
+        for worker in busy:
+            left[worker][0] -= step_s
+            if left[worker][0] == 0:
+                left[worker].pop(0)
+                side = queues[worker][-len(left[worker]) - 1]
+                samples.append(
+                    StageSample(
+                        Point("m", Stage.DECODE, Shape(side, side), 1), (f"w{worker}",), begun_s[worker], now_s, 2
+                    )
+                )
+                begun_s[worker] = now_s
+    return samples
 
 
 def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) -> None:
     model, shape = args.models[0].name, Shape(512, 512)
     before = cost_model(args)
     alone = before.seconds(model, Stage.DIFFUSE, shape)
-    after = CostModel(measured(served_tables(args), {(model, Stage.DIFFUSE, shape): 3 * alone}), "cpu")
+    after = CostModel(measured(served_tables(args), {Point(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu")
     for degree in before.degrees(model, Stage.DIFFUSE):
         ratio = after.seconds(model, Stage.DIFFUSE, shape, degree) / before.seconds(model, Stage.DIFFUSE, shape, degree)
         assert ratio == pytest.approx(3.0)
     assert after.seconds(model, Stage.ENCODE, shape) == before.seconds(model, Stage.ENCODE, shape)
     with pytest.raises(ProfileError, match="was not profiled at 200x200"):
-        measured(served_tables(args), {(model, Stage.DIFFUSE, Shape(200, 200)): 1.0})
+        measured(served_tables(args), {Point(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
 
 
 def test_a_failed_warm_up_is_said(args: AppArgs) -> None:
     answers = warm_up(args)
     with pytest.raises(ConfigError, match="the warm-up failed: HTTP 500"):
-        calibrate(replace(answers, alone=[replace(answers.alone[0], error="HTTP 500: oops")]))
+        calibrate(replace(answers, alone=[replace(answers.alone[0], error="HTTP 500: oops")]), 4)
 
 
 def test_traces_have_the_load_that_was_asked_for() -> None:
     shapes = [Shape(side, side) for side in (256, 384, 512)]
-    stage_s = {("m", stage, shape): 0.01 * shape.pixels / 65536 for stage in Stage for shape in shapes}
-    calibration = Calibration(stage_s, {}, 0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 2.0))
+    stage_s = {Point("m", stage, shape, 1): 0.01 * shape.pixels / 65536 for stage in Stage for shape in shapes}
+    calibration = Calibration(stage_s, {}, 0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 2.0), ())
     traces = make_traces("m", [256, 384, 512], 10, 200, 0.5, 3, calibration, seed=1)
     assert list(traces) == ["even", "poisson", "bursty"]
     for requests in traces.values():

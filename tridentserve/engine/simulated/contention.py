@@ -13,14 +13,22 @@ from tridentserve.engine.simulated.devices import PlanRun
 class Contention:
     """Stretches the stages of all plans of a node while several of its workers compute.
 
-    When n workers compute at once, everything takes `slowdown[n - 1]` times as long as alone. With more workers than
-    that the last entry counts, in proportion: what they share is used up by then.
+    When n workers compute at once, everything takes `slowdown[n - 1]` times as long as alone; plans on several workers,
+    which wait for each other at every layer, `wide_slowdown[n - 1]` times. With more workers than that the last entry
+    counts, in proportion: what they share is used up by then.
     """
 
-    def __init__(self, agenda: Agenda, slowdown: Sequence[float], enter_end: Callable[[PlanRun, float], None]) -> None:
-        """`enter_end` moves the end of a plan in the agenda."""
+    def __init__(
+        self,
+        agenda: Agenda,
+        slowdown: Sequence[float],
+        wide_slowdown: Sequence[float],
+        enter_end: Callable[[PlanRun, float], None],
+    ) -> None:
+        """`enter_end` moves the end of a plan in the agenda. Without `wide_slowdown`, `slowdown` is for all plans."""
         self._agenda = agenda
         self._slowdown = slowdown
+        self._wide_slowdown = wide_slowdown or slowdown
         self._enter_end = enter_end
         self._computing: defaultdict[str, dict[int, PlanRun]] = defaultdict(dict)
         self._workers: Counter[str] = Counter()
@@ -32,7 +40,7 @@ class Contention:
         node = run.devices[0].spec.node_id
         self._change(node, len(run.devices))
         self._computing[node][run.plan.plan_id] = run
-        self._stretch(run, self._factor(node))
+        self._stretch(run, self._factor(node, run))
 
     def end(self, run: PlanRun) -> None:
         """A plan computes no more, if it did."""
@@ -40,18 +48,20 @@ class Contention:
         if self._computing[node].pop(run.plan.plan_id, None) is not None:
             self._change(node, -len(run.devices))
 
-    def _factor(self, node: str) -> float:
-        workers, known = self._workers[node], len(self._slowdown)
+    def _factor(self, node: str, run: PlanRun) -> float:
+        slowdown = self._wide_slowdown if len(run.devices) > 1 else self._slowdown
+        workers, known = self._workers[node], len(slowdown)
         if workers == 0:
             return 1.0
-        return self._slowdown[workers - 1] if workers <= known else self._slowdown[-1] * workers / known
+        return slowdown[workers - 1] if workers <= known else slowdown[-1] * workers / known
 
     def _change(self, node: str, workers: int) -> None:
-        before = self._factor(node)
+        runs = list(self._computing[node].values())
+        before = [self._factor(node, run) for run in runs]
         self._workers[node] += workers
-        ratio = self._factor(node) / before
-        if ratio != 1.0:
-            for run in self._computing[node].values():
+        for run, factor in zip(runs, before, strict=True):
+            ratio = self._factor(node, run) / factor
+            if ratio != 1.0:
                 self._stretch(run, ratio)
 
     def _stretch(self, run: PlanRun, ratio: float) -> None:

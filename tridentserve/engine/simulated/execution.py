@@ -45,7 +45,9 @@ class Executor:
         self._recorder = recorder
         self._post = post
         self._options = options
-        self._contention = Contention(agenda, options.slowdown, self._enter_end) if options.slowdown else None
+        self._contention = (
+            Contention(agenda, options.slowdown, options.wide_slowdown, self._enter_end) if options.slowdown else None
+        )
         self._groups: set[str] = set()
         self._runs: dict[int, PlanRun] = {}
 

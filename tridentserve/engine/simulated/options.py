@@ -34,7 +34,8 @@ class SimulationOptions:
     `plan_overhead_s`: from when a plan is given out until its workers can start it. `report_overhead_s`: from the end
     of a plan until the scheduler knows of it, with `picture_s_per_pixel` more for each pixel that was decoded, as files
     are made then. `slowdown`: entry n - 1 is how many times as long everything takes while n workers of a node compute
-    at once, as CPU workers share cores; empty: workers do not disturb each other.
+    at once, as CPU workers share cores; empty: workers do not disturb each other. `wide_slowdown`: the same of plans on
+    several workers, which wait for each other; empty: as `slowdown`.
     `group_setup_s`: the first use of a process group's name. `handoff_capacity_bytes`: of each worker's buffer; it is
     taken from the worker's memory, and what does not fit waits in the host memory of the worker that made it.
     `max_idle_s`: when nothing has happened for so long, and nothing will, requests that still wait are left unfinished.
@@ -51,6 +52,7 @@ class SimulationOptions:
     report_overhead_s: float = 0.0
     picture_s_per_pixel: float = 0.0
     slowdown: tuple[float, ...] = ()
+    wide_slowdown: tuple[float, ...] = ()
     group_setup_s: float = 0.0
     handoff_capacity_bytes: int = 64 * 2**20
     failures: tuple[WorkerFailure, ...] = ()
@@ -77,8 +79,9 @@ class SimulationOptions:
                 raise ConfigError(f"{name} is {value}; it must be a number from 0 on")
         if not (math.isfinite(self.retry_s) and self.retry_s > 0):
             raise ConfigError(f"retry_s is {self.retry_s}; it must be above 0")
-        if not all(math.isfinite(factor) and factor > 0 for factor in self.slowdown):
-            raise ConfigError(f"slowdown is {self.slowdown}; its entries must be above 0")
+        for name, factors in (("slowdown", self.slowdown), ("wide_slowdown", self.wide_slowdown)):
+            if not all(math.isfinite(factor) and factor > 0 for factor in factors):
+                raise ConfigError(f"{name} is {factors}; its entries must be above 0")
         for failure in self.failures:
             if not (failure.time_s >= 0 and failure.down_s > 0):
                 raise ConfigError(f"{failure}: time_s must not be negative, down_s must be above 0")

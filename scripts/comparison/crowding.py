@@ -1,0 +1,66 @@
+"""How much workers of a node slow each other down, from the stages that ran while they were many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comparison.samples import Point, StageSample
+
+
+def slowdown_of(
+    crowds: Sequence[Sequence[StageSample]], alone_s: Mapping[Point, float], num_workers: int, wide: bool
+) -> tuple[float, ...]:
+    """Entry n - 1: how many times as long a stage takes while n workers compute, 1 to `num_workers`; never falling.
+
+    Of the stages on several workers (`wide`) or on one. Samples of one crowd ran at the same time. A stage that took
+    `t_n` seconds with n workers at work did `sum(t_n / slowdown_n)` seconds of what it does alone (`alone_s`, per step
+    for DIFFUSE): least squares over all stages.
+    """
+    rows = []
+    for crowd in crowds:
+        for sample in crowd:
+            point = sample.point
+            if (point.degree > 1) == wide and point in alone_s and not _shares_a_worker(sample, crowd):
+                seconds = _seconds_by_workers(sample, crowd, num_workers)
+                rows.append([second / (sample.steps * alone_s[point]) for second in seconds])
+    speeds = _speeds(np.array(rows).reshape(len(rows), num_workers))
+    return tuple(float(value) for value in np.maximum.accumulate(1.0 / speeds))
+
+
+def _speeds(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Per number of workers, the speed relative to one that computes alone. `times` [stages, numbers] is in multiples
+    of what each stage takes alone. Drawn to the speed of the number below where hardly anything was seen."""
+    count = times.shape[1]
+    if not times.size:
+        return np.ones(count)
+    # A pull as strong as one stage: differences between neighbours, and the first one is 1.
+    pull = np.eye(count) - np.eye(count, k=-1)
+    target = np.concatenate([np.ones(len(times)), [1.0], np.zeros(count - 1)])
+    found, *_ = np.linalg.lstsq(np.vstack([times, pull]), target, rcond=None)
+    speeds: NDArray[np.float64] = np.clip(found, 0.05, 1.0)
+    return speeds
+
+
+def _seconds_by_workers(sample: StageSample, crowd: Sequence[StageSample], most: int) -> list[float]:
+    """How long the stage ran with 1, 2, ... `most` workers at work, its own among them."""
+    ends = {time for other in crowd for time in (other.start_s, other.end_s) if sample.start_s < time < sample.end_s}
+    seconds = [0.0] * most
+    for begin_s, end_s in pairwise(sorted({sample.start_s, sample.end_s, *ends})):
+        busy = {worker for o in crowd if o.start_s < end_s and o.end_s > begin_s for worker in o.workers}
+        seconds[min(len(busy), most) - 1] += end_s - begin_s
+    return seconds
+
+
+def _shares_a_worker(sample: StageSample, crowd: Sequence[StageSample]) -> bool:
+    """Whether it ran in one batch with another request."""
+    return any(
+        other is not sample
+        and other.start_s < sample.end_s
+        and other.end_s > sample.start_s
+        and not set(other.workers).isdisjoint(sample.workers)
+        for other in crowd
+    )

@@ -1,0 +1,55 @@
+"""Stages as they ran on a live service, read from its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from traces.results import ReplayResult
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+
+class Point(NamedTuple):
+    """What a stage time is known for."""
+
+    model: str
+    stage: Stage
+    shape: Shape
+    degree: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageSample:
+    """One stage of one request: unix seconds, the workers in rank order, the steps that it made (1 unless DIFFUSE)."""
+
+    point: Point
+    workers: tuple[str, ...]
+    start_s: float
+    end_s: float
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        """Per step for DIFFUSE."""
+        return (self.end_s - self.start_s) / self.steps
+
+
+def stage_samples(results: Iterable[ReplayResult]) -> list[StageSample]:
+    """Of all stages of all answers, in order."""
+    return [
+        StageSample(
+            Point(result.model, Stage(span.stage), shape_of(result), span.degree),
+            span.workers,
+            span.start_s,
+            span.end_s,
+            span.steps or 1,
+        )
+        for result in results
+        for span in result.facts.timeline
+    ]
+
+
+def shape_of(result: ReplayResult) -> Shape:
+    return Shape(result.request.height, result.request.width, result.request.num_frames)
