@@ -20,6 +20,8 @@ from deployments.handle_api import final_update
 from deployments.http_body import MAX_BODY_BYTES, read_json, until_disconnect
 from deployments.models import ServedModel
 from deployments.schemas import REQUEST_ID, ImageRequest, parse_request, to_request
+from deployments.video_api import VIDEO_ROUTES, add_video_routes
+from deployments.video_backend import VideoBackend
 from tridentserve.errors import RequestNotFoundError
 
 HEARTBEAT_S = 10.0
@@ -27,6 +29,7 @@ HEALTH_TIMEOUT_S = 5.0
 _SERVING = ("ready", "degraded")
 _ROUTES = [
     "POST /v1/images/generations",
+    *VIDEO_ROUTES,
     "DELETE /v1/requests/{request_id}",
     "GET /v1/models",
     "GET /health",
@@ -40,11 +43,13 @@ logger = logging.getLogger(__name__)
 def create_api(
     backend: Backend,
     models: Mapping[str, ServedModel],
+    videos: VideoBackend | None = None,
     *,
     heartbeat_s: float = HEARTBEAT_S,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """The routes over one backend. `models` is not empty; its first model is the default of requests.
+    """The routes over one backend. `models` is not empty; its first model is the default of requests. Without `videos`
+    the service keeps no video jobs.
 
     A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
     also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
@@ -64,6 +69,8 @@ def create_api(
         if asked.stream:
             return EventStreamResponse(updates, heartbeat_s)
         return JSONResponse(_images_answer(await until_disconnect(request.receive, final_update(updates))))
+
+    add_video_routes(api, backend, models, videos, max_body_bytes)
 
     @api.delete("/v1/requests/{request_id}")
     async def cancel_request(request_id: str) -> dict[str, Any]:

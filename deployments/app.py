@@ -8,14 +8,18 @@ from ray.serve import Application
 from deployments.config import AppArgs
 from deployments.ingress import Api
 from deployments.scheduler import scheduler_deployment
+from deployments.video_deployment import keeps_videos, videos_deployment
 
 # Every request that waits holds one place in a replica; the bound that counts is the scheduler's.
 _MAX_ONGOING_REQUESTS = 10_000
 
 
 def build_app(args: AppArgs) -> Application:
-    """Two deployments: `Api`, any number of replicas, and `Scheduler`, exactly one, which owns the workers."""
+    """`Api`, any number of replicas, and `Scheduler`, exactly one, which owns the workers; `Videos`, which keeps the
+    jobs, where videos are served."""
     api = serve.deployment(name="Api", max_ongoing_requests=_MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0.1})(
         Api
     )
-    return api.bind(scheduler_deployment(args).bind(args), args.models)
+    scheduler = scheduler_deployment(args).bind(args)
+    videos = videos_deployment().bind(scheduler, args) if keeps_videos(args) else None
+    return api.bind(scheduler, args, videos)

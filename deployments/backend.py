@@ -1,12 +1,14 @@
 """What the HTTP routes and the Python handle need of the service behind them, as a protocol.
 
-Updates of one request, in order (plain values, but for the PNG bytes of the pictures):
+Updates of one request, in order (plain values, but for the pictures or videos):
 
     {"type": "queued", "request_id"}
     {"type": "progress", "request_id", "step", "num_steps"}
-    {"type": "completed", "request_id", "model", "images": [bytes], "seed", "width", "height", "created", "queue_s",
+    {"type": "completed", "request_id", "model", "images": [PNG bytes], "seed", "width", "height", "created", "queue_s",
      "latency_s", "slo_s", "slo_met", "stage_durations": {"encode", "diffuse", "decode"},
      "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb"}
+        of a video, with "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] in place of "images", and
+        "num_frames" and "fps"
     {"type": "failed", "request_id", "error": {"message", "type", "param", "code"}, "http_status"}
 """
 
@@ -20,6 +22,8 @@ from tridentserve.errors import InvalidRequestError, TridentServeError, error_cl
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 Update = dict[str, Any]
+# The key of what was made, one of these.
+OUTPUTS = frozenset({"images", "videos", "frames"})
 
 
 class Backend(Protocol):

@@ -11,11 +11,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
-from deployments.check_args import args_problems
+from deployments.check_args import args_problems, live_problems
 from deployments.config_base import describe_problems
+from deployments.config_live import SCHEDULER
 
 BUILDER = "deployments.app:build_app"
-DEPLOYMENTS = ("Api", "Scheduler")
+DEPLOYMENTS = ("Api", SCHEDULER, "Videos")
 # One Scheduler owns all workers; its bundles are one per worker.
 _FIXED_SCHEDULER_OPTIONS = ("autoscaling_config", "placement_group_bundles")
 _MAX_PORT = 65535
@@ -59,15 +60,23 @@ def _app_problems(app: ServeApplicationSchema, key: str) -> Iterator[str]:
     if not _module_exists(module):
         yield f"{key}.import_path: there is no module {module!r}; run from the folder that holds it, or install it"
     if is_ours(app):
-        yield from args_problems(app.args, f"{key}.args")
+        live = [(number, one) for number, one in enumerate(app.deployments) if _changes_models(one)]
+        yield from args_problems(app.args, f"{key}.args", readable=not live)
+        for number, deployment in live:
+            yield from live_problems(app.args, deployment.user_config, f"{key}.deployments[{number}].user_config")
         for number, deployment in enumerate(app.deployments):
             yield from _override_problems(deployment, f"{key}.deployments[{number}]")
+
+
+def _changes_models(deployment: DeploymentSchema) -> bool:
+    """Whether a deployment's `user_config` stands for some of the `args`."""
+    return deployment.name == SCHEDULER and "user_config" in deployment.model_fields_set
 
 
 def _override_problems(deployment: DeploymentSchema, key: str) -> Iterator[str]:
     if deployment.name not in DEPLOYMENTS:
         yield f"{key}.name: there is no such deployment; there are {', '.join(DEPLOYMENTS)}"
-    if deployment.name == "Scheduler":
+    if deployment.name == SCHEDULER:
         given = deployment.model_fields_set
         if "num_replicas" in given and deployment.num_replicas != 1:
             yield f"{key}.num_replicas: the Scheduler has exactly one replica, which owns all workers"

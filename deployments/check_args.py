@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from deployments.config import AppArgs, ModelArgs
 from deployments.config_base import describe_problems
+from deployments.config_live import live_args
 from deployments.models import ServedModel, family_of
 from deployments.planning import make_scheduler, plan_placement, policy_of, worker_specs
 from deployments.profiles import cost_model
@@ -18,7 +19,7 @@ from profiler import CostModel
 from tridentserve.checkpoints import stage_weights_bytes
 from tridentserve.errors import CheckpointError, ConfigError, ProfileError
 from tridentserve.events import Reject, RequestArrived
-from tridentserve.requests import RequestSpec, Shape
+from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage
 
 # Weights of a folder may differ by as much from those in its profile: beyond, the profile is of another model.
@@ -27,15 +28,33 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _MIB = 2**20
 
 
-def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
+def args_problems(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
     """The problems of the `args:` of one application, each beginning with the path of the key. Model folders and
-    profile tables are read, weights are not. Nothing is written."""
+    profile tables are read, weights are not; without `readable` not even these, as others stand for them. Nothing is
+    written."""
     try:
         parsed = AppArgs.model_validate(args)
     except ValidationError as error:
         return describe_problems(error, key)
     except ConfigError as error:  # of the environment, which the default is made from
         return [f"{key}.cache_dir: {error}"]
+    return [f"{key}.{problem}" for problem in (problems_of(parsed) if readable else ())]
+
+
+def live_problems(args: Mapping[str, Any], user_config: Any, key: str) -> list[str]:
+    """The problems of a `user_config` of the Scheduler and of the `args` that it leaves in force; none where the
+    `args` are wrong by themselves."""
+    try:
+        parsed = live_args(AppArgs.model_validate(args), user_config, key)
+    except ValidationError:
+        return []
+    except ConfigError as error:
+        return str(error).splitlines()
+    return [f"{key}.{problem}" for problem in problems_of(parsed)]
+
+
+def problems_of(parsed: AppArgs) -> list[str]:
+    """The problems of `args` that are right in themselves, each beginning with a key of theirs. See `args_problems`."""
     problems = list(_path_problems(parsed))
     weights: dict[str, Mapping[Stage, int]] = {}
     models: dict[str, ServedModel] = {}
@@ -56,6 +75,7 @@ def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
             else:
                 probes += _limit_probes(served, f"models[{index}].limits")
     probes += _load_probes(parsed)
+    problems += _frame_problems(parsed, models)
     try:
         times = cost_model(parsed)
     except ProfileError as error:
@@ -65,13 +85,15 @@ def args_problems(args: Mapping[str, Any], key: str = "args") -> list[str]:
         problems += _uncovered(probes, times)
         if not problems:
             problems += _planning_problems(parsed, times, probes)
-    return [f"{key}.{problem}" for problem in problems]
+    return problems
 
 
 def _path_problems(args: AppArgs) -> Iterator[str]:
     """Folders that are made at the start."""
     if any(model.tiny is not None for model in args.models) and (why := _unwritable(args.cache_dir)):
         yield f"cache_dir: {why}"
+    if args.replicas.host_dir is not None and (why := _unwritable(args.replicas.host_dir)):
+        yield f"replicas.host_dir: {why}"
     if args.decision_log is not None:
         if why := _unwritable(args.decision_log.parent):
             yield f"decision_log: {why}"
@@ -101,20 +123,29 @@ def _no_size(model: ServedModel) -> str:
     limits, family = model.limits, model.family
     return (
         f"no size is left: sides are multiples of {family.size_multiple} ({family.name}) from {limits.min_side} to "
-        f"{limits.max_side}, with at most {limits.max_pixels} pixels"
+        f"{limits.max_side}, with at most {model.max_pixels()} pixels"
     )
 
 
 def _limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
     upper = "max_pixels" if model.limits.max_pixels < model.limits.max_side**2 else "max_side"
-    for name, shape in (("min_side", model.smallest), (upper, model.most_pixels)):
+    if model.makes_videos:
+        upper = "max_frames"
+    for name, shape in (("min_side", model.smallest), (upper, model.longest)):
         yield RequestSpec(f"{key}.{name}", model.name, shape, model.default_steps)
 
 
 def _load_probes(args: AppArgs) -> Iterator[RequestSpec]:
     for index, load in enumerate(args.expected_load):
-        shape = Shape(height=load.height, width=load.width)
-        yield RequestSpec(f"expected_load[{index}]", load.model, shape, load.num_inference_steps)
+        yield RequestSpec(f"expected_load[{index}]", load.model, load.shape, load.num_inference_steps)
+
+
+def _frame_problems(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:
+    for index, load in enumerate(args.expected_load):
+        model = models.get(load.model)
+        if model is not None and not model.family.allows_frames(load.num_frames):
+            rule = f"1 plus a multiple of {model.family.frame_multiple}" if model.makes_videos else "1"
+            yield f"expected_load[{index}].num_frames: must be {rule} ({model.family.name})"
 
 
 def _weights_problems(

@@ -7,25 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from deployments.config_base import Args, Name, config_error
+from deployments.config_base import Args, LocalPath, Name, absolute, config_error
+from deployments.config_engine import CheckpointsArgs, ReplicasArgs
 from deployments.config_planning import POLICIES_WITHOUT_LOAD, DispatchArgs, LoadArgs, ReplanArgs
+from deployments.config_videos import VideosArgs
 from tridentserve import cache
 from tridentserve.families import FAMILIES
+from tridentserve.kernels import Attention
 from tridentserve.stages import PlacementType
 
 WorkerPlacement = dict[str, PlacementType]
 
 
-def _expanded(path: Path) -> Path:
-    """Absolute: the replicas of Ray Serve run in folders of their own."""
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError:
-        raise config_error("", f"{path.parts[0]} is no user with a home folder here; write the whole path") from None
-
-
 def _table_source(name: str) -> str:
-    return str(_expanded(Path(name))) if is_table_path(name) else name
+    return str(absolute(Path(name))) if is_table_path(name) else name
 
 
 def is_table_path(name: str) -> bool:
@@ -33,7 +28,6 @@ def is_table_path(name: str) -> bool:
     return name.endswith(".csv")
 
 
-LocalPath = Annotated[Path, AfterValidator(_expanded)]
 TableSource = Annotated[str, AfterValidator(_table_source)]
 
 
@@ -44,7 +38,9 @@ class Limits(Args):
     max_side: int = Field(default=2048, ge=16, description="pixels, of width and of height")
     max_pixels: int = Field(default=2048 * 2048, ge=256, description="width times height")
     max_steps: int = Field(default=100, ge=1, description="denoising steps")
-    max_outputs: int = Field(default=4, ge=1, description="pictures per request")
+    max_outputs: int = Field(default=4, ge=1, description="pictures or videos per request")
+    max_frames: int = Field(default=129, ge=1, description="of a video")
+    max_pixel_frames: int = Field(default=1280 * 720 * 129, ge=256, description="of a video: pixels times frames")
     max_prompt_chars: int = Field(default=4096, ge=1, description="of the prompt, and of the negative prompt")
 
 
@@ -59,10 +55,13 @@ class ModelArgs(Args):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="of the loaded weights; None: float32 on a CPU, bfloat16 on a GPU"
     )
+    attention: Attention = Field(default="sdpa", description="kernel of the denoising model; sdpa: torch chooses")
+    compile: bool = Field(default=False, description="whether its blocks go through torch.compile at their first use")
     limits: Limits = Field(default=Limits(), description="what its requests may ask for")
     profile_as: str | None = Field(default=None, description="its name in the profile tables; None: `name`")
     slo_scale: float = Field(default=2.5, gt=0, description="SLO over the latency at the optimal degrees")
     window_s: float | None = Field(default=None, gt=0, description="its own `replan.window_s`; None: that one")
+    drain: bool = Field(default=False, description="it takes no new requests, and stays in memory")
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelArgs:
@@ -128,6 +127,9 @@ class AppArgs(Args):
     dispatch: DispatchArgs = Field(default=DispatchArgs(), description="how requests are assigned")
     replan: ReplanArgs = Field(default=ReplanArgs(), description="when the placement follows the load")
     handoff: HandoffArgs = Field(default=HandoffArgs(), description="how tensors go from worker to worker")
+    replicas: ReplicasArgs = Field(default=ReplicasArgs(), description="how weights get into the workers")
+    checkpoints: CheckpointsArgs = Field(default=CheckpointsArgs(), description="what a lost worker costs")
+    videos: VideosArgs = Field(default=VideosArgs(), description="video jobs and their files")
     max_queued_requests: int = Field(default=256, ge=1, description="unfinished requests; the next one gets 429")
     max_retries: int = Field(default=2, ge=0, description="of a request whose worker failed")
     max_result_age_s: float = Field(
@@ -135,6 +137,9 @@ class AppArgs(Args):
     )
     cache_dir: LocalPath = Field(
         default_factory=lambda: cache.cache_dir().absolute(), description="where tiny models are made and kept"
+    )
+    drain_timeout_s: float = Field(
+        default=300, ge=0, description="of a model that is removed live: then what it still runs is ended"
     )
     decision_log: LocalPath | None = Field(default=None, description="JSON lines of all events and effects")
 
@@ -180,6 +185,8 @@ class AppArgs(Args):
             )
         if self.handoff.capacity_mb >= self.cluster.memory_mb:
             raise config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")
+        if self.replicas.fetch == "mapped" and self.cluster.device != "cpu":
+            raise config_error("replicas.fetch", "a GPU cannot use the pages of the host copy; choose `peer` or `host`")
         return self
 
     def _needs_load(self) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
@@ -19,6 +20,17 @@ class Args(BaseModel):
 def config_error(key: str, text: str) -> PydanticCustomError:
     """A problem with `key`, which is relative to the model that is being validated."""
     return PydanticCustomError("config", "{key}: {text}", {"key": key, "text": text})
+
+
+def absolute(path: Path) -> Path:
+    """`~` replaced, and not relative: the replicas of Ray Serve run in folders of their own."""
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise config_error("", f"{path.parts[0]} is no user with a home folder here; write the whole path") from None
+
+
+LocalPath = Annotated[Path, AfterValidator(absolute)]
 
 
 def describe_problems(error: ValidationError, prefix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The `args:` of this service, read from a Serve config file. No Ray."""
+"""The `args:` of this service, with its `user_config`, read from a Serve config file. No Ray."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from deployments.config import AppArgs
 from deployments.config_base import describe_problems
+from deployments.config_live import live_args, user_config_of
 from tridentserve.errors import ConfigError
 
 
@@ -25,6 +26,6 @@ def read_args(path: Path) -> AppArgs:
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ConfigError(f"{path}: no application has the import_path deployments.app:build_app and args") from None
     try:
-        return AppArgs.model_validate(args)
+        return live_args(AppArgs.model_validate(args), user_config_of(ours[0].get("deployments") or ()))
     except ValidationError as error:
         raise ConfigError(f"{path}: {'; '.join(describe_problems(error, 'args'))}") from None

@@ -8,9 +8,14 @@ from pydantic import Field, field_validator, model_validator
 
 from deployments.config_base import Args, Name, config_error
 from dispatch.policies import POLICIES
+from tridentserve.requests import Shape
 
 # Their placement is the Orchestrator's; all others make one by hand, and size it by the load that is expected.
 POLICIES_WITHOUT_LOAD = ("default", "wo-switch", "wo-stage-aware", "wo-scheduler", "wo-pooling", "edf")
+
+
+# Their dispatchers are sized by the load of the start: models cannot come and go.
+POLICIES_FOR_ONE_LOAD = ("b1", "b2", "b5")
 
 
 class LoadArgs(Args):
@@ -19,8 +24,13 @@ class LoadArgs(Args):
     model: Name = Field(description="the `name` of a model")
     width: int = Field(ge=1, description="pixels")
     height: int = Field(ge=1, description="pixels")
+    num_frames: int = Field(default=1, ge=1, description="of a video; 1 for a picture")
     num_inference_steps: int = Field(ge=1, description="denoising steps")
     weight: float = Field(default=1.0, gt=0, description="share of this kind, relative to the other weights")
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.height, self.width, self.num_frames)
 
 
 class DispatchArgs(Args):

@@ -1,4 +1,4 @@
-"""Reads a JSON body under a size limit, and watches for clients that leave."""
+"""Reads bodies under a size limit, as JSON or as a form, and watches for clients that leave."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from tridentserve.errors import InvalidRequestError
 
 MAX_BODY_BYTES = 1024 * 1024
+_JSON = "application/json"
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_MAX_FILES = 4
 T = TypeVar("T")
 
 
@@ -23,7 +27,35 @@ async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
     Raises HTTPException 413 (as soon as more than `max_bytes` are announced or have come) and 415 (another content
     type, or a compressed body), `InvalidRequestError` when it is not JSON, `ClientDisconnect`.
     """
-    _check_content_type(request)
+    _check_content_type(request, (_JSON,))
+    return _as_json(await _read(request, max_bytes))
+
+
+async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES) -> tuple[Any, bool]:
+    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as texts (files as objects), but for
+    `extra_body`, which is JSON there. True with a form: its numbers are texts.
+
+    Raises as `read_json` does, and `InvalidRequestError` for a form that is broken or names a field twice."""
+    if _check_content_type(request, (_JSON, *_FORMS)) == _JSON:
+        return await read_json(request, max_bytes), False
+    body = await _read(request, max_bytes)
+
+    async def again() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    try:
+        form = await Request(request.scope, again).form(max_files=_MAX_FILES, max_part_size=max_bytes)
+    except (HTTPException, MultiPartException):
+        raise InvalidRequestError("the body is not a valid form, or has too many fields") from None
+    fields: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name in fields:
+            raise InvalidRequestError("a field of the form is given twice")
+        fields[name] = _as_json(value.encode()) if name == "extra_body" and isinstance(value, str) else value
+    return fields, True
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         _too_large(max_bytes)
@@ -32,19 +64,26 @@ async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
         if len(body) + len(chunk) > max_bytes:
             _too_large(max_bytes)
         body += chunk
+    return bytes(body)
+
+
+def _as_json(body: bytes) -> Any:
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise InvalidRequestError("the body is not valid JSON in UTF-8 (NaN and Infinity are not JSON)") from None
 
 
-def _check_content_type(request: Request) -> None:
+def _check_content_type(request: Request, accepted: tuple[str, ...]) -> str:
+    """The type of the body, which is one of those accepted."""
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise HTTPException(415, "compressed bodies are not accepted; send it without Content-Encoding")
     kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
     charsets = {part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")}
-    if kind != "application/json" or not charsets <= {"utf-8", "utf8"}:
-        raise HTTPException(415, "the body must be JSON in UTF-8; send it with Content-Type: application/json")
+    if kind not in accepted or not charsets <= {"utf-8", "utf8"}:
+        types = " or ".join(accepted)
+        raise HTTPException(415, f"the body must be JSON in UTF-8; send it with Content-Type: {types}")
+    return kind
 
 
 def _too_large(max_bytes: int) -> NoReturn:

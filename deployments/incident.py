@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from deployments.config import AppArgs
 from deployments.planning import make_scheduler, plan_placement, policy_of
-from deployments.profiles import cost_model
+from deployments.profiles import add_profiles, cost_model
 from tridentserve.cluster import WorkerSpec
 from tridentserve.decisions import Decision, replay
 from tridentserve.errors import ConfigError
-from tridentserve.events import Effect, WorkerJoined
+from tridentserve.events import Effect, ModelAdded, WorkerJoined
 
 
 def replay_log(args: AppArgs, decisions: Sequence[Decision]) -> Iterator[tuple[Decision, list[Effect]]]:
     """Each logged decision with the effects that it has now. All are equal while code, configuration and profile are
-    those of the log, and no solve ran into its time limit.
+    those of the log, and no solve ran into its time limit. `args` are those of the service's start: models that came
+    later are in the log, their profiles in the same tables.
 
     Raises `ConfigError` when the log holds other workers than the configuration has."""
     specs = _workers(decisions)
@@ -24,6 +25,8 @@ def replay_log(args: AppArgs, decisions: Sequence[Decision]) -> Iterator[tuple[D
             f"the log has {len(specs)} workers, the configuration {args.cluster.num_workers}: is it this one's log?"
         )
     times = cost_model(args)
+    added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
+    add_profiles(times, args, {event.model: event.profile for event in added})
     policy = policy_of(args, times, specs)
     return replay(decisions, make_scheduler(args, times, specs, policy, plan_placement(args, times, specs, policy)))
 

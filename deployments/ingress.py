@@ -12,9 +12,10 @@ from ray.serve.handle import DeploymentHandle
 from deployments import handle_api
 from deployments.api import create_api
 from deployments.backend import closing
-from deployments.config import ModelArgs
-from deployments.models import served_models
+from deployments.config import AppArgs
+from deployments.live_models import LiveModels
 from deployments.remote import RemoteBackend
+from deployments.video_deployment import RemoteVideos
 from tridentserve.errors import TridentServeError
 
 
@@ -22,12 +23,14 @@ from tridentserve.errors import TridentServeError
 class Api:
     """`generate` and `generate_stream` are what a handle offers: plain dicts in, plain dicts out (docs/api.md)."""
 
-    def __init__(self, scheduler: DeploymentHandle[Any], models: list[ModelArgs]) -> None:
+    def __init__(self, scheduler: DeploymentHandle[Any], args: AppArgs, videos: DeploymentHandle[Any] | None) -> None:
         self._backend = RemoteBackend(scheduler)
-        self._models = served_models(models)
+        self._videos = RemoteVideos(videos, args) if videos is not None else None
+        self._models = LiveModels(self._backend.catalogue, args.models)
+        self._models.follow()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_api(self._backend, self._models)
+        return create_api(self._backend, self._models, self._videos)
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """See `deployments.handle_api.generate`."""

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isqrt
+from math import ceil, isqrt
 from pathlib import Path
 from typing import Any
 
 from deployments.config import Limits, ModelArgs
 from tridentserve.checkpoints import detect_family
-from tridentserve.errors import CheckpointError
 from tridentserve.families import FAMILIES, Family
 from tridentserve.requests import Shape
 
 _DEFAULT_SIDE = 1024
+_DEFAULT_FPS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model as clients see it."""
+    """One model as clients see it: a family that makes pictures, or one that makes videos."""
 
     name: str
     family: Family
     limits: Limits
+
+    @property
+    def makes_videos(self) -> bool:
+        return self.family.frame_multiple is not None
+
+    def max_pixels(self, num_frames: int = 1) -> int:
+        """Of one picture, or of each frame of a video with so many."""
+        limits = self.limits
+        return min(limits.max_pixels, limits.max_pixel_frames // num_frames) if self.makes_videos else limits.max_pixels
 
     @property
     def smallest(self) -> Shape:
@@ -35,21 +44,55 @@ class ServedModel:
     @property
     def largest(self) -> Shape:
         """The largest square that may be asked for."""
-        side = min(self.limits.max_side, isqrt(self.limits.max_pixels))
+        return self._largest_square(self.max_pixels())
+
+    @property
+    def longest(self) -> Shape:
+        """What takes the longest step of D of all that may be asked for: the size with the most pixels (at least the
+        largest square), of a video together with its frames."""
+        return max(map(self._most_pixels, self.frame_numbers), key=_tokens)
+
+    def _largest_square(self, max_pixels: int) -> Shape:
+        side = min(self.limits.max_side, isqrt(max_pixels))
         side -= side % self.family.size_multiple
         return Shape(side, side)
 
-    @property
-    def most_pixels(self) -> Shape:
-        """The size with the most pixels that may be asked for, the longest step of D; at least the largest square."""
-        multiple, limits = self.family.size_multiple, self.limits
-        best = self.largest
-        widest = min(limits.max_side, limits.max_pixels // limits.min_side)
+    def _most_pixels(self, num_frames: int) -> Shape:
+        """Of the sizes that so many frames may have; without pixels when there is none."""
+        multiple, limits, max_pixels = self.family.size_multiple, self.limits, self.max_pixels(num_frames)
+        best = self._largest_square(max_pixels)
+        widest = min(limits.max_side, max_pixels // limits.min_side)
         for width in range(best.width + multiple, widest + 1, multiple):
-            height = limits.max_pixels // width // multiple * multiple
+            height = max_pixels // width // multiple * multiple
             if height >= limits.min_side and width * height > best.pixels:
                 best = Shape(height=height, width=width)
-        return best
+        return Shape(best.height, best.width, num_frames) if best.width >= limits.min_side else Shape(0, 0)
+
+    @property
+    def frame_numbers(self) -> range:
+        """How many frames an output may have, small enough: 1, and for videos more, of the family's pattern."""
+        last = self.limits.max_frames if self.makes_videos else 1
+        return range(1, last + 1, self.family.frame_multiple or 1)
+
+    def frames_near(self, num_frames: float) -> int:
+        """The number of frames of the family's pattern that is nearest (of two the smaller one)."""
+        multiple = self.family.frame_multiple or 1
+        return 1 + multiple * max(0, ceil((num_frames - 1) / multiple - 0.5))
+
+    @property
+    def default_shape(self) -> Shape:
+        """Of a video whose request names no size and no length: the family's where the limits allow it."""
+        wanted, limits = self.family.default_shape or Shape(_DEFAULT_SIDE, _DEFAULT_SIDE), self.limits
+        sides = (wanted.height, wanted.width)
+        if min(sides) < limits.min_side or max(sides) > limits.max_side or wanted.pixels > self.max_pixels():
+            side = self.side_near(min(sides))
+            wanted = Shape(side, side, wanted.num_frames)
+        most = min(wanted.num_frames, limits.max_frames, limits.max_pixel_frames // wanted.pixels)
+        return Shape(wanted.height, wanted.width, max(n for n in self.frame_numbers if n <= max(1, most)))
+
+    @property
+    def default_fps(self) -> int:
+        return self.family.default_fps or _DEFAULT_FPS
 
     @property
     def default_side(self) -> int:
@@ -66,11 +109,19 @@ class ServedModel:
         return min(self.family.default_steps, self.limits.max_steps)
 
     def to_json(self) -> dict[str, Any]:
+        multiple, shape = self.family.size_multiple, self.default_shape
+        if self.makes_videos:
+            hidden, pattern = set[str](), {"frame_multiple": self.family.frame_multiple}
+            size = {"size": f"{shape.width}x{shape.height}", "num_frames": shape.num_frames, "fps": self.default_fps}
+        else:
+            hidden, pattern = {"max_frames", "max_pixel_frames"}, {}
+            size = {"size": f"{self.default_side}x{self.default_side}"}
         return {
             "family": self.family.name,
-            "limits": {**self.limits.model_dump(), "size_multiple": self.family.size_multiple},
+            "output_modality": "video" if self.makes_videos else "image",
+            "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},
             "defaults": {
-                "size": f"{self.default_side}x{self.default_side}",
+                **size,
                 "num_inference_steps": self.default_steps,
                 "guidance_scale": self.family.default_guidance_scale,
             },
@@ -83,9 +134,9 @@ def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 
 
 def family_of(model: ModelArgs) -> Family:
-    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`, also
-    for one that makes videos: there is no route to ask for them yet."""
-    family = FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
-    if family.frame_multiple is not None:
-        raise CheckpointError(f"{model.name}: {family.name} models make videos, and only pictures are served so far")
-    return family
+    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`."""
+    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
+
+
+def _tokens(shape: Shape) -> float:
+    return shape.tokens

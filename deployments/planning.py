@@ -15,7 +15,6 @@ from tridentserve.errors import ConfigError
 from tridentserve.hot_set import GROUP_BYTES, HotGroup, hot_set
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
-from tridentserve.requests import Shape
 from tridentserve.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import Stage
 
@@ -38,6 +37,7 @@ def worker_specs(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
                 node_id=node,
                 memory_bytes=args.cluster.memory_mb * _MIB,
                 device=args.cluster.device_name,
+                place=counts[node],
             )
         )
         counts[node] += 1
@@ -75,6 +75,8 @@ def make_scheduler(
     options = SchedulerOptions(
         slo_scale={model.name: model.slo_scale for model in args.models},
         max_retries=args.max_retries,
+        checkpoint_s=args.checkpoints.every_s,
+        checkpoint_steps=args.checkpoints.every_steps,
         decode_order=policy.decode_order,
     )
     replanner = _replanner(args, times, specs, policy) if _wants_replanner(args, policy) else None
@@ -128,11 +130,15 @@ def _orchestrator(args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec],
 
 def _reserve_bytes(args: AppArgs) -> int:
     """What the handoff buffer and the process groups take of each worker's memory."""
-    return args.handoff.capacity_mb * _MIB + args.cluster.max_groups * GROUP_BYTES[args.cluster.device]
+    return args.handoff.capacity_mb * _MIB + group_bytes(args)
+
+
+def group_bytes(args: AppArgs) -> int:
+    """What the process groups take of each worker's memory."""
+    return args.cluster.max_groups * GROUP_BYTES[args.cluster.device]
 
 
 def _expected_load(args: AppArgs) -> list[LoadShare]:
     return [
-        LoadShare(entry.model, Shape(entry.height, entry.width), entry.num_inference_steps, entry.weight)
-        for entry in args.expected_load
+        LoadShare(entry.model, entry.shape, entry.num_inference_steps, entry.weight) for entry in args.expected_load
     ]

@@ -10,7 +10,8 @@ from typing import Any
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.backend import Update
+from deployments.backend import OUTPUTS, Update
+from deployments.catalogue import Catalogue
 from tridentserve.errors import OverloadedError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -25,29 +26,37 @@ class RemoteBackend:
         self._streaming = handle.options(stream=True)
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        with _our_errors():
+        with our_errors():
             updates = self._streaming.generate.remote(spec, inputs)
             try:
                 async for update in updates:
                     if update["type"] == "completed":
-                        # The scheduler hands on references: the pictures come straight from their worker's node.
-                        update["images"] = list(await asyncio.gather(*update["images"]))
+                        # The scheduler hands on references: the outputs come straight from their worker's node.
+                        for kind in OUTPUTS & update.keys():
+                            update[kind] = list(await asyncio.gather(*update[kind]))
                     yield update
             finally:
                 # Tells the replica that this client has left; without effect once all updates have come.
                 updates.cancel()
 
     async def cancel(self, request_id: str) -> bool:
-        with _our_errors():
+        with our_errors():
             return bool(await self._handle.cancel.remote(request_id))
 
+    async def catalogue(self, edition: str | None, wait_s: float) -> Catalogue:
+        """The models that the Scheduler takes requests of, as soon as they are others than in `edition`; after `wait_s`
+        in any case."""
+        with our_errors():
+            found: Catalogue = await self._handle.catalogue.remote(edition, wait_s)
+            return found
+
     async def health(self) -> dict[str, Any]:
-        with _our_errors():
+        with our_errors():
             return dict(await self._handle.health.remote())
 
 
 @contextmanager
-def _our_errors() -> Iterator[None]:
+def our_errors() -> Iterator[None]:
     """Ray hands on an exception of the other side as one of its own, whose text is the traceback over there."""
     try:
         yield

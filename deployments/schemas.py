@@ -1,4 +1,7 @@
-"""The body of an image request: which fields there are, and what of them can be served. Nothing is made before."""
+"""The body of an image request: which fields there are, and what of them can be served. Nothing is made before.
+
+What requests of pictures and of videos share is here too; `video_schemas` has what only videos have.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -58,12 +61,8 @@ def _response_format(value: str) -> str:
 Text = Annotated[str, AfterValidator(_text)]
 
 
-class ImageRequest(BaseModel):
-    """The body of `POST /v1/images/generations`, and the dict of the Python handle. None means the default.
-
-    Limits that depend on the model are checked by `to_request`. `quality`, `background`, `output_format` and `user`
-    are what OpenAI's clients may send: accepted where they ask for what is served anyhow, without effect.
-    """
+class GenerationRequest(BaseModel):
+    """The fields that requests of pictures and of videos share. None means the default."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -83,16 +82,34 @@ class ImageRequest(BaseModel):
     request_id: Annotated[Text, AfterValidator(_request_id)] | None = Field(
         default=None, description="the same id joins the running or finished request"
     )
-    stream: bool = False
-    response_format: Annotated[Text, AfterValidator(_response_format)] = "b64_json"
-    output_format: Literal["png"] = "png"
     quality: Literal["auto", "standard"] = "auto"
-    background: Literal["auto", "opaque"] = "auto"
     user: Text | None = None
 
 
+class ImageRequest(GenerationRequest):
+    """The body of `POST /v1/images/generations`, and the dict of the Python handle.
+
+    Limits that depend on the model are checked by `to_request`. `quality`, `background`, `output_format` and `user`
+    are what OpenAI's clients may send: accepted where they ask for what is served anyhow, without effect.
+    """
+
+    stream: bool = False
+    response_format: Annotated[Text, AfterValidator(_response_format)] = "b64_json"
+    output_format: Literal["png"] = "png"
+    background: Literal["auto", "opaque"] = "auto"
+
+
+Parsed = TypeVar("Parsed", bound=GenerationRequest)
+
+
 def parse_request(body: Any) -> ImageRequest:
-    """The body with `extra_body` merged in. Raises `InvalidRequestError`, which never repeats a value of the body."""
+    """The body of an image request with `extra_body` merged in. Raises as `parse_as` does."""
+    return parse_as(ImageRequest, body)
+
+
+def parse_as(kind: type[Parsed], body: Any, strict: bool = True) -> Parsed:
+    """The body with `extra_body` merged in. Unless `strict`, a number may come as a text, as it does in forms.
+    Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
     fields = dict(body)
@@ -105,11 +122,11 @@ def parse_request(body: Any) -> ImageRequest:
                 raise InvalidRequestError(f"{_shown(name)}: must not be given twice (see extra_body)", _shown(name))
         fields |= extra
     for name in fields:
-        if name not in ImageRequest.model_fields:
-            known = ", ".join(sorted([*ImageRequest.model_fields, "extra_body"]))
+        if name not in kind.model_fields:
+            known = ", ".join(sorted([*kind.model_fields, "extra_body"]))
             raise InvalidRequestError(f"unknown field {_shown(name)}; there are {known}", _shown(name))
     try:
-        return ImageRequest.model_validate({name: value for name, value in fields.items() if value is not None})
+        return kind.model_validate({name: value for name, value in fields.items() if value is not None}, strict=strict)
     except ValidationError as error:
         raise _first_problem(error) from None
 
@@ -130,23 +147,26 @@ def _first_problem(error: ValidationError) -> InvalidRequestError:
 def to_request(
     body: Mapping[str, Any] | ImageRequest, models: Mapping[str, ServedModel]
 ) -> tuple[RequestSpec, GenerationInputs]:
-    """What the scheduler and the workers get of a body. `models` is not empty; its first model is the default.
+    """What the scheduler and the workers get of a body. The first model of `models` that makes pictures is the default.
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
     request = body if isinstance(body, ImageRequest) else parse_request(body)
-    model = _model(request.model, models)
-    limits = model.limits
-    _at_most("n", request.n, limits.max_outputs)
-    _at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
-    for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
-        if len(text) > limits.max_prompt_chars:
-            raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
-    shape = _shape(request, model)
+    model = model_of(request.model, models, videos=False)
+    check_limits(request, model)
+    width, height, param = asked_size(request, Shape(model.default_side, model.default_side))
+    check_size(width, height, param, model)
+    return made(request, model, Shape(height=height, width=width), f"img-{uuid.uuid4().hex}")
+
+
+def made(
+    request: GenerationRequest, model: ServedModel, shape: Shape, new_id: str
+) -> tuple[RequestSpec, GenerationInputs]:
+    """A checked request as the scheduler and the workers take it. `new_id`: unless it brings its own."""
     steps = request.num_inference_steps or model.default_steps
     guidance_scale = request.guidance_scale
     spec = RequestSpec(
-        request_id=request.request_id or f"img-{uuid.uuid4().hex}",
+        request_id=request.request_id or new_id,
         model=model.name,
         shape=shape,
         num_inference_steps=steps,
@@ -165,12 +185,27 @@ def to_request(
     return spec, inputs
 
 
-def _model(name: str | None, models: Mapping[str, ServedModel]) -> ServedModel:
-    if name is None:
-        return next(iter(models.values()))
-    if name not in models:
-        raise UnknownModelError(f"model: this model is not served; there are {', '.join(models)}", "model")
-    return models[name]
+def model_of(name: str | None, models: Mapping[str, ServedModel], videos: bool) -> ServedModel:
+    """The model of this name, or the first one that makes videos (or pictures). Raises `UnknownModelError`."""
+    kind, other, route = ("videos", "pictures", "images/generations") if videos else ("pictures", "videos", "videos")
+    fitting = {key: model for key, model in models.items() if model.makes_videos == videos}
+    if name in models and name not in fitting:
+        raise UnknownModelError(f"model: this one makes {other}; send the request to /v1/{route}", "model")
+    if not fitting:
+        raise UnknownModelError(f"model: none of the served models makes {kind}", "model")
+    if name is not None and name not in fitting:
+        raise UnknownModelError(f"model: this model is not served; there are {', '.join(fitting)}", "model")
+    return next(iter(fitting.values())) if name is None else fitting[name]
+
+
+def check_limits(request: GenerationRequest, model: ServedModel) -> None:
+    """Outputs, steps and texts. Raises `InvalidRequestError`."""
+    limits = model.limits
+    _at_most("n", request.n, limits.max_outputs)
+    _at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
+    for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
+        if len(text) > limits.max_prompt_chars:
+            raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
 
 
 def _at_most(name: str, value: int, limit: int) -> None:
@@ -178,9 +213,8 @@ def _at_most(name: str, value: int, limit: int) -> None:
         raise InvalidRequestError(f"{name}: must be at most {limit} for this model", name)
 
 
-def _shape(request: ImageRequest, model: ServedModel) -> Shape:
-    """Width and height, from `size` or from `width` and `height`, within what the model can make."""
-    width, height, param = _asked_size(request, model)
+def check_size(width: int, height: int, param: str, model: ServedModel) -> None:
+    """Whether the model can make this size, for which the field `param` is to blame. Raises `InvalidRequestError`."""
     limits, multiple = model.limits, model.family.size_multiple
     if width % multiple or height % multiple:
         raise InvalidRequestError(f"{param}: width and height must be multiples of {multiple} for this model", param)
@@ -193,17 +227,17 @@ def _shape(request: ImageRequest, model: ServedModel) -> Shape:
             f"{param}: width times height must be at most {limits.max_pixels} pixels for this model",
             param,
         )
-    return Shape(height=height, width=width)
 
 
-def _asked_size(request: ImageRequest, model: ServedModel) -> tuple[int, int, str]:
-    """Width, height and the field that is to blame for them. Both forms may be given when they agree."""
+def asked_size(request: GenerationRequest, default: Shape) -> tuple[int, int, str]:
+    """Width, height and the field that is to blame for them. Both forms may be given when they agree.
+    Raises `InvalidRequestError`."""
     if (request.width is None) != (request.height is None):
         missing = "width" if request.width is None else "height"
         raise InvalidRequestError(f"{missing}: give both width and height, or size", missing)
     asked = None if request.width is None or request.height is None else (request.width, request.height)
     if request.size is None or request.size == "auto":
-        width, height = asked or (model.default_side, model.default_side)
+        width, height = asked or (default.width, default.height)
         param = "size" if asked is None else "width"
         return width, height, param
     match = _SIZE.fullmatch(request.size)

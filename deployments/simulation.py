@@ -14,6 +14,7 @@ from functools import partial
 from deployments.config import AppArgs
 from deployments.planning import (
     degrees_in_use,
+    group_bytes,
     make_scheduler,
     plan_placement,
     policy_of,
@@ -21,9 +22,10 @@ from deployments.planning import (
     worker_specs,
 )
 from dispatch import DispatchOptions
-from dispatch.policies import make_policy
+from dispatch.policies import POLICIES_WITH_UNITS, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions
 from placement.cluster_file import ClusterSpec
+from placement.units import units_for
 from profiler import CostModel, load_tables
 from profiler.sources import TableSource
 from tridentserve.cluster import WorkerSpec
@@ -32,7 +34,8 @@ from tridentserve.errors import ConfigError
 from tridentserve.estimates import stage_seconds
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduler import DEFAULT_SLO_SCALE, Scheduler, SchedulerOptions
+from tridentserve.run_times import DEFAULT_SLO_SCALE
+from tridentserve.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import Stage
 
 MIB, GIB = 2**20, 2**30
@@ -68,8 +71,12 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     cluster cannot hold the models, `ProfileError` for a model or size that was not profiled."""
     if not arrivals:
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
-    times, workers = setup.make_times(), list(setup.workers)
+    times, truth, workers = setup.make_times(), setup.make_times(), list(setup.workers)
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
+    if setup.policy in POLICIES_WITH_UNITS and (
+        units := units_for(times, load, workers, setup.dispatch.handoff_reserve_bytes)
+    ):
+        times, truth = times.divided(units), truth.divided(units)
     policy = make_policy(setup.policy, times, workers, load, setup.dispatch)
     degrees = degrees_in_use(times, load, workers)
     orchestrator = Orchestrator(times, setup.dispatch.handoff_reserve_bytes, degrees, policy.one_pool)
@@ -77,7 +84,7 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     replanner = MonitoredReplanner(orchestrator, times, load, setup.replan) if policy.replanner_wanted else None
     options = replace(setup.scheduler, decode_order=policy.decode_order)
     scheduler = Scheduler(workers, placement, times, policy.dispatcher, options, replanner)
-    return SimulatedEngine(scheduler, workers, placement, setup.make_times(), setup.engine).run(arrivals)
+    return SimulatedEngine(scheduler, workers, placement, truth, setup.engine).run(arrivals)
 
 
 def simulate_service(
@@ -91,7 +98,10 @@ def simulate_service(
     placement = plan_placement(args, times, specs, policy)
     scheduler = make_scheduler(args, times, specs, policy, placement)
     options = replace(
-        options, tick_s=args.dispatch.tick_ms / 1000, handoff_capacity_bytes=args.handoff.capacity_mb * MIB
+        options,
+        tick_s=args.dispatch.tick_ms / 1000,
+        handoff_capacity_bytes=args.handoff.capacity_mb * MIB,
+        group_bytes=group_bytes(args),
     )
     return SimulatedEngine(scheduler, specs, placement, truth, options).run(arrivals)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from dispatch.auxiliaries import Seat
 from dispatch.batching import join
 from dispatch.candidates import Candidate, Work
 from dispatch.classes import Waiting, by_deadline
@@ -14,7 +15,7 @@ from dispatch.outlook import Outlook
 from dispatch.pools import IdleWorkers
 from dispatch.residency import having
 from tridentserve.plans import Replica, WorkerId
-from tridentserve.protocols import Assignment, PendingRequest, StageTimes, WorkerView
+from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import Stage
 
 
@@ -119,10 +120,10 @@ class Assigner:
         return None
 
     def _free_at_s(self, work: Work, stage: Stage) -> float:
-        return self._auxiliaries.free_at_s(self._able(work, stage), Replica(work.model, stage))
+        return self._auxiliaries.free_at_s(self._seats(work, stage), Replica(work.model, stage))
 
-    def _able(self, work: Work, stage: Stage) -> tuple[WorkerView, ...]:
-        return self._auxiliaries.able(work.model, stage, work.shape, work.outputs_at_once(stage))
+    def _seats(self, work: Work, stage: Stage) -> tuple[Seat, ...]:
+        return self._auxiliaries.best(work.model, stage, work.shape, work.outputs_at_once(stage))
 
     def _assignment(
         self,
@@ -139,16 +140,12 @@ class Assigner:
             encode = ()
             ready_s += self._fetch_s(members[0], together, diffuse)
         elif not candidate.encodes_there:
-            chosen, ready_s = self._take(together, Stage.ENCODE, self._now_s, candidate.encode_s, near)
-            ready_s += candidate.condition_s[0 if self._node_of[chosen] == near else 1]
-            encode = (chosen,)
+            encode, ready_s = self._take(together, Stage.ENCODE, self._now_s, near)
+            ready_s += candidate.condition_s[0 if self._node_of[encode[0]] == near else 1]
         diffuse_end_s = ready_s + candidate.load_s + candidate.diffuse_s
-        decode, finish_s = diffuse[:1], diffuse_end_s + candidate.decode_s
+        decode, finish_s = diffuse[: candidate.decode_degree], diffuse_end_s + candidate.decode_s
         if not candidate.decodes_there:
-            chosen, finish_s = self._take(
-                together, Stage.DECODE, diffuse_end_s, candidate.decode_s, near, candidate.latents_s
-            )
-            decode = (chosen,)
+            decode, finish_s = self._take(together, Stage.DECODE, diffuse_end_s, near, candidate.latents_s)
         return Assignment(
             request_ids=tuple(member.spec.request_id for member in members),
             primary=candidate.primary,
@@ -164,12 +161,12 @@ class Assigner:
         work: Work,
         stage: Stage,
         ready_s: float,
-        work_s: float,
         near: str,
         transfer_s: tuple[float, float] = (0.0, 0.0),
-    ) -> tuple[WorkerId, float]:
-        able = self._able(work, stage)
-        return self._auxiliaries.take(able, ready_s, work_s, near, Replica(work.model, stage), transfer_s)
+    ) -> tuple[tuple[WorkerId, ...], float]:
+        seats = self._seats(work, stage)
+        work_s = work.stage_s(self._times, stage, len(seats[0]))
+        return self._auxiliaries.take(seats, ready_s, work_s, near, Replica(work.model, stage), transfer_s)
 
     def _fetch_s(self, request: PendingRequest, work: Work, diffuse: Sequence[WorkerId]) -> float:
         """Seconds to bring the state of a stopped request from the worker that keeps it."""

@@ -17,6 +17,7 @@ from dispatch.pools import Pool
 from dispatch.problem import Slot
 from dispatch.residency import load_seconds
 from tridentserve.errors import ProfileError
+from tridentserve.estimates import stage_degree
 from tridentserve.plans import Replica
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec, Shape
@@ -51,13 +52,20 @@ class Work(NamedTuple):
         """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
         return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
 
+    def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:
+        """Seconds of E or C of all requests on so many workers. `ProfileError` where that was not profiled."""
+        calls = self.batch if stage is Stage.DECODE else 1
+        return calls * times.seconds(self.model, stage, self.shape, degree, self.outputs_at_once(stage))
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One slot for some work. `encode_free_s` and `decode_free_s` say when the auxiliary for that stage is free (minus
     infinity where the primary holds it); `earliest_start_s` when the slot can be formed, now or later. `load_s`: the
     primaries fetch weights first. `condition_s`, `latents_s`: what E's and C's auxiliaries are sent from (within a
-    node, between nodes); the longer one counts until the workers are known."""
+    node, between nodes); the longer one counts until the workers are known. `encode_degree`, `decode_degree`: how many
+    workers run these stages; where the primary holds E all do, and `encode_degree` is not looked at. `in_tiles`: the
+    primary has the memory for C in tiles only."""
 
     slot: Slot
     primary: PlacementType
@@ -71,6 +79,9 @@ class Candidate:
     load_s: float = 0.0
     condition_s: TransferSeconds = (0.0, 0.0)
     latents_s: TransferSeconds = (0.0, 0.0)
+    encode_degree: int = 1
+    decode_degree: int = 1
+    in_tiles: bool = False
 
     @property
     def encodes_there(self) -> bool:
@@ -97,10 +108,11 @@ class Candidate:
         return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
 
     def gpu_seconds(self, start_s: float) -> float:
-        """Seconds for which workers are taken: all of the slot until D ends (also while it waits for E), and one for
-        E elsewhere and for C."""
-        elsewhere_s = 0.0 if self.encodes_there else self.encode_s
-        return self.slot.degree * (self.diffuse_end_s(start_s) - start_s) + elsewhere_s + self.decode_s
+        """Seconds for which workers are taken: all of the slot until D ends (also while it waits for E), and those of
+        E elsewhere and of C."""
+        elsewhere_s = 0.0 if self.encodes_there else self.encode_degree * self.encode_s
+        diffuse_s = self.slot.degree * (self.diffuse_end_s(start_s) - start_s)
+        return diffuse_s + elsewhere_s + self.decode_degree * self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +167,25 @@ class Surveyor:
             return Survey((), (str(error),))
         if not candidates and not obstacles:
             obstacles.append(f"no worker holds the diffuse stage of {work.model}")
-        return Survey(tuple(candidates), tuple(dict.fromkeys(obstacles)))
+        # C in tiles is slower and not quite the same: where something else fits, that it is.
+        whole = [candidate for candidate in candidates if not candidate.in_tiles]
+        return Survey(tuple(whole or candidates), tuple(dict.fromkeys(obstacles)))
 
     def _in_pool(self, work: Work, costs: _Costs, index: int, primary: PlacementType) -> list[Candidate] | str:
         """The candidates in one pool, or why there are none."""
         free_s = {Stage.ENCODE: _MERGED_S, Stage.DECODE: _MERGED_S}
+        workers = {Stage.ENCODE: 1, Stage.DECODE: self._times.unit(work.model, Stage.DECODE)}
         for stage in free_s:
             if stage in primary.stages or (stage is Stage.ENCODE and not work.needs_encode):
                 continue
             outputs = work.outputs_at_once(stage)
-            able = self._auxiliaries.able(work.model, stage, work.shape, outputs)
-            if not able:
+            seats = self._auxiliaries.best(work.model, stage, work.shape, outputs)
+            if not seats:
                 holders = self._auxiliaries.holders(work.model, stage)
                 lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
                 return f"{primary} workers: {lack} {stage}"
-            free_s[stage] = self._auxiliaries.free_at_s(able, Replica(work.model, stage))
+            free_s[stage] = self._auxiliaries.free_at_s(seats, Replica(work.model, stage))
+            workers[stage] = len(seats[0])
         stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
         pool = self._pools[index]
         fitting = self._fits.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
@@ -177,23 +193,33 @@ class Surveyor:
             return fitting
         to_diffuse = work.needs_encode and Stage.ENCODE not in primary.stages
         to_decode = Stage.DECODE not in primary.stages
+        encode_s = costs.stage_s(Stage.ENCODE, workers[Stage.ENCODE]) if work.needs_encode else 0.0
+        most = workers[Stage.DECODE]
+        if not to_decode:
+            most = max(most, self._auxiliaries.optimal_degree(work.model, Stage.DECODE, work.shape))
         return [
             Candidate(
                 slot=slot,
                 primary=primary,
                 efficient=costs.is_efficient(degree, fitting, self._options.min_efficiency),
-                encode_s=costs.encode_s,
+                encode_s=encode_s,
                 diffuse_s=work.num_steps * costs.step_s(degree),
-                decode_s=costs.decode_s,
+                decode_s=costs.stage_s(Stage.DECODE, decode_degree),
                 encode_free_s=free_s[Stage.ENCODE],
                 decode_free_s=free_s[Stage.DECODE],
                 earliest_start_s=self._earliest_start_s(slot),
                 load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
                 condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
                 latents_s=costs.transfer_s(Stage.DIFFUSE) if to_decode else (0.0, 0.0),
+                encode_degree=workers[Stage.ENCODE],
+                decode_degree=decode_degree,
+                in_tiles=fitting.in_tiles,
             )
             for degree in fitting.degrees
             for slot in (Slot(index, degree),)
+            for decode_degree in (
+                most if to_decode else stage_degree(self._times, work.model, Stage.DECODE, min(most, degree)),
+            )
         ]
 
     def _earliest_start_s(self, slot: Slot) -> float:
@@ -216,21 +242,13 @@ class _Costs:
         self._work = work
         self._steps_s: dict[int, float] = {}
         self._transfers_s: dict[Stage, TransferSeconds] = {}
-        self._stages_s: dict[Stage, float] = {}
+        self._stages_s: dict[tuple[Stage, int], float] = {}
 
-    @property
-    def encode_s(self) -> float:
-        return self._stage_s(Stage.ENCODE) if self._work.needs_encode else 0.0
-
-    @property
-    def decode_s(self) -> float:
-        return self._work.batch * self._stage_s(Stage.DECODE)
-
-    def _stage_s(self, stage: Stage) -> float:
-        if stage not in self._stages_s:
-            work = self._work
-            self._stages_s[stage] = self._times.seconds(work.model, stage, work.shape, 1, work.outputs_at_once(stage))
-        return self._stages_s[stage]
+    def stage_s(self, stage: Stage, degree: int) -> float:
+        """Of E or C on so many workers."""
+        if (stage, degree) not in self._stages_s:
+            self._stages_s[stage, degree] = self._work.stage_s(self._times, stage, degree)
+        return self._stages_s[stage, degree]
 
     def step_s(self, degree: int) -> float:
         if degree not in self._steps_s:

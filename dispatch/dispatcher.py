@@ -50,7 +50,8 @@ class IlpDispatcher:
         """The assignments of `decide`, with how good they are."""
         if not view.pending or not view.workers:
             return TickPlan()
-        self._fleet = self._fleet.seen(view.workers) if self._fleet is not None else fleet_of(view.workers)
+        known, workers = self._fleet, view.workers
+        self._fleet = known.seen(workers) if known is not None else fleet_of(workers, self._fits.unit_of)
         outlook = self._outlook(self._fleet, view.now_s)
         if not outlook.any_idle:
             return TickPlan()

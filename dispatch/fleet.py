@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dispatch.pools import Pool, pools_of
+from dispatch.pools import Pool, UnitOf, alone, pools_of
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
 
@@ -25,6 +25,7 @@ class Fleet:
     workers: Sequence[WorkerView]
     all_pools: tuple[Pool, ...]
     _layout: _Layout
+    _unit_of: UnitOf = alone
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -35,14 +36,14 @@ class Fleet:
         """The fleet as these views show it, equal to `fleet_of` them. Pools without a change are shared with this one,
         and a worker without a change has the same view object."""
         if len(workers) != len(self.workers):
-            return fleet_of(workers)
+            return fleet_of(workers, self._unit_of)
         changed = {
             place: worker
             for place, (worker, old) in enumerate(zip(workers, self.workers, strict=True))
             if worker is not old
         }
         if any(not _is_same_place(worker, self.workers[place]) for place, worker in changed.items()):
-            return fleet_of(workers)
+            return fleet_of(workers, self._unit_of)
         return self._with(changed)
 
     def replacing(self, views: Mapping[WorkerId, WorkerView]) -> Fleet:
@@ -62,18 +63,19 @@ class Fleet:
         for number in {self._layout.pool_of[place] for place in changed}:
             nodes = [tuple([workers[place] for place in node]) for node in self._layout.members[number]]
             pools[number] = replace(pools[number], nodes=tuple(nodes))
-        return Fleet(workers, tuple(pools), self._layout)
+        return Fleet(workers, tuple(pools), self._layout, self._unit_of)
 
 
-def fleet_of(workers: Sequence[WorkerView]) -> Fleet:
+def fleet_of(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> Fleet:
     """The workers, grouped anew."""
-    all_pools = pools_of(workers)
+    all_pools = pools_of(workers, unit_of)
     places = {worker.worker_id: place for place, worker in enumerate(workers)}
     members = tuple(
         tuple(tuple(places[worker.worker_id] for worker in node) for node in pool.nodes) for pool in all_pools
     )
     pool_of = {place: number for number, nodes in enumerate(members) for node in nodes for place in node}
-    return Fleet(list(workers), all_pools, _Layout(members, tuple(pool_of[place] for place in range(len(workers)))))
+    layout = _Layout(members, tuple(pool_of[place] for place in range(len(workers))))
+    return Fleet(list(workers), all_pools, layout, unit_of)
 
 
 def _is_same_place(worker: WorkerView, other: WorkerView) -> bool:

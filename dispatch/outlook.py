@@ -27,9 +27,9 @@ class Outlook:
     ) -> None:
         """A `Fleet` of the workers and memory checks that were made before save time; they change nothing."""
         self.now_s = now_s
-        self.fleet = workers if isinstance(workers, Fleet) else fleet_of(workers)
-        self.pools = self.fleet.pools
         fits = fits or Fits(times, options)
+        self.fleet = workers if isinstance(workers, Fleet) else fleet_of(workers, fits.unit_of)
+        self.pools = self.fleet.pools
         self.auxiliaries = Auxiliaries(self.fleet.all_pools, fits, times, now_s)
         self.idle = tuple(pool.idle_per_node for pool in self.pools)
         self._widest = [max(nodes) for nodes in self.idle]

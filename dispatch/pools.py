@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -18,12 +18,18 @@ class Pool:
 
     `types` says which primary type they are for each model whose D they hold; none: they are auxiliaries only. A worker
     is in one pool even when it is a primary of several models, so two models can never be given it twice.
+
+    `unit`: how many hold the weights of a stage together (the largest number of all their stages). They are given out,
+    and count as idle, in whole units only (TridentServe, arXiv 2510.02838, appendix E.2): `unit` workers that follow
+    each other in a node, which are in the order of their places then. Workers whose unit is not whole are in pools that
+    hold nothing.
     """
 
     replicas: frozenset[Replica]
     types: Mapping[str, PlacementType]
     memory_bytes: int
     nodes: tuple[tuple[WorkerView, ...], ...]
+    unit: int = 1
 
     @cached_property
     def largest_node(self) -> int:
@@ -32,7 +38,14 @@ class Pool:
 
     @cached_property
     def idle_per_node(self) -> tuple[int, ...]:
-        return tuple([sum([worker.idle for worker in node]) for node in self.nodes])
+        """Workers of units that are idle as a whole."""
+        if self.unit == 1:
+            return tuple([sum([worker.idle for worker in node]) for node in self.nodes])
+        return tuple([self.unit * sum([_is_idle(unit) for unit in self.units(node)]) for node in self.nodes])
+
+    def units(self, node: Sequence[WorkerView]) -> list[tuple[WorkerView, ...]]:
+        """The workers of a node of this pool by units."""
+        return [tuple(node[start : start + self.unit]) for start in range(0, len(node), self.unit)]
 
     @cached_property
     def is_resident(self) -> bool:
@@ -45,46 +58,85 @@ class Pool:
 
     @cached_property
     def _free_at_s(self) -> tuple[list[float], ...]:
-        """Per node, ascending, when its workers are free; 0 for those that are idle."""
-        return tuple([sorted([0.0 if worker.idle else worker.free_at_s for worker in node]) for node in self.nodes])
+        """Per node, ascending, when its units are free; 0 for those that are idle."""
+        if self.unit == 1:
+            return tuple([sorted([0.0 if worker.idle else worker.free_at_s for worker in node]) for node in self.nodes])
+        return tuple([sorted([_free_at_s(unit) for unit in self.units(node)]) for node in self.nodes])
 
     def earliest_start_s(self, degree: int, now_s: float) -> float:
         """When `degree` workers of one node are expected to be free together; infinity when no node has as many."""
         if max(self.idle_per_node) >= degree:
             return now_s
-        starts_s = [free_at_s[degree - 1] for free_at_s in self._free_at_s if len(free_at_s) >= degree]
+        units = degree // self.unit
+        starts_s = [free_at_s[units - 1] for free_at_s in self._free_at_s if len(free_at_s) >= units]
         return max(now_s, min(starts_s, default=float("inf")))
 
     def first_free(self, degree: int, now_s: float) -> tuple[WorkerView, ...]:
         """The workers of one node that `earliest_start_s` speaks of; none when no node has as many."""
 
-        def order(worker: WorkerView) -> tuple[float, bool, WorkerId]:
-            return now_s if worker.idle else max(now_s, worker.free_at_s), not worker.idle, worker.worker_id
+        def order(unit: tuple[WorkerView, ...]) -> tuple[float, bool, WorkerId]:
+            return max(now_s, _free_at_s(unit)), not _is_idle(unit), unit[0].worker_id
 
-        groups = [tuple(sorted(node, key=order)[:degree]) for node in self.nodes if len(node) >= degree]
-        return min(groups, key=lambda group: order(group[-1]), default=())
+        nodes = [self.units(node) for node in self.nodes if len(node) >= degree]
+        groups = [sorted(units, key=order)[: degree // self.unit] for units in nodes]
+        chosen = min(groups, key=lambda group: order(group[-1]), default=[])
+        return tuple(worker for unit in chosen for worker in unit)
 
 
-def pools_of(workers: Iterable[WorkerView]) -> tuple[Pool, ...]:
+def _is_idle(unit: Sequence[WorkerView]) -> bool:
+    return all(worker.idle for worker in unit)
+
+
+def _free_at_s(unit: Sequence[WorkerView]) -> float:
+    return max(0.0 if worker.idle else worker.free_at_s for worker in unit)
+
+
+# How many workers hold the weights of one of these stages together: the largest number of all of them.
+UnitOf = Callable[[frozenset[Replica]], int]
+
+
+def alone(replicas: frozenset[Replica]) -> int:
+    """Each worker holds the weights of its stages by itself."""
+    return 1
+
+
+def pools_of(workers: Iterable[WorkerView], unit_of: UnitOf = alone) -> tuple[Pool, ...]:
     """All workers in pools, in an order that depends on the workers alone, not on theirs."""
     pooled: defaultdict[tuple[int, frozenset[Replica]], defaultdict[str, list[WorkerView]]]
     pooled = defaultdict(lambda: defaultdict(list))
     for worker in workers:
         pooled[worker.memory_bytes, worker.replicas][worker.node_id].append(worker)
     keys = sorted((memory_bytes, tuple(sorted(replicas))) for memory_bytes, replicas in pooled)
-    return tuple(
-        Pool(
-            replicas=frozenset(replicas),
-            types=_primary_types(replicas),
-            memory_bytes=memory_bytes,
-            nodes=_sorted_nodes(pooled[memory_bytes, frozenset(replicas)]),
-        )
-        for memory_bytes, replicas in keys
-    )
+    pools: list[Pool] = []
+    for memory_bytes, replicas in keys:
+        held = frozenset(replicas)
+        nodes, types = pooled[memory_bytes, held], _primary_types(replicas)
+        if (unit := unit_of(held)) == 1:
+            pools.append(Pool(held, types, memory_bytes, _sorted_nodes(nodes)))
+            continue
+        whole, broken = _by_units(nodes, unit)
+        if whole:
+            pools.append(Pool(held, types, memory_bytes, whole, unit))
+        if broken:
+            pools.append(Pool(frozenset(), {}, memory_bytes, broken))
+    return tuple(pools)
 
 
 def _sorted_nodes(nodes: Mapping[str, list[WorkerView]]) -> tuple[tuple[WorkerView, ...], ...]:
     return tuple(tuple(sorted(nodes[node_id], key=lambda worker: worker.worker_id)) for node_id in sorted(nodes))
+
+
+def _by_units(
+    nodes: Mapping[str, list[WorkerView]], unit: int
+) -> tuple[tuple[tuple[WorkerView, ...], ...], tuple[tuple[WorkerView, ...], ...]]:
+    """The workers whose units are whole and the others, per node, in the order of their places."""
+    whole, broken = [], []
+    for node_id in sorted(nodes):
+        members = sorted(nodes[node_id], key=lambda worker: (worker.place, worker.worker_id))
+        places = Counter(worker.place // unit for worker in members)
+        whole.append(tuple(worker for worker in members if places[worker.place // unit] == unit))
+        broken.append(tuple(worker for worker in members if places[worker.place // unit] != unit))
+    return tuple(filter(None, whole)), tuple(filter(None, broken))
 
 
 def _primary_types(replicas: Sequence[Replica]) -> dict[str, PlacementType]:
@@ -100,19 +152,22 @@ class IdleWorkers:
 
     def __init__(self, pool: Pool) -> None:
         self._nodes = pool.nodes
-        # Nodes by how many of their workers are idle, so that the best fit is found without a search over all nodes.
+        self._unit = pool.unit
+        # Nodes by how many of their units are idle, so that the best fit is found without a search over all nodes.
         self._by_idle: defaultdict[int, dict[int, None]] = defaultdict(dict)
         for number, count in enumerate(pool.idle_per_node):
             if count:
-                self._by_idle[count][number] = None
-        # Which workers of a node are idle, as bits by their place in it; nodes nobody has asked for are not there yet.
+                self._by_idle[count // pool.unit][number] = None
+        # Which units of a node are idle, as bits by their place in it; nodes nobody has asked for are not there yet.
         self._idle: dict[int, int] = {}
 
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
         """`degree` idle workers of the node with the fewest that suffice (best fit); None when no node has as many.
 
-        The node and the block in it with the most of the `preferred` workers come before that.
+        The node and the block in it with the most of the `preferred` workers come before that. `degree` is a multiple
+        of the pool's unit.
         """
+        unit, degree = self._unit, degree // self._unit
         counts = [count for count, nodes in self._by_idle.items() if nodes and count >= degree]
         if not counts:
             return None
@@ -120,28 +175,39 @@ class IdleWorkers:
         if preferred:
             number, wanted = self._node_with_most(degree, sorted(counts), preferred)
         idle = self._idle_in(number)
-        chosen = _block(len(self._nodes[number]), idle, degree, wanted)
+        node = self._nodes[number]
+        chosen = _block(len(node) // unit, idle, degree, wanted)
         count = idle.bit_count()
         self._idle[number] = idle & ~sum(1 << place for place in chosen)
         del self._by_idle[count][number]
         if count > degree:
             self._by_idle[count - degree][number] = None
-        return tuple([self._nodes[number][place].worker_id for place in chosen])
+        if unit > 1:
+            chosen = tuple(unit * place + rank for place in chosen for rank in range(unit))
+        return tuple([node[place].worker_id for place in chosen])
 
     def _node_with_most(self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]) -> tuple[int, int]:
-        """The node, and the idle workers in it that are preferred."""
+        """The node, and the idle units in it with preferred workers."""
         best, most = (-1, 0), -1
         for count in counts:
             for number in self._by_idle[count]:
-                wanted = self._idle_in(number) & _bits(worker.worker_id in preferred for worker in self._nodes[number])
+                is_preferred = [worker.worker_id in preferred for worker in self._nodes[number]]
+                wanted = self._idle_in(number) & _bits(self._per_unit(is_preferred, any))
                 if min(wanted.bit_count(), degree) > most:
                     best, most = (number, wanted), min(wanted.bit_count(), degree)
         return best
 
     def _idle_in(self, number: int) -> int:
         if number not in self._idle:
-            self._idle[number] = _bits(worker.idle for worker in self._nodes[number])
+            is_idle = [worker.idle for worker in self._nodes[number]]
+            self._idle[number] = _bits(self._per_unit(is_idle, all))
         return self._idle[number]
+
+    def _per_unit(self, flags: Sequence[bool], of: Callable[[Sequence[bool]], bool]) -> Iterable[bool]:
+        """Flags of a node's workers as flags of its units."""
+        if self._unit == 1:
+            return flags
+        return [of(flags[start : start + self._unit]) for start in range(0, len(flags), self._unit)]
 
 
 def _bits(flags: Iterable[bool]) -> int:

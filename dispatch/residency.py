@@ -15,19 +15,17 @@ def load_seconds(pool: Pool, model: str, stages: Iterable[Stage], degree: int, t
     """Seconds until some stages are in the memory of `degree` workers of one node, those that lack the least: idle ones
     where a node has as many, else any. Workers load side by side; infinity when no node has as many."""
     load_s = {stage: times.load_seconds(model, stage) for stage in stages}
+    units = degree // pool.unit
 
-    def least_s(nodes: Iterable[list[WorkerView]]) -> float:
-        return min(
-            (
-                sorted(sum(load_s[stage] for stage in _missing(worker, model, load_s)) for worker in node)[degree - 1]
-                for node in nodes
-                if len(node) >= degree
-            ),
-            default=float("inf"),
-        )
+    def unit_s(unit: Iterable[WorkerView]) -> float:
+        return max(sum(load_s[stage] for stage in _missing(worker, model, load_s)) for worker in unit)
 
-    idle_s = least_s([worker for worker in node if worker.idle] for node in pool.nodes)
-    return idle_s if idle_s < float("inf") else least_s(list(node) for node in pool.nodes)
+    def least_s(nodes: Iterable[list[tuple[WorkerView, ...]]]) -> float:
+        return min((sorted(map(unit_s, node))[units - 1] for node in nodes if len(node) >= units), default=float("inf"))
+
+    nodes = [pool.units(node) for node in pool.nodes]
+    idle_s = least_s([unit for unit in node if all(worker.idle for worker in unit)] for node in nodes)
+    return idle_s if idle_s < float("inf") else least_s(nodes)
 
 
 def having(pool: Pool, model: str, stages: Iterable[Stage]) -> frozenset[WorkerId]:

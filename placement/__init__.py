@@ -5,10 +5,10 @@ Pure: no I/O, no clock, no randomness.
 """
 
 from placement.fixed import fixed_placement
-from placement.load import LoadShare
 from placement.orchestrator import Orchestrator
 from placement.replanner import MonitoredReplanner, ReplanOptions
 from placement.transition import align, moved_bytes
+from tridentserve.load import LoadShare
 
 __all__ = [
     "LoadShare",

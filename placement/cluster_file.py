@@ -53,7 +53,7 @@ class ClusterSpec(BaseModel):
         """One worker per GPU: `n<node>w<index in node>` in node `n<node>`."""
         sizes = [group for group in self.groups for _ in range(group.nodes)]
         return [
-            WorkerSpec(f"n{node}w{index}", f"n{node}", int(group.memory_gb * _GB), group.gpu)
+            WorkerSpec(f"n{node}w{index}", f"n{node}", int(group.memory_gb * _GB), group.gpu, index)
             for node, group in enumerate(sizes)
             for index in range(group.gpus_per_node)
         ]

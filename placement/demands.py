@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from placement.load import LoadShare
 from placement.split import smallest_workable
 from placement.virtual_replicas import Fit, MemoryModel
 from profiler.memory import stages_peak_bytes
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
+from tridentserve.load import LoadShare
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
@@ -42,7 +42,7 @@ class Demand:
     @property
     def minimum(self) -> int:
         """Workers of the smallest workable set."""
-        return smallest_workable(self.fit.replica, self.fit.min_degree)
+        return smallest_workable(self.fit.replica, self.fit.min_degree, self.fit.units)
 
 
 class ClusterCosts:
@@ -68,7 +68,10 @@ class ClusterCosts:
                 raise PlacementError(
                     f"{model} was profiled at degrees {profiled}, in use are {tuple(self._degrees)}; profile one"
                 )
-            self._memory[model] = MemoryModel(self._times, self._memory_bytes, self._handoff_reserve_bytes, degrees)
+            reserve_bytes = self._handoff_reserve_bytes
+            self._memory[model] = MemoryModel(
+                self._times, self._memory_bytes, reserve_bytes, degrees, self._largest_node
+            )
         return self._memory[model]
 
     def room_for(self, roles: Iterable[tuple[Demand, PlacementType]]) -> int:
@@ -99,14 +102,15 @@ class ClusterCosts:
         return self.memory(model).first_fit(model, [shape]).replica
 
     def gpu_seconds(self, share: LoadShare, fit: Fit, stages: Iterable[Stage]) -> float:
-        """GPU-seconds of some stages of one request, D at the narrowest degree that fits."""
+        """GPU-seconds of some stages of one request, D at the narrowest degree that fits, E and C on one unit each."""
         total_s, degree = 0.0, fit.min_degrees[share.shape]
         for stage in sorted(stages):
             if stage is Stage.DIFFUSE:
                 step_s = self._times.seconds(share.model, stage, share.shape, degree)
                 total_s += degree * share.num_inference_steps * step_s
             else:
-                total_s += self._times.seconds(share.model, stage, share.shape)
+                unit = self._times.unit(share.model, stage)
+                total_s += unit * self._times.seconds(share.model, stage, share.shape)
         return total_s
 
     def rates(self, demand: Demand, measured: MeasuredRates) -> dict[PlacementType, float]:
@@ -132,7 +136,9 @@ class ClusterCosts:
         firsts = {share: self.first_replica(share.model, share.shape) for share in keep}
         served = {(share.model, share.shape) for share in asked}
         # Those that need most come first, as their virtual replica may run the others.
-        for share in sorted(firsts, key=lambda share: (firsts[share], share.shape, share.model), reverse=True):
+        for share in sorted(
+            firsts, key=lambda share: (firsts[share], share.shape, share.model, share.num_inference_steps), reverse=True
+        ):
             if (share.model, share.shape) in served:
                 continue
             served.add((share.model, share.shape))

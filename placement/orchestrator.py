@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from placement.demands import ClusterCosts, Demand, MeasuredRates
-from placement.load import LoadShare
 from placement.packing import Group, pack_per_machine
-from placement.shares import largest_remainder
+from placement.shares import shares_in_units
 from placement.sharing import Portion, groups_of
 from placement.split import pad_to_degrees, split
 from placement.stacking import stacked
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
 
@@ -72,35 +72,45 @@ class Orchestrator:
         if sum(demand.minimum for demand in demands) > len(workers):
             return _stacked(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]
-        shares = largest_remainder(len(workers), weights, [demand.minimum for demand in demands])
+        unit = max(unit for demand in demands for unit in demand.fit.units.values())
+        shares = shares_in_units(len(workers), weights, [demand.minimum for demand in demands], unit)
         portions = [_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)]
         groups = groups_of(portions, costs)
         placed = pack_per_machine(groups, workers)
         for demand in demands:
             _check_degree(demand, placed, workers)
-        replicas = {worker.worker_id: placed[worker.worker_id].held for worker in workers}
-        return PlacementPlan(replicas, _reason(portions, groups), epoch)
+            _check_units(demand, placed)
+        replicas = {w.worker_id: placed[w.worker_id].held if w.worker_id in placed else frozenset() for w in workers}
+        return PlacementPlan(replicas, _reason(portions, groups, len(workers) - len(placed)), epoch)
 
 
 def _portion(demand: Demand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:
     """Lines 7-8: primaries and auxiliaries by their rates, primaries padded to the degrees a node can form."""
     rates = costs.rates(demand, measured)
-    counts = split(demand.fit.replica, share, rates, demand.fit.min_degree)
-    return Portion(demand, pad_to_degrees(demand.fit.replica, counts, rates, costs.memory(demand.model).degrees), rates)
+    replica, units, degrees = demand.fit.replica, demand.fit.units, costs.memory(demand.model).degrees
+    counts = split(replica, share, rates, demand.fit.min_degree, units)
+    return Portion(demand, pad_to_degrees(replica, counts, rates, degrees, units), rates)
 
 
-def _reason(portions: Sequence[Portion], groups: Sequence[Group]) -> str:
+def _reason(portions: Sequence[Portion], groups: Sequence[Group], left_over: int) -> str:
     total = sum(portion.demand.gpu_seconds for portion in portions)
     parts = []
     for portion in portions:
-        what = ", ".join(f"{n} {kind}" for kind, n in portion.counts.items())
+        units = portion.demand.fit.units
+        what = ", ".join(f"{n} {kind}{_in_units(units[kind])}" for kind, n in portion.counts.items())
         share = portion.demand.gpu_seconds / total
         parts.append(f"{portion.demand.model} {portion.demand.fit.replica} brings {share:.0%} of the work: {what}")
     for group in groups:
         if group.beside:
             others = ", ".join(f"{replica.model} {replica.stage.letter}" for replica in sorted(group.beside))
             parts.append(f"the worker with {group.model} {group.kind} holds {others} too")
+    if left_over:
+        parts.append(f"{left_over} workers hold nothing: they make no whole unit in a node")
     return "; ".join(parts)
+
+
+def _in_units(unit: int) -> str:
+    return f" in units of {unit}" if unit > 1 else ""
 
 
 def _stacked(
@@ -123,13 +133,25 @@ def _check_degree(demand: Demand, placed: Mapping[WorkerId, Group], workers: Seq
     together = Counter(
         worker.node_id
         for worker in workers
-        if (placed[worker.worker_id].model, placed[worker.worker_id].kind) == primary
+        if (group := placed.get(worker.worker_id)) is not None and (group.model, group.kind) == primary
     )
-    if max(together.values()) < degree:
+    most = max(together.values(), default=0)
+    if most < degree:
         raise PlacementError(
-            f"{demand.model} needs {degree} {primary[1]} workers in one node and gets {max(together.values())}; "
+            f"{demand.model} needs {degree} {primary[1]} workers in one node and gets {most}; "
             f"add workers to a node, or give them more memory"
         )
+
+
+def _check_units(demand: Demand, placed: Mapping[WorkerId, Group]) -> None:
+    """Every auxiliary type must have found a unit."""
+    there = {(group.model, group.kind) for group in placed.values()}
+    for kind, unit in demand.fit.units.items():
+        if unit > 1 and (demand.model, kind) not in there:
+            raise PlacementError(
+                f"{demand.model} needs {unit} {kind} workers side by side in one node and no node has so many left; "
+                f"add a node, or give workers more memory"
+            )
 
 
 def _check_workers(workers: Sequence[WorkerSpec]) -> None:

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from placement.demands import ClusterCosts
-from placement.load import LoadShare
 from placement.virtual_replicas import Fit
 from profiler.monitor import StageSpeed
 from tridentserve.errors import PlacementError
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.stages import PlacementType, VirtualReplica
 
@@ -23,7 +23,7 @@ def stage_speeds(
     has (TridentServe, arXiv 2510.02838, section 6.1). Workers of one type share its work evenly. Raises
     `PlacementError` for a request that the plan cannot run, `ProfileError` for one that is not profiled.
     """
-    held = Counter(plan.replicas.values())
+    held = Counter(filter(None, plan.replicas.values()))
     holders: defaultdict[tuple[str, PlacementType], int] = defaultdict(int)
     for replicas, workers in held.items():
         for role in _roles(replicas):

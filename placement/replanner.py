@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from placement.demands import ClusterCosts
-from placement.load import LoadShare
 from placement.orchestrator import Orchestrator
 from placement.pressure import stage_speeds
 from placement.transition import align
@@ -23,6 +22,7 @@ from profiler.monitor import (
 )
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageReport, StageTimes
 from tridentserve.requests import RequestSpec, Shape
@@ -109,6 +109,19 @@ class MonitoredReplanner:
     def stage_finished(self, report: StageReport) -> None:
         """A stage has run, at `report.end_s`."""
         self._monitor.stage_finished(report)
+
+    def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
+        """A model is served from now on: see `Replanner`."""
+        self._expected = (*(share for share in self._expected if share.model != model), *load)
+        self._monitor.set_window(model, window_s)
+        self._tried = frozenset()  # its placement may name workers that are lost
+
+    def forget(self, model: str) -> None:
+        """A model is not served any more: nothing is planned for it."""
+        self._expected = tuple(share for share in self._expected if share.model != model)
+        self._largest = {key: share for key, share in self._largest.items() if key[0] != model}
+        self._monitor.drop(model)
+        self._tried = frozenset()
 
     def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         """A better plan for the live workers, or None; `verdict` says why. Between two looks it costs nothing."""

@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def shares_in_units(total: int, weights: Sequence[float], minimums: Sequence[int], unit: int) -> list[int]:
+    """`largest_remainder` in multiples of `unit`, what is left over going to the first; in single ones where so many do
+    not fit."""
+    whole = [-(-minimum // unit) for minimum in minimums]
+    if unit == 1 or sum(whole) > total // unit:
+        return largest_remainder(total, weights, minimums)
+    first, *others = [unit * share for share in largest_remainder(total // unit, weights, whole)]
+    return [first + total % unit, *others]
+
+
 def largest_remainder(total: int, weights: Sequence[float], minimums: Sequence[int]) -> list[int]:
     """Whole shares of `total` in proportion to `weights`, none below its minimum.
 

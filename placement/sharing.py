@@ -89,6 +89,8 @@ class _Sharing:
         """Give a spared worker to the primaries with most work each, whose auxiliaries keep up with one more."""
         shared = {(role.portion, role.kind) for roles in self.workers for role in roles}
         for index, portion in sorted(enumerate(self.portions), key=lambda entry: -entry[1].pressure):
+            if portion.demand.fit.units[portion.primary] > 1:
+                continue  # one worker is no unit
             portion.counts[portion.primary] += 1
             own = [kind for kind in portion.demand.fit.replica.auxiliaries if (index, kind) not in shared]
             if all(portion.need(kind) <= portion.counts[kind] for kind in own) and all(
@@ -123,8 +125,9 @@ def groups_of(portions: Sequence[Portion], costs: ClusterCosts) -> list[Group]:
                 for replica in _alone(portions[role.portion].demand, role.kind).held
                 if replica.model != demand.model
             )
-            together = demand.fit.min_degree if kind.is_primary else 1
-            groups.append(Group(demand.model, demand.fit.replica, kind, count, together, beside))
+            unit = demand.fit.units[kind]
+            together = demand.fit.min_degree if kind.is_primary else unit
+            groups.append(Group(demand.model, demand.fit.replica, kind, count, together, beside, unit))
     return groups
 
 

@@ -6,6 +6,7 @@ TridentServe, arXiv 2510.02838, appendix C.1, "Split()" and the alignment step o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tridentserve.errors import PlacementError
 from tridentserve.stages import PlacementType, VirtualReplica
@@ -14,35 +15,46 @@ from tridentserve.stages import PlacementType, VirtualReplica
 _TOLERANCE = 1e-9
 
 Counts = dict[PlacementType, int]
+# How many workers of a type belong together, as they hold a stage's weights together (appendix E.2); 1 where not said.
+Units = Mapping[PlacementType, int]
+_ALONE: Units = MappingProxyType({})
 
 
-def smallest_workable(replica: VirtualReplica, min_primaries: int = 1) -> int:
-    """The fewest workers that cover E, D and C: enough primaries for the narrowest degree, one of each auxiliary."""
-    return min_primaries + len(replica.auxiliaries)
+def smallest_workable(replica: VirtualReplica, min_primaries: int = 1, units: Units = _ALONE) -> int:
+    """The fewest workers that cover E, D and C: enough primaries for the narrowest degree, a unit of each auxiliary."""
+    return min_primaries + sum(units.get(kind, 1) for kind in replica.auxiliaries)
 
 
-def split(replica: VirtualReplica, budget: int, rates: Mapping[PlacementType, float], min_primaries: int = 1) -> Counts:
-    """Workers per placement type, `budget` in all.
+def split(
+    replica: VirtualReplica,
+    budget: int,
+    rates: Mapping[PlacementType, float],
+    min_primaries: int = 1,
+    units: Units = _ALONE,
+) -> Counts:
+    """Workers per placement type, `budget` in all, or as many of it as make whole units.
 
     `rates` are requests per second and worker of the primary and of each auxiliary. Primaries are as many as leave
     every auxiliary able to keep up, n_aux v_aux >= n_pri v_pri: floor(budget / (1 + sum v_pri / v_aux)), one fewer
     while rounding breaks that. What remains goes to the auxiliary with the largest deficit. With a budget too small
-    for that, feasibility comes first: `min_primaries`, at least one of each auxiliary.
+    for that, feasibility comes first: `min_primaries`, at least one (or a unit) of each auxiliary.
     Raises `PlacementError` when the budget is below `smallest_workable`.
     """
-    smallest = smallest_workable(replica, min_primaries)
+    smallest, unit = smallest_workable(replica, min_primaries, units), units.get(replica.primary, 1)
     if budget < smallest:
         raise PlacementError(f"{replica} needs at least {smallest} workers, its share is {budget}; add workers")
     if not replica.auxiliaries:
-        return {replica.primary: budget}
+        return {replica.primary: budget - budget % unit}
     load = 1 + sum(rates[replica.primary] / rates[auxiliary] for auxiliary in replica.auxiliaries)
-    most = budget - len(replica.auxiliaries)
-    primaries = min(max(int(budget / load + _TOLERANCE), min_primaries), most)
+    most = budget - (smallest - min_primaries)
+    primaries = min(max(int(budget / load + _TOLERANCE), min_primaries), most) // unit * unit
     while True:
-        counts = {replica.primary: primaries, **_share_out(replica, budget - primaries, rates)}
-        if primaries == min_primaries or keeps_up(replica, counts, rates):
+        counts = {replica.primary: primaries, **_share_out(replica, budget - primaries, rates, units)}
+        if primaries <= min_primaries or keeps_up(replica, counts, rates):
+            # What makes no whole unit of an auxiliary may make one of primaries.
+            counts[replica.primary] += (budget - sum(counts.values())) // unit * unit
             return counts
-        primaries -= 1
+        primaries -= unit
 
 
 def keeps_up(
@@ -54,7 +66,11 @@ def keeps_up(
 
 
 def pad_to_degrees(
-    replica: VirtualReplica, counts: Counts, rates: Mapping[PlacementType, float], degrees: Sequence[int]
+    replica: VirtualReplica,
+    counts: Counts,
+    rates: Mapping[PlacementType, float],
+    degrees: Sequence[int],
+    units: Units = _ALONE,
 ) -> Counts:
     """Raise the primaries to a multiple of each degree in turn, by workers borrowed from the auxiliaries, where those
     still keep up; elsewhere leave them, so that a degree is never bought with a congested stage."""
@@ -62,21 +78,26 @@ def pad_to_degrees(
     for degree in sorted(degrees):
         missing = -padded[replica.primary] % degree
         auxiliary_total = sum(padded[kind] for kind in replica.auxiliaries) - missing
-        if missing == 0 or auxiliary_total < len(replica.auxiliaries):
+        if missing == 0 or auxiliary_total < smallest_workable(replica, 0, units):
             continue
         attempt = {
             replica.primary: padded[replica.primary] + missing,
-            **_share_out(replica, auxiliary_total, rates),
+            **_share_out(replica, auxiliary_total, rates, units),
         }
         if keeps_up(replica, attempt, rates):
             padded = attempt
     return padded
 
 
-def _share_out(replica: VirtualReplica, budget: int, rates: Mapping[PlacementType, float]) -> Counts:
-    """One worker for each auxiliary, the others one by one to the type with the least capacity."""
-    counts = dict.fromkeys(replica.auxiliaries, 1)
-    for _ in range(budget - len(counts)):
-        slowest = min(replica.auxiliaries, key=lambda kind: (counts[kind] * rates[kind], kind))
-        counts[slowest] += 1
+def _share_out(
+    replica: VirtualReplica, budget: int, rates: Mapping[PlacementType, float], units: Units = _ALONE
+) -> Counts:
+    """One unit for each auxiliary, the others one by one to the type with the least capacity of those that have a unit
+    no larger than what is left."""
+    counts = {kind: units.get(kind, 1) for kind in replica.auxiliaries}
+    left = budget - sum(counts.values())
+    while fitting := [kind for kind in replica.auxiliaries if units.get(kind, 1) <= left]:
+        slowest = min(fitting, key=lambda kind: (counts[kind] * rates[kind], kind))
+        counts[slowest] += units.get(slowest, 1)
+        left -= units.get(slowest, 1)
     return counts

@@ -22,7 +22,7 @@ def stacked(
     first; no worker gets two types of a model. Then further primaries go where there is still room, for the model with
     most work per primary. None too when a model needs several workers together: these would have to hold the same.
     """
-    if any(demand.fit.min_degree > 1 for demand in demands):
+    if any(demand.fit.min_degree > 1 or max(demand.fit.units.values()) > 1 for demand in demands):
         return None
     held: dict[WorkerId, _Roles] = {worker.worker_id: [] for worker in sorted(workers, key=_name)}
     items = [(demand, kind) for demand in demands for kind in demand.kinds]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from profiler.memory import held_weights_bytes
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import PlacementPlan, WorkerId
+from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageTimes
+from tridentserve.stages import Stage
 
 _GB = 10**9
 
@@ -35,13 +36,16 @@ def placement_lines(plan: PlacementPlan, workers: Sequence[WorkerSpec], times: S
 
 def _cell(plan: PlacementPlan, worker: WorkerSpec, times: StageTimes, short: dict[str, str]) -> str:
     held = plan.replicas[worker.worker_id]
-    kinds = [f"{short[model]}{_kind(plan, worker.worker_id, model)}" for model in sorted({r.model for r in held})]
+    kinds = [f"{short[model]}{_kind(held, model, times)}" for model in sorted({r.model for r in held})] or ["-"]
     free_gb = (worker.memory_bytes - held_weights_bytes(times, held)) / _GB
     return f"{'+'.join(kinds)} {free_gb:.1f}"
 
 
-def _kind(plan: PlacementPlan, worker_id: WorkerId, model: str) -> str:
-    return str(plan.type_of(worker_id, model))
+def _kind(held: Iterable[Replica], model: str, times: StageTimes) -> str:
+    """The stages of one model, such as EDC; D/2 where two workers hold the weights of D together."""
+    stages = {replica.stage for replica in held if replica.model == model}
+    units = {stage: times.unit(model, stage) for stage in Stage if stage in stages}
+    return "".join(f"{stage.letter}/{unit}" if unit > 1 else stage.letter for stage, unit in units.items())
 
 
 def _aligned(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:

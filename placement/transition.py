@@ -6,18 +6,23 @@ TridentServe, arXiv 2510.02838, section 5.3: a switch costs what the weights tha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from placement.transport import transport
-from profiler.memory import held_weights_bytes
+from profiler.memory import held_weights_bytes, largest_unit
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
 
 _Held = frozenset[Replica]
-# What the workers of a node hold, without saying which holds what.
-_Layout = tuple[tuple[tuple[Replica, ...], int], ...]
+# What the workers of a block of places hold, in this order; a block is one worker where no weights are divided.
+_Block = tuple[tuple[Replica, ...], ...]
+# What the blocks of a node hold, without saying which holds what.
+_Layout = tuple[tuple[_Block, int], ...]
+# Of blocks that differ in size: more than all weights that there are.
+_NEVER = 1 << 80
 
 
 def moved_bytes(
@@ -36,28 +41,33 @@ def align(
     """The same plan with its parts given to other workers, such that the fewest bytes move (min-cost matching).
 
     What PackPerMachine put into one node stays in one node: whole nodes change places with nodes of the same size and
-    devices, and workers within their node. Of equal workers and equal nodes only the number counts, which makes it fast
-    for thousands. Workers are taken to have the memory that the plan was made for.
+    devices, and workers within their node. Where workers hold a stage's weights together (`StageTimes.unit`), whole
+    blocks of places change places, so that units stay aligned and every worker keeps its shard's number. Of equal
+    workers and equal nodes only the number counts, which makes it fast for thousands. Workers are taken to have the
+    memory that the plan was made for.
     """
-    nodes = _nodes(plan, current, workers)
+    kinds = {*plan.replicas.values(), *current.replicas.values()}
+    unit = max((largest_unit(times, held) for held in kinds), default=1)
+    nodes = _nodes(plan, current, workers, unit)
     replicas: dict[WorkerId, _Held] = {}
-    by_build: defaultdict[tuple[tuple[int, str], ...], list[_Node]] = defaultdict(list)
+    by_build: defaultdict[tuple[tuple[int, str, int], ...], list[_Node]] = defaultdict(list)
     for node in nodes:
         by_build[node.build].append(node)
     bytes_between = _Costs(times)
     for alike in by_build.values():
         for node, wanted in _match_nodes(alike, bytes_between):
-            replicas |= _match_workers(node, wanted, bytes_between)
+            replicas |= _match_blocks(node, wanted, bytes_between)
     return replace(plan, replicas={worker.worker_id: replicas[worker.worker_id] for worker in workers})
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node: its devices, what each of its workers holds now, and what is wanted there. Both in the order of ids."""
+    """A node: its devices (with their places where blocks have several), what each of its blocks holds now, and what is
+    wanted there. Both in the same order."""
 
-    build: tuple[tuple[int, str], ...]
-    held: Mapping[WorkerId, _Held]
-    wanted: tuple[_Held, ...]
+    build: tuple[tuple[int, str, int], ...]
+    held: tuple[tuple[tuple[WorkerId, ...], _Block], ...]
+    wanted: tuple[_Block, ...]
 
 
 class _Costs:
@@ -66,6 +76,7 @@ class _Costs:
     def __init__(self, times: StageTimes) -> None:
         self._times = times
         self._workers: dict[tuple[tuple[Replica, ...], tuple[Replica, ...]], int] = {}
+        self._blocks: dict[tuple[_Block, _Block], tuple[int, list[int]]] = {}
         self._nodes: dict[tuple[_Layout, _Layout], tuple[int, list[list[int]]]] = {}
 
     def of_worker(self, held: tuple[Replica, ...], wanted: tuple[Replica, ...]) -> int:
@@ -73,22 +84,37 @@ class _Costs:
             self._workers[held, wanted] = held_weights_bytes(self._times, set(wanted) - set(held))
         return self._workers[held, wanted]
 
+    def of_block(self, held: _Block, wanted: _Block) -> tuple[int, list[int]]:
+        """The fewest bytes from one block to another, and which part of `wanted` each worker takes: its own where
+        weights are divided, any where none are."""
+        if len(held) == len(wanted) == 1:
+            return self.of_worker(held[0], wanted[0]), [0]
+        if len(held) != len(wanted):
+            return _NEVER, []
+        if (held, wanted) not in self._blocks:
+            cost = [[self.of_worker(before, after) for after in wanted] for before in held]
+            taken = list(range(len(held)))
+            if all(largest_unit(self._times, replicas) == 1 for replicas in wanted):
+                taken = [row.index(1) for row in transport([1] * len(held), [1] * len(held), cost)]
+            self._blocks[held, wanted] = sum(cost[i][j] for i, j in enumerate(taken)), taken
+        return self._blocks[held, wanted]
+
     def of_node(self, held: _Layout, wanted: _Layout) -> tuple[int, list[list[int]]]:
-        """The fewest bytes from one layout to another, and how many workers go from each part to each."""
+        """The fewest bytes from one layout to another, and how many blocks go from each part to each."""
         if (held, wanted) not in self._nodes:
-            cost = [[self.of_worker(before, after) for after, _ in wanted] for before, _ in held]
+            cost = [[self.of_block(before, after)[0] for after, _ in wanted] for before, _ in held]
             flow = transport([n for _, n in held], [n for _, n in wanted], cost)
             total = sum(n * cost[i][j] for i, row in enumerate(flow) for j, n in enumerate(row))
             self._nodes[held, wanted] = total, flow
         return self._nodes[held, wanted]
 
 
-def _match_nodes(nodes: Sequence[_Node], costs: _Costs) -> list[tuple[_Node, tuple[_Held, ...]]]:
+def _match_nodes(nodes: Sequence[_Node], costs: _Costs) -> list[tuple[_Node, tuple[_Block, ...]]]:
     """Each node with the contents it takes."""
     now: defaultdict[_Layout, list[_Node]] = defaultdict(list)
-    then: defaultdict[_Layout, list[tuple[_Held, ...]]] = defaultdict(list)
+    then: defaultdict[_Layout, list[tuple[_Block, ...]]] = defaultdict(list)
     for node in nodes:
-        now[_layout(node.held.values())].append(node)
+        now[_layout(block for _, block in node.held)].append(node)
         then[_layout(node.wanted)].append(node.wanted)
     befores, afters = sorted(now), sorted(then)
     cost = [[costs.of_node(before, after)[0] for after in afters] for before in befores]
@@ -101,37 +127,46 @@ def _match_nodes(nodes: Sequence[_Node], costs: _Costs) -> list[tuple[_Node, tup
     ]
 
 
-def _match_workers(node: _Node, wanted: Sequence[_Held], costs: _Costs) -> dict[WorkerId, _Held]:
+def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _Costs) -> dict[WorkerId, _Held]:
     """What each worker of a node takes of the contents of one."""
-    before, after = _layout(node.held.values()), _layout(wanted)
+    before, after = _layout(block for _, block in node.held), _layout(wanted)
     _, flow = costs.of_node(before, after)
-    waiting: defaultdict[tuple[Replica, ...], list[WorkerId]] = defaultdict(list)
-    for worker_id, held in node.held.items():
-        waiting[tuple(sorted(held))].append(worker_id)
-    return {
-        waiting[kind].pop(0): frozenset(taken)
-        for i, (kind, _) in enumerate(before)
-        for j, (taken, _) in enumerate(after)
-        for _ in range(flow[i][j])
-    }
+    waiting: defaultdict[_Block, list[tuple[WorkerId, ...]]] = defaultdict(list)
+    for worker_ids, held in node.held:
+        waiting[held].append(worker_ids)
+    taken: dict[WorkerId, _Held] = {}
+    for i, (kind, _) in enumerate(before):
+        for j, (block, _) in enumerate(after):
+            for _ in range(flow[i][j]):
+                parts = costs.of_block(kind, block)[1]
+                ids = waiting[kind].pop(0)
+                taken |= {worker_id: frozenset(block[part]) for worker_id, part in zip(ids, parts, strict=True)}
+    return taken
 
 
-def _nodes(plan: PlacementPlan, current: PlacementPlan, workers: Sequence[WorkerSpec]) -> list[_Node]:
+def _nodes(plan: PlacementPlan, current: PlacementPlan, workers: Sequence[WorkerSpec], unit: int) -> list[_Node]:
+    """With blocks of `unit` places that are aligned to it."""
     by_node: defaultdict[str, list[WorkerSpec]] = defaultdict(list)
     for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id)):
         by_node[worker.node_id].append(worker)
-    return [
-        _Node(
-            build=tuple(sorted((worker.memory_bytes, worker.device) for worker in members)),
-            held={worker.worker_id: _held(current, worker.worker_id) for worker in members},
-            wanted=tuple(_held(plan, worker.worker_id) for worker in members),
-        )
-        for members in by_node.values()
-    ]
+    nodes = []
+    for members in by_node.values():
+        blocks: list[list[WorkerSpec]] = [[worker] for worker in members]
+        if unit > 1:
+            members.sort(key=lambda worker: worker.place)
+            blocks = [list(block) for _, block in groupby(members, key=lambda worker: worker.place // unit)]
+        build = [(worker.memory_bytes, worker.device, worker.place if unit > 1 else 0) for worker in members]
+        held = [(tuple(worker.worker_id for worker in block), _contents(current, block)) for block in blocks]
+        nodes.append(_Node(tuple(sorted(build)), tuple(held), tuple(_contents(plan, block) for block in blocks)))
+    return nodes
 
 
-def _layout(contents: Iterable[_Held]) -> _Layout:
-    return tuple(sorted(Counter(tuple(sorted(held)) for held in contents).items()))
+def _contents(plan: PlacementPlan, block: Iterable[WorkerSpec]) -> _Block:
+    return tuple(tuple(sorted(_held(plan, worker.worker_id))) for worker in block)
+
+
+def _layout(blocks: Iterable[_Block]) -> _Layout:
+    return tuple(sorted(Counter(blocks).items()))
 
 
 def _held(plan: PlacementPlan, worker_id: WorkerId) -> _Held:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler.memory import held_weights_bytes, peak_bytes_by_degree
+from placement.split import Units
+from profiler.memory import held_weights_bytes, largest_unit, peak_bytes_by_degree
 from tridentserve.errors import PlacementError
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
@@ -17,10 +18,13 @@ from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A virtual replica that can run some shapes, and for each the narrowest degree of D that memory allows there."""
+    """A virtual replica that can run some shapes, and for each the narrowest degree of D that memory allows there.
+
+    `units`: how many workers of each type belong together, as they hold a stage's weights together."""
 
     replica: VirtualReplica
     min_degrees: Mapping[Shape, int]
+    units: Units
 
     @property
     def min_degree(self) -> int:
@@ -30,19 +34,26 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What fits on a worker of `memory_bytes`: weights of its stages, peak activations of the largest of them (D's at
-    its degree), and the handoff reserve. `degrees` are those that a node can form, ascending."""
+    """What fits on a worker of `memory_bytes`: weights of its stages (its shards, where they are divided), peak
+    activations of the largest of them (D's at its degree), and the handoff reserve. `degrees` are those that a node can
+    form, ascending; the largest has `largest_node` workers."""
 
     times: StageTimes
     memory_bytes: int
     handoff_reserve_bytes: int
     degrees: tuple[int, ...]
+    largest_node: int
+
+    def unit(self, model: str, kind: PlacementType) -> int:
+        """How many workers of this type belong together."""
+        return largest_unit(self.times, (Replica(model, stage) for stage in kind.stages))
 
     def needed_bytes(self, model: str, kind: PlacementType, shape: Shape) -> dict[int, int]:
         """Bytes that a worker of this type needs to run its stages at this size, per degree of D (auxiliaries run at
-        degree 1). `ProfileError` if the size is not profiled."""
+        degree 1, or on a unit). `ProfileError` if the size is not profiled."""
         weights_bytes = held_weights_bytes(self.times, (Replica(model, stage) for stage in kind.stages))
-        degrees = self.degrees if kind.is_primary else (1,)
+        unit = self.unit(model, kind)
+        degrees = [degree for degree in self.degrees if degree >= unit] if kind.is_primary else [1]
         peaks = peak_bytes_by_degree(self.times, model, kind.stages, shape, degrees)
         return {degree: weights_bytes + peak + self.handoff_reserve_bytes for degree, peak in peaks.items()}
 
@@ -55,7 +66,10 @@ class MemoryModel:
         if not all(self._fitting_degrees(model, kind, shape) for kind in replica.auxiliaries for shape in shapes):
             return None
         fitting = {shape: self._fitting_degrees(model, replica.primary, shape) for shape in shapes}
-        return Fit(replica, {s: min(degrees) for s, degrees in fitting.items()}) if all(fitting.values()) else None
+        if not all(fitting.values()):
+            return None
+        units = {kind: self.unit(model, kind) for kind in (replica.primary, *replica.auxiliaries)}
+        return Fit(replica, {shape: min(degrees) for shape, degrees in fitting.items()}, units)
 
     def first_fit(self, model: str, shapes: Sequence[Shape]) -> Fit:
         """The first virtual replica that runs all shapes. Raises `PlacementError` when even V3, with each stage on
@@ -76,15 +90,26 @@ class MemoryModel:
         )
 
     def _check_weights(self, model: str) -> None:
-        """Weights that exceed a worker would need model parallelism (appendix E.2), which no worker here runs."""
+        """Weights that exceed a worker have to be divided among several of one node (`placement.units`)."""
         usable_bytes = self.memory_bytes - self.handoff_reserve_bytes
         for stage in Stage:
-            weights_bytes = self.times.weights_bytes(model, stage)
-            if weights_bytes > usable_bytes:
-                size = math.ceil(weights_bytes / usable_bytes) if usable_bytes > 0 else None
-                group = f"a group of {size} of them would" if size else "no group of them would"
-                raise PlacementError(
-                    f"{model}: the weights of {stage} alone are {weights_bytes} bytes and a worker has {usable_bytes} "
-                    f"for them; {group} hold them, but stages are not split over workers "
-                    f"(model parallelism); use workers with more memory, or a model in a smaller precision"
+            unit = self.times.unit(model, stage)
+            if self.times.weights_bytes(model, stage) <= usable_bytes:
+                continue
+            weights_bytes = unit * self.times.weights_bytes(model, stage)
+            size = 1 << max(math.ceil(weights_bytes / usable_bytes) - 1, 0).bit_length() if usable_bytes > 0 else None
+            if size is None:
+                found = "no group of them would hold them"
+            elif size > self.largest_node:
+                found = f"{size} would hold them together, and no node has more than {self.largest_node}"
+            elif stage is Stage.DIFFUSE and size > self.degrees[-1]:
+                found = f"{size} would hold them together, and degree {self.degrees[-1]} is the widest to run it"
+            else:
+                found = (
+                    f"{size} of a node would hold them together (model parallelism), which simulations can plan with "
+                    f"and a live service cannot"
                 )
+            raise PlacementError(
+                f"{model}: the weights of {stage} alone are {weights_bytes} bytes and a worker has {usable_bytes} for "
+                f"them; {found}; use workers with more memory, or a model in a smaller precision"
+            )

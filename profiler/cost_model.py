@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from profiler.links import LinkSpeeds
 from profiler.profiled import DeviceProfile
-from profiler.tables import ProfileTable
+from profiler.tables import ProfileRow, ProfileTable, WeightsRow, rows_of
+from tridentserve.errors import ProfileError
+from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -54,6 +56,10 @@ class CostModel:
     profiled counts as it was; beyond it, DIFFUSE and DECODE grow in proportion to the batch and ENCODE, which takes
     light inputs, does not grow (TridentServe, arXiv 2510.02838, section 5.1 and appendix E.1). `observe` corrects the
     table: per (model, stage, degree, octave of size) an exponentially weighted ratio of observed to tabled seconds.
+
+    Where the weights of a stage are divided among a unit of workers (`divided`), DIFFUSE has the degrees from the unit
+    on; ENCODE and DECODE take what the widest profiled degree up to the unit takes. That the workers of a unit send
+    each other their weights is in the seconds of a profile that was measured so, and is learned otherwise.
     """
 
     def __init__(self, tables: Iterable[ProfileTable], device: str, links: LinkSpeeds | None = None) -> None:
@@ -61,18 +67,39 @@ class CostModel:
         the device (another device may hold the same model in another precision). `links` replace those of the tables.
         Raises `ProfileError` when no row is for the device, when tables repeat a point or contradict each other, or
         when a model lacks a stage, degree 1, batch 1 or the weights of a stage."""
-        self._profile = DeviceProfile(tuple(tables), device)
+        self._tables = tuple(tables)
+        self._device = device
+        self._profile = DeviceProfile(self._tables, device)
         self._links = links if links is not None else self._profile.links
         self._corrections: defaultdict[_CorrectionKey, _Correction] = defaultdict(_Correction)
         self._encode: dict[_Point, _Cost] = {}
         self._diffuse: dict[_Point, _Cost] = {}
         self._decode: dict[_Point, _Cost] = {}
         self._by_degree: dict[tuple[str, Stage, Shape], tuple[tuple[int, _Cost], ...]] = {}
+        self._units: Mapping[Replica, int] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models that the tables cover on this device, sorted."""
         return self._profile.models
+
+    def divided(self, units: Mapping[Replica, int]) -> CostModel:
+        """A model of the same tables, which has learned nothing, where the weights of these stages are divided among so
+        many workers of a node each: powers of two (`placement.units` says which are needed)."""
+        other = CostModel(self._tables, self._device, self._links)
+        other._units = dict(units)
+        return other
+
+    def rows(self, model: str) -> frozenset[ProfileRow | WeightsRow]:
+        """All that the tables hold of a model, on whatever device."""
+        return rows_of(self._tables, model)
+
+    def extend(self, tables: Iterable[ProfileTable]) -> None:
+        """Cover further models. What is known of the others stays, with what was learned of them; another thread may
+        ask meanwhile. Raises `ProfileError` as the constructor does, and has changed nothing then."""
+        together = (*self._tables, *tables)
+        self._profile = DeviceProfile(together, self._device)
+        self._tables = together
 
     @property
     def links(self) -> LinkSpeeds:
@@ -88,9 +115,13 @@ class CostModel:
         """Peak activation bytes on one worker, weights not counted. `ProfileError` if unknown."""
         return self._cost(model, stage, shape, degree, batch).peak_bytes
 
+    def unit(self, model: str, stage: Stage) -> int:
+        """How many workers hold the weights of a stage together; 1 unless `divided` says more."""
+        return self._units.get(Replica(model, stage), 1) if self._units else 1
+
     def weights_bytes(self, model: str, stage: Stage) -> int:
-        """Bytes of the weights of one stage. `ProfileError` if the model is unknown."""
-        return self._profile.held(model, stage).weights_bytes
+        """Bytes of the weights of one stage on a worker that holds it. `ProfileError` if the model is unknown."""
+        return -(-self._profile.held(model, stage).weights_bytes // self.unit(model, stage))
 
     def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
         """Bytes that a stage hands on for `batch` outputs. `ProfileError` if the model is unknown."""
@@ -107,8 +138,13 @@ class CostModel:
         return self._links.load_seconds(self.weights_bytes(model, stage), source)
 
     def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
-        """The degrees that were profiled, ascending. `ProfileError` if the model is unknown."""
-        return self._profile.degrees(model, stage)
+        """The degrees that were profiled, ascending, from the unit on: for E and C at least the unit itself, for D none
+        where it is wider than all. `ProfileError` if the model is unknown."""
+        degrees, unit = self._profile.degrees(model, stage), self.unit(model, stage)
+        if unit == 1:
+            return degrees
+        wide = tuple(degree for degree in degrees if degree >= unit)
+        return wide if wide or stage is _DIFFUSE else (unit,)
 
     def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
         """The highest degree with efficiency T(k0) k0 / (k T(k)) above 0.8 (section 6.2, where k0 is 1), k0 being the
@@ -130,7 +166,7 @@ class CostModel:
     def optimal_batch(self, model: str, stage: Stage, shape: Shape, degree: int = 1) -> int:
         """The largest profiled batch that takes less than 1.2 times what one output takes (appendix E.1); 1 when there
         is none. `ProfileError` when the size is not covered."""
-        batches = self._profile.batches(model, stage, shape, degree)
+        batches = self._profile.batches(model, stage, shape, self._profiled_degree(model, stage, degree))
         limit_s = BATCH_LATENCY_GROWTH * self.seconds(model, stage, shape, degree)
         return max((b for b in batches if self.seconds(model, stage, shape, degree, b) < limit_s), default=1)
 
@@ -160,12 +196,25 @@ class CostModel:
     def _costs_by_degree(self, model: str, stage: Stage, shape: Shape) -> tuple[tuple[int, _Cost], ...]:
         """Of the degrees that cover a size, ascending; at least one."""
         degrees = self.degrees(model, stage)
-        covering = [k for k in degrees if self._profile.covers(model, stage, shape, k)]
+        profile = self._profile
+        covering = [k for k in degrees if profile.covers(model, stage, shape, self._profiled_degree(model, stage, k))]
         if not covering:
             raise self._profile.not_covered(model, stage, shape, degrees[0], batch=1)
         return tuple((k, self._cost(model, stage, shape, k, 1)) for k in covering)
 
+    def _profiled_degree(self, model: str, stage: Stage, degree: int) -> int:
+        """The degree whose rows say what a stage takes at this degree."""
+        unit = self.unit(model, stage)
+        if unit == 1:
+            return degree
+        if stage is not _DIFFUSE:
+            return max(k for k in self._profile.degrees(model, stage) if k <= max(degree, unit))
+        if degree < unit:
+            raise ProfileError(f"{model}: {unit} workers hold the weights of {stage} together, {degree} cannot run it")
+        return degree
+
     def _tabled(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
-        sizes, scale = self._profile.find(model, stage, shape, degree, batch)
+        sizes, scale = self._profile.find(model, stage, shape, self._profiled_degree(model, stage, degree), batch)
+        degree = max(degree, self.unit(model, stage))
         correction = self._corrections[model, stage, degree, round(math.log2(shape.tokens))]
         return _Cost(scale * sizes.seconds(shape), math.ceil(scale * sizes.peak_bytes(shape)), correction)

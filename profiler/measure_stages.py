@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,8 +15,11 @@ import safetensors.torch
 import torch
 
 from profiler.measure_memory import peak_bytes
-from tridentserve.parallel import SequenceGroup, connect_store, make_group, sequence_parallel
-from tridentserve.pipelines import PipelineAdapter, load_adapter
+from profiler.measure_random import random_adapter
+from tridentserve.kernels import Kernels
+from tridentserve.parallel import connect_store, make_group, sequence_parallel
+from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
@@ -25,11 +29,18 @@ _GROUP_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The model to measure, and on what: `device` as torch names it, `dtype` as torch names it or None."""
+    """The model to measure, and on what: `device` as torch names it, `dtype` as torch names it or None.
+
+    `random_weights`: only the configurations in `folder` are read. `condition_folder`: a cheaper model of random
+    weights whose conditions have the same shape, for when ENCODE is not measured.
+    """
 
     folder: Path
     device: str
     dtype: str | None = None
+    random_weights: bool = False
+    condition_folder: Path | None = None
+    kernels: Kernels = field(default_factory=Kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +55,39 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The median of the timed runs, the peak of one, and the bytes of what the stage hands on (one output)."""
+    """The median of the timed runs and their interquartile range over it, the peak of one run, and the bytes of what
+    the stage hands on (of all outputs together)."""
 
     seconds: float
+    spread: float
     peak_bytes: int
     output_bytes: int
 
 
-@lru_cache(maxsize=4)
+# The adapter in this process's memory: stages are measured one after another, each with the device to itself.
+_held: dict[tuple[Source, Stage], PipelineAdapter] = {}
+
+
 def _adapter(source: Source, stage: Stage) -> PipelineAdapter:
-    dtype = getattr(torch, source.dtype) if source.dtype else None
-    return load_adapter(source.folder, frozenset({stage}), device=source.device, dtype=dtype)
+    if (source, stage) not in _held:
+        release()
+        load = random_adapter if source.random_weights else load_adapter
+        adapter = load(source.folder, frozenset({stage}), device=source.device, dtype=_dtype(source))
+        kernels.install(adapter, source.kernels)
+        _held[source, stage] = adapter
+    return _held[source, stage]
+
+
+def _dtype(source: Source) -> torch.dtype | None:
+    return getattr(torch, source.dtype) if source.dtype else None
+
+
+def release() -> None:
+    """Let go of the models in this process."""
+    _held.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def set_threads(num_threads: int) -> None:
@@ -62,40 +95,57 @@ def set_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def sample_encode(source: Source, inputs: GenerationInputs, repeats: int) -> tuple[Sample, bytes]:
-    """ENCODE, and the condition it gives, as safetensors bytes that other processes can take."""
+def condition_of(source: Source, inputs: GenerationInputs, cheap: bool = False) -> bytes:
+    """A condition of the request, as safetensors bytes that other processes can take; `cheap`: of the source's
+    `condition_folder`, if it has one."""
+    if cheap and source.condition_folder is not None:
+        release()
+        adapter = random_adapter(source.condition_folder, frozenset({Stage.ENCODE}), source.device, _dtype(source))
+    else:
+        adapter = _adapter(source, Stage.ENCODE)
+    condition: bytes = safetensors.torch.save(
+        {name: tensor.cpu().contiguous() for name, tensor in adapter.encode(inputs).items()}
+    )
+    return condition
+
+
+def sample_encode(source: Source, inputs: GenerationInputs, repeats: int, batch: int = 1) -> Sample:
+    """ENCODE of so many requests together."""
     adapter, device = _adapter(source, Stage.ENCODE), torch.device(source.device)
-    seconds = _median_s(lambda: adapter.encode(inputs), repeats, device)
-    peak = peak_bytes(lambda: adapter.encode(inputs), {}, device)
-    condition = {name: tensor.cpu().contiguous() for name, tensor in adapter.encode(inputs).items()}
-    return Sample(seconds, peak, _num_bytes(condition)), safetensors.torch.save(condition)
+    requests = [inputs] * batch
+    timed = _timed(lambda: adapter.encode_all(requests), repeats, device)
+    peak = peak_bytes(lambda: adapter.encode_all(requests), {}, device)
+    return Sample(*timed, peak, sum(_num_bytes(condition) for condition in adapter.encode_all(requests)))
 
 
 def sample_diffuse(
-    source: Source, inputs: GenerationInputs, condition: bytes, repeats: int, member: Member | None = None
+    source: Source,
+    inputs: GenerationInputs,
+    condition: bytes,
+    repeats: int,
+    batch: int = 1,
+    member: Member | None = None,
 ) -> Sample:
-    """One denoising step; with `member`, as one rank of a group whose others call the same.
+    """One denoising step of so many requests; with `member`, as one rank of a group whose others call the same.
 
     Every step begins with the agreement to go on, as it does when a worker runs a plan.
     """
     adapter, device = _adapter(source, Stage.DIFFUSE), torch.device(source.device)
-    group = _join(member, device) if member is not None else None
-    try:
-        state = adapter.prepare(safetensors.torch.load(condition), inputs)
+    with _group(member, device) as group, sequence_parallel(group):
+        states = [adapter.prepare(safetensors.torch.load(condition), inputs) for _ in range(batch)]
 
         def step() -> None:
-            nonlocal state
+            nonlocal states
             if group is not None:
                 group.agree()
-            state = adapter.step(state)
+            states = adapter.advance(states)
 
-        with _parallel(group):
-            seconds = _median_s(step, repeats, device)
-            peak = peak_bytes(step, state.tensors, device)
-        return Sample(seconds, peak, _num_bytes(adapter.latents(state)))
-    finally:
-        if group is not None:
-            group.close()
+        timed = _timed(step, repeats, device)
+        held = {
+            f"{index}.{name}": tensor for index, state in enumerate(states) for name, tensor in state.tensors.items()
+        }
+        peak = peak_bytes(step, held, device)
+        return Sample(*timed, peak, sum(_num_bytes(adapter.latents(state)) for state in states))
 
 
 def num_steps(repeats: int) -> int:
@@ -104,22 +154,41 @@ def num_steps(repeats: int) -> int:
     return WARM_UP + repeats + 1
 
 
-def sample_decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int) -> Sample:
-    """DECODE, of the latents after a single step: its cost does not depend on what they show."""
-    diffuse, adapter = _adapter(source, Stage.DIFFUSE), _adapter(source, Stage.DECODE)
-    device = torch.device(source.device)
-    latents = diffuse.latents(diffuse.step(diffuse.prepare(safetensors.torch.load(condition), inputs)))
-    seconds = _median_s(lambda: adapter.decode(latents, inputs), repeats, device)
-    peak = peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
-    return Sample(seconds, peak, adapter.decode(latents, inputs).nbytes)
+def sample_decode(
+    source: Source,
+    inputs: GenerationInputs,
+    condition: bytes,
+    repeats: int,
+    batch: int = 1,
+    member: Member | None = None,
+) -> Sample:
+    """DECODE of the noise that DIFFUSE would begin with, of so many outputs: its cost does not depend on what they
+    show. With `member`, as one rank of a group."""
+    adapter, device = _adapter(source, Stage.DECODE), torch.device(source.device)
+    inputs = replace(inputs, num_outputs=batch)
+    diffuse = _weightless(source)
+    state = diffuse.prepare(safetensors.torch.load(condition), inputs)
+    latents = diffuse.latents(replace(state, step=state.num_steps))
+    with _group(member, device) as group, sequence_parallel(group):
+        timed = _timed(lambda: adapter.decode(latents, inputs), repeats, device)
+        peak = peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
+        return Sample(*timed, peak, adapter.decode(latents, inputs).nbytes)
+
+
+@lru_cache(maxsize=1)
+def _weightless(source: Source) -> PipelineAdapter:
+    """Stage D without its weights: it can prepare requests, and cannot run them."""
+    return load_adapter(
+        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_dtype(source), weights=False
+    )
 
 
 def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _median_s(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """The median of `repeats` runs after the warm-up."""
+def _timed(run: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
+    """The median of `repeats` runs after the warm-up, and their interquartile range over it."""
     times_s = []
     for number in range(WARM_UP + repeats):
         start_s = time.perf_counter()
@@ -128,13 +197,22 @@ def _median_s(run: Callable[[], object], repeats: int, device: torch.device) -> 
             torch.cuda.synchronize(device)
         if number >= WARM_UP:
             times_s.append(time.perf_counter() - start_s)
-    return statistics.median(times_s)
+    median_s = statistics.median(times_s)
+    if repeats == 1:
+        return median_s, 0.0
+    low_s, _, high_s = statistics.quantiles(times_s, method="inclusive")
+    return median_s, (high_s - low_s) / median_s
 
 
-def _join(member: Member, device: torch.device) -> SequenceGroup:
+@contextmanager
+def _group(member: Member | None, device: torch.device) -> Iterator[SequenceGroup | None]:
+    """The group of a member while it is used; None for work alone."""
+    if member is None:
+        yield None
+        return
     store = connect_store(port=member.store_port, timeout_s=_GROUP_TIMEOUT_S)
-    return make_group(store, member.group, member.rank, member.size, device, _GROUP_TIMEOUT_S)
-
-
-def _parallel(group: SequenceGroup | None) -> AbstractContextManager[None]:
-    return nullcontext() if group is None else sequence_parallel(group)
+    group = make_group(store, member.group, member.rank, member.size, device, _GROUP_TIMEOUT_S)
+    try:
+        yield group
+    finally:
+        group.close()

@@ -12,8 +12,13 @@ from tridentserve.stages import Stage
 
 
 def held_weights_bytes(times: StageTimes, replicas: Iterable[Replica]) -> int:
-    """Bytes of the weights of these replicas together. `ProfileError` when a model is not profiled."""
+    """Bytes of these replicas' weights on one worker together. `ProfileError` when a model is not profiled."""
     return sum(times.weights_bytes(replica.model, replica.stage) for replica in replicas)
+
+
+def largest_unit(times: StageTimes, replicas: Iterable[Replica]) -> int:
+    """How many workers hold the weights of one of these stages together (`StageTimes.unit`): the largest number."""
+    return max((times.unit(replica.model, replica.stage) for replica in replicas), default=1)
 
 
 def stages_peak_bytes(
@@ -21,7 +26,7 @@ def stages_peak_bytes(
 ) -> int:
     """Peak activation bytes of stages that run one after the other on one worker: that of the largest.
 
-    DIFFUSE runs at `degree`; ENCODE and DECODE run whole on one worker. `ProfileError` outside the profile.
+    DIFFUSE runs at `degree`; ENCODE and DECODE run whole on one worker (or unit). `ProfileError` outside the profile.
     """
     return max(
         times.peak_bytes(model, stage, shape, degree if stage is Stage.DIFFUSE else 1, batch) for stage in stages

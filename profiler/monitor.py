@@ -60,8 +60,7 @@ class Monitor:
         self._min_requests = min_requests
         self._min_arrivals = min_arrivals
         for name, seconds in [*self._window_s.items(), ("default", default_window_s)]:
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ConfigError(f"the Monitor's window for {name} is {seconds} s; give a time above 0")
+            _checked_window(name, seconds)
         self._arrivals: dict[str, deque[tuple[float, WorkKind, int]]] = {}
         self._arrived: dict[str, dict[WorkKind, int]] = {}
         self._reports: dict[str, deque[tuple[float, PlacementType, Stage, int, int]]] = {}
@@ -85,6 +84,20 @@ class Monitor:
         entry = (report.end_s, report.kind, report.stage, report.requests, gpu_ns)
         self._reports.setdefault(report.model, deque()).append(entry)
         self._forget(report.model, report.end_s)
+
+    def set_window(self, model: str, window_s: float | None) -> None:
+        """From now on; None: the window of models without one of their own. Raises `ConfigError` as the constructor."""
+        self._window_s.pop(model, None)
+        if window_s is not None:
+            self._window_s[model] = _checked_window(model, window_s)
+
+    def drop(self, model: str) -> None:
+        """Forget all that was counted of a model."""
+        self._arrivals.pop(model, None)
+        self._arrived.pop(model, None)
+        self._reports.pop(model, None)
+        for kind in [kind for kind in self._done if kind[0] == model]:
+            del self._done[kind]
 
     def load(self, now_s: float) -> dict[WorkKind, float]:
         """Outputs asked for per second, averaged over `load_window_s`: a young window counts as a quiet one. In a fixed
@@ -139,6 +152,12 @@ class Monitor:
             total = self._done[model, kind][stage]
             total.requests -= requests
             total.gpu_ns -= gpu_ns
+
+
+def _checked_window(name: str, seconds: float) -> float:
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ConfigError(f"the Monitor's window for {name} is {seconds} s; give a time above 0")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ holds the bytes of each stage's weights, which do not depend on the point, and o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -90,6 +91,15 @@ class ProfileTable:
     rows: tuple[ProfileRow, ...]
     weights: tuple[WeightsRow, ...]
     links: tuple[LinksRow, ...] = ()
+
+
+def rows_of(tables: Iterable[ProfileTable], model: str) -> frozenset[ProfileRow | WeightsRow]:
+    """All that tables hold of a model, on whatever device."""
+    rows: list[ProfileRow | WeightsRow] = []
+    for table in tables:
+        rows += [row for row in table.rows if row.model == model]
+        rows += [row for row in table.weights if row.model == model]
+    return frozenset(rows)
 
 
 def weights_path(path: Path) -> Path:

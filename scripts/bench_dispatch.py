@@ -30,7 +30,7 @@ from tridentserve.estimates import stage_seconds
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduler import DEFAULT_SLO_SCALE
+from tridentserve.run_times import DEFAULT_SLO_SCALE
 from tridentserve.stages import Stage
 
 _GPUS_PER_NODE = 8

@@ -60,7 +60,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure these alone")
     parser.add_argument("--runs", type=int, default=20, help="of each measurement")
     parser.add_argument("--layers", type=int, default=6, help="of the transformer that is loaded, about 40 MB each")
-    parser.add_argument("--side", type=int, default=512, help="width and height of the request that is paused")
+    parser.add_argument("--side", type=int, default=1536, help="of the picture that is paused; a step takes seconds")
+    parser.add_argument("--pauses", type=int, default=4, help="of that picture")
+    parser.add_argument("--small-side", type=int, default=512, help="of a picture whose steps are short")
     parser.add_argument("--requests", type=int, default=80, help="during the switch")
     parser.add_argument("--gap-s", type=float, default=0.25, help="seconds between two of them")
     return parser.parse_args()
@@ -81,7 +83,9 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if "handoff" in options.only:
                 add("handoff", await measure_handoff(workers, options.runs))
             if "pause_resume" in options.only:
-                add("pause_resume", await measure_pause(workers, options.side, steps=4, runs=options.runs))
+                figures = await measure_pause(workers, options.side, steps=2, runs=options.pauses)
+                small = await measure_pause(workers, options.small_side, steps=4, runs=options.runs)
+                add("pause_resume", figures | {"small": small})
     if {"load", "switch"}.intersection(options.only):
         large = make_checkpoint(folder / "large", options.layers)
         if "load" in options.only:

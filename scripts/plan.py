@@ -19,6 +19,7 @@ from pathlib import Path
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
 from placement.table import placement_lines
+from placement.units import divided_stages, units_for
 from profiler import load_cost_model
 from traces.mixes import Mix, load_figure, load_mix
 from tridentserve.errors import TridentServeError
@@ -62,24 +63,25 @@ def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> t
 
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = load_cost_model(arguments.profiles, cluster.gpu)
-    workers = cluster.workers()
+    workers, load, reserve_bytes = cluster.workers(), _load(mix), arguments.handoff_mb * _MIB
+    units = units_for(times, load, workers, reserve_bytes)
+    times = times.divided(units) if units else times
     largest_node = max(group.gpus_per_node for group in cluster.groups)
     degrees = {degree for model in mix.models for degree in times.degrees(model, Stage.DIFFUSE)}
-    orchestrator = Orchestrator(
-        times, arguments.handoff_mb * _MIB, sorted(degree for degree in degrees if degree <= largest_node)
-    )
-    plan = orchestrator.plan(_load(mix), workers)
+    orchestrator = Orchestrator(times, reserve_bytes, sorted(degree for degree in degrees if degree <= largest_node))
+    plan = orchestrator.plan(load, workers)
     sizes = ", ".join(str(size) for size in sorted({group.gpus_per_node for group in cluster.groups}))
-    load = load_figure(mix, times, len(workers))
+    needed = load_figure(mix, times, len(workers))
     return [
         f"{mix.name}: {mix.rate_per_s:g} requests/s of {', '.join(mix.models)}",
         f"{len(workers)} {cluster.gpu} in nodes of {sizes}; the load needs "
-        f"{load:.0%} of their GPU-seconds (every stage at the narrowest degree that was profiled)",
+        f"{needed:.0%} of their GPU-seconds (every stage at the narrowest degree that was profiled)",
         "",
         "Type and GB free beside the weights, per GPU:",
         *placement_lines(plan, workers, times),
         "",
         *plan.reason.split("; "),
+        *divided_stages(units, times),
     ]
 
 

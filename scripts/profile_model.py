@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measures the stages of a model on this machine and writes the profile table that planning uses.
 
-MODEL is a folder saved by diffusers, or tiny-sd3 or tiny-flux for the tiny random-weight pipelines; several models go
-into one table. Writes OUT and, beside it, the weights of each stage (NAME.weights.csv), both anew after every point.
-See docs/planning.md.
+MODEL is a folder saved by diffusers, tiny-sd3, tiny-flux, ... for the tiny random-weight pipelines, or with
+--random-weights the name of a published model (flux.1-dev), which is then made in full size without a checkpoint.
+Several models go into one table. Writes OUT and, beside it, the weights of each stage (NAME.weights.csv), both anew
+after every point. See docs/planning.md.
 
 Exit status: 0 when everything was measured, 1 when it had to stop (OUT has what was measured until then), 2 for bad
 usage, 3 when OUT can be used but lacks points that were skipped (stderr says which and why), 130 after Ctrl-C.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,34 +26,57 @@ from command_line import Parser, whole_number
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
-from profiler.measure import MeasureOptions, Point, check_measurable, device_name, measure, points
+from profiler.measure import MeasureOptions, device_name, measure
+from profiler.measure_checks import Point, Sweep, check_measurable
+from profiler.measure_random import write_published
 from profiler.measure_stages import Sample, Source
-from profiler.tables import ProfileTable, weights_path, write_table
+from profiler.published import PUBLISHED
+from profiler.tables import ProfileRow, ProfileTable, read_table, weights_path, write_table
 from tridentserve.cache import cache_dir
 from tridentserve.errors import TridentServeError
 from tridentserve.families import FAMILIES
+from tridentserve.kernels import ATTENTIONS, Kernels
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.requests import Shape
+from tridentserve.stages import Stage
 
 _TINY = {f"tiny-{family}": family for family in FAMILIES}
 _MAX_SIDE = 65536
 
 
 def _degrees(text: str) -> list[int]:
-    degrees = sorted({whole_number(part) for part in text.split(",")})
-    if degrees[0] != 1 or any(degree & (degree - 1) for degree in degrees):
+    degrees = _counts(text)
+    if any(degree & (degree - 1) for degree in degrees):
         raise argparse.ArgumentTypeError(f"{text!r} must be powers of two, with 1 among them: plans need degree 1")
     return degrees
 
 
+def _counts(text: str) -> list[int]:
+    """Numbers with 1 among them, which planning starts from."""
+    counts = sorted({whole_number(part) for part in text.split(",")})
+    if counts[0] != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers with 1 among them: planning starts from it")
+    return counts
+
+
+def _stages(text: str) -> list[Stage]:
+    try:
+        return [Stage(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be some of {','.join(Stage)}") from None
+
+
 def _shapes(text: str) -> list[Shape]:
-    """`512` is a square, `768x512` is 768 wide and 512 high."""
+    """`512` is a square, `768x512` is 768 wide and 512 high, `768x512x49` has 49 frames."""
     shapes = []
     for part in text.split(","):
-        width, by, height = part.partition("x")
-        shapes.append(Shape(height=whole_number(height if by else width), width=whole_number(width)))
-        if max(shapes[-1].height, shapes[-1].width) > _MAX_SIDE:
+        width, *others = (whole_number(number) for number in part.split("x"))
+        if len(others) > 2:
+            raise argparse.ArgumentTypeError(f"{part!r} is no size: width x height x frames are the most")
+        height, frames = (*others, *(width, 1)[len(others) :])
+        if max(height, width) > _MAX_SIDE:
             raise argparse.ArgumentTypeError(f"{part} has a side above {_MAX_SIDE}")
+        shapes.append(Shape(height, width, frames))
     return list(dict.fromkeys(shapes))
 
 
@@ -74,15 +99,25 @@ def _table_path(text: str) -> Path:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="profile_model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="model folder, tiny-sd3 or tiny-flux")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
+    parser.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same, as an option")
     parser.add_argument("--out", type=_table_path, required=True, metavar="CSV", help="the table to write")
-    parser.add_argument("--sizes", type=_shapes, default=_shapes("128,256,512,1024"), help="such as 256,768x512")
+    parser.add_argument("--resume", action="store_true", help="keep what OUT has already and measure the rest")
+    parser.add_argument("--random-weights", action="store_true", help="read configurations only, no checkpoint")
+    parser.add_argument(
+        "--sizes", type=_shapes, default=_shapes("128,256,512,1024"), help="such as 256,768x512,832x480x81 (frames)"
+    )
     parser.add_argument("--degrees", type=_degrees, default=[1, 2, 4], help="of sequence parallelism (default 1,2,4)")
+    parser.add_argument("--decode-degrees", type=_degrees, default=[1], help="of decode (default 1)")
+    parser.add_argument("--batches", type=_counts, default=[1], help="requests at once, such as 1,2,4 (default 1)")
+    parser.add_argument("--stages", type=_stages, default=list(Stage), help="some of encode,diffuse,decode")
     parser.add_argument("--steps-per-point", type=whole_number, default=10, metavar="N", help="timed runs (default 10)")
     parser.add_argument("--passes", type=whole_number, default=1, metavar="N", help="times over; the lowest count (1)")
     parser.add_argument("--name", help="model name in the table (default: the folder's name); one MODEL only")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="kernel (default sdpa: torch chooses)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the blocks of the denoising model")
     parser.add_argument("--threads", type=whole_number, default=1, metavar="N", help="torch threads of one worker (1)")
     parser.add_argument(
         "--cache-dir",
@@ -91,6 +126,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="of the tiny models ($TRIDENTSERVE_CACHE or ~/.cache/tridentserve)",
     )
     arguments = parser.parse_args(argv)
+    arguments.models += arguments.model
+    if not arguments.models:
+        parser.error("name at least one MODEL")
+    for model in arguments.models:
+        if model in PUBLISHED and not arguments.random_weights and not Path(model).exists():
+            parser.error(f"{model} is no folder here; --random-weights makes the published model of that name")
     if arguments.name is not None and len(arguments.models) > 1:
         parser.error("--name is for one MODEL only")
     for name, times in Counter(_name(model, arguments) for model in arguments.models).items():
@@ -107,71 +148,98 @@ def _name(model: str, arguments: argparse.Namespace) -> str:
     given: str | None = arguments.name
     if given is not None:
         return given
-    return model if model in _TINY else Path(model).resolve().name
+    return model if model in _TINY or _is_published(model, arguments) else Path(model).resolve().name
 
 
-def _source(model: str, arguments: argparse.Namespace) -> Source:
-    folder = ensure_tiny(_TINY[model], arguments.cache_dir or cache_dir()) if model in _TINY else Path(model)
-    return Source(folder, arguments.device, arguments.dtype)
+def _is_published(model: str, arguments: argparse.Namespace) -> bool:
+    return bool(arguments.random_weights) and model in PUBLISHED
+
+
+def _source(model: str, arguments: argparse.Namespace, scratch: Path) -> Source:
+    """`scratch`: where folders of published models are made, without weights."""
+    condition_folder = None
+    if _is_published(model, arguments):
+        folder = write_published(model, scratch / model)
+        condition_folder = write_published(model, scratch / f"{model}-few-text-layers", few_text_layers=True)
+    elif model in _TINY:
+        folder = ensure_tiny(_TINY[model], arguments.cache_dir or cache_dir())
+    else:
+        folder = Path(model)
+    kernels = Kernels(arguments.attention, arguments.compile)
+    return Source(folder, arguments.device, arguments.dtype, arguments.random_weights, condition_folder, kernels)
+
+
+def _sweep(arguments: argparse.Namespace) -> Sweep:
+    return Sweep(arguments.sizes, arguments.degrees, arguments.batches, arguments.stages, arguments.decode_degrees)
 
 
 @dataclass
 class _Output:
-    """The table that grows with every point, on disk too."""
+    """The table that grows with every point, on disk too. `known`: what it had when we began; of other models, and
+    of this one under other names of devices, it is kept as it is."""
 
     path: Path
+    known: ProfileTable | None = None
     finished: list[ProfileTable] = field(default_factory=list)
     num_points: int = 0
     num_skipped: int = 0
 
-    def write(self, growing: ProfileTable) -> ProfileTable:
-        tables = [*self.finished, growing]
-        rows = tuple(row for table in tables for row in table.rows)
-        whole = ProfileTable(self.path.name, rows, tuple(row for table in tables for row in table.weights))
-        write_table(self.path, whole)
+    def write(self, growing: ProfileTable) -> None:
+        tables = [*([self.known] if self.known else []), *self.finished, growing]
+        rows = {row.key: row for table in tables for row in table.rows}
+        weights = {(row.model, row.stage): row for table in tables for row in table.weights}
+        write_table(self.path, ProfileTable(self.path.name, tuple(rows.values()), tuple(weights.values())))
         self.num_points = len(rows)
-        return whole
 
 
 def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _Output) -> None:
     """Measure one model. Raises `ProfileError` when what could be measured of it is not enough to plan with."""
-    options = MeasureOptions(arguments.steps_per_point, arguments.passes, arguments.threads)
-    total = len(points(arguments.sizes, arguments.degrees)) * arguments.passes
-    with tqdm(total=total, desc=name, unit="point") as bar:
+    options, sweep = MeasureOptions(arguments.steps_per_point, arguments.passes, arguments.threads), _sweep(arguments)
+    done = {(row.stage, row.shape, row.degree, row.batch) for row in _rows_of(output.known, name, source)}
+    left = [at for at in sweep.points() if (at.stage, at.shape, at.degree, at.batch) not in done]
+    with tqdm(total=len(left) * arguments.passes, desc=name, unit="point") as bar:
 
         def on_point(point: Point, sample: Sample, table: ProfileTable) -> None:
-            stage, shape, degree = point
             output.write(table)
-            bar.set_postfix_str(f"{stage} {shape} degree {degree}: {1000 * sample.seconds:.1f} ms")
+            bar.set_postfix_str(f"{point}: {1000 * sample.seconds:.1f} ms")
             bar.update()
 
         def on_skip(point: Point, reason: str) -> None:
-            stage, shape, degree = point
             output.num_skipped += 1
-            bar.write(f"profile_model: skipped {name} {stage} {shape} degree {degree}: {reason}", file=sys.stderr)
+            bar.write(f"profile_model: skipped {name} {point}: {reason}", file=sys.stderr)
             bar.update()
 
-        table = measure(source, name, arguments.sizes, arguments.degrees, options, on_point, on_skip)
+        table = measure(source, name, sweep, options, on_point, on_skip, output.known)
+    output.write(table)
     output.finished.append(table)
-    CostModel([table], device_name(source.device))
+    if set(arguments.stages) == set(Stage):
+        CostModel([table], device_name(source.device))
+
+
+def _rows_of(known: ProfileTable | None, name: str, source: Source) -> list[ProfileRow]:
+    device = device_name(source.device)
+    return [row for row in known.rows if (row.model, row.gpu) == (name, device)] if known else []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     output = _Output(arguments.out)
     status = 1
-    try:
-        sources = {_name(model, arguments): _source(model, arguments) for model in arguments.models}
-        for source in sources.values():
-            check_measurable(source, arguments.sizes, arguments.degrees)
-        for name, source in sources.items():
-            _profile(name, source, arguments, output)
-        status = 3 if output.num_skipped else 0
-    except (TridentServeError, OSError, torch.OutOfMemoryError) as error:
-        print(f"profile_model: {error}", file=sys.stderr)
-    except KeyboardInterrupt:
-        print("profile_model: interrupted", file=sys.stderr)
-        status = 130
+    with tempfile.TemporaryDirectory(prefix="profile-model-") as scratch:
+        try:
+            if arguments.resume and arguments.out.exists():
+                output.known = read_table(arguments.out)
+            sources = {_name(model, arguments): _source(model, arguments, Path(scratch)) for model in arguments.models}
+            for source in sources.values():
+                check_measurable(source, _sweep(arguments))
+            for name, source in sources.items():
+                _profile(name, source, arguments, output)
+            status = 3 if output.num_skipped else 0
+        except (TridentServeError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            print(f"profile_model: {error}", file=sys.stderr)
+        except KeyboardInterrupt:
+            print("profile_model: interrupted", file=sys.stderr)
+            status = 130
     if output.num_points:
         skipped = f"; {output.num_skipped} were skipped" if output.num_skipped else ""
         print(f"{arguments.out}: {output.num_points} points of {', '.join(sources)}{skipped}")

@@ -19,7 +19,7 @@ import yaml
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.check import config_problems, is_ours
-from deployments.config import AppArgs
+from deployments.config_file import read_args
 from deployments.models import ServedModel, served_models
 
 # How long `serve run` has to end, and after its end the processes that it started.
@@ -49,7 +49,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    model = next(iter(served_models(AppArgs.model_validate(app.args).models).values()))
+    model = next(iter(served_models(read_args(path).models).values()))
     return _serve(path, _url(host, config.http_options.port, app.route_prefix), model)
 
 

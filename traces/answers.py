@@ -1,4 +1,4 @@
-"""What a service answers to one image request: the picture, which is checked, and the facts about its stages."""
+"""What a service answers to one request: the picture or video, which is checked, and the facts about its stages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image
@@ -13,8 +14,11 @@ from pydantic import ValidationError
 
 from traces.results import AnswerFacts
 
+# Of an answer that is a video, whose facts cannot stand beside it.
+FACTS_HEADER = "x-request-facts"
 
-def read_answer(body: bytes, width: int, height: int) -> AnswerFacts:
+
+def read_picture(body: bytes, width: int, height: int) -> AnswerFacts:
     """Checks the answer of `POST /v1/images/generations` (response_format b64_json) and returns its facts.
 
     Raises `ValueError`, in one line, unless it holds one picture of exactly this size that decodes to its last pixel.
@@ -26,6 +30,27 @@ def read_answer(body: bytes, width: int, height: int) -> AnswerFacts:
     except (ValueError, LookupError, TypeError, RecursionError, binascii.Error):
         raise ValueError("the answer holds no data[0].b64_json") from None
     _check_picture(picture, width, height)
+    return _facts(answer)
+
+
+def read_video(body: bytes, headers: Mapping[str, str], width: int, height: int, num_frames: int) -> AnswerFacts:
+    """Checks the answer of `POST /v1/videos/sync` and returns its facts, which are JSON in the header `FACTS_HEADER`;
+    a service without this header has none.
+
+    Raises `ValueError`, in one line, unless it is a video of exactly this size and length that decodes to its end.
+    """
+    _check_video(body, width, height, num_frames)
+    try:
+        facts: Any = json.loads(headers.get(FACTS_HEADER, "{}"))
+        return _facts(facts)
+    except (AttributeError, RecursionError, json.JSONDecodeError):
+        raise ValueError(f"the answer's header {FACTS_HEADER} is no JSON object") from None
+
+
+_FIELDS = tuple(AnswerFacts.model_fields)
+
+
+def _facts(answer: Any) -> AnswerFacts:
     try:
         return AnswerFacts.model_validate({name: answer.get(name) for name in _FIELDS if answer.get(name) is not None})
     except ValidationError as error:
@@ -34,7 +59,19 @@ def read_answer(body: bytes, width: int, height: int) -> AnswerFacts:
         raise ValueError(f"the answer's {place} is malformed: {first['msg']}") from None
 
 
-_FIELDS = tuple(AnswerFacts.model_fields)
+def _check_video(content: bytes, width: int, height: int, num_frames: int) -> None:
+    import av  # a tenth of a second, which traces of pictures need not wait for
+
+    try:
+        with av.open(io.BytesIO(content), "r") as container:
+            sizes = [(frame.width, frame.height) for frame in container.decode(video=0)]
+    except (av.FFmpegError, ValueError, LookupError) as error:
+        raise ValueError(f"the video cannot be read: {type(error).__name__}") from None
+    if len(sizes) != num_frames:
+        raise ValueError(f"the video has {len(sizes)} frames where {num_frames} were asked")
+    if wrong := set(sizes) - {(width, height)}:
+        shown = "{}x{}".format(*wrong.pop())
+        raise ValueError(f"the video is {shown} where {width}x{height} was asked")
 
 
 def _check_picture(encoded: bytes, width: int, height: int) -> None:

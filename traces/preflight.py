@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -16,16 +17,23 @@ _MAX_PORT = 65535
 MAX_SIDE = 16384
 
 
-def check_pictures(requests: Sequence[TraceRequest]) -> None:
-    """Raises `InvalidRequestError` when a request is a video, as the replay speaks the images API, or has a side above
-    `MAX_SIDE`."""
-    video = next((request for request in requests if request.num_frames > 1), None)
-    if video is not None:
-        raise InvalidRequestError(
-            f"request {video.request_id} asks for {video.num_frames} frames: only traces of pictures (num_frames=1) "
-            "can be replayed, over /v1/images/generations",
-            param="num_frames",
-        )
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of a service. `makes_videos`: None where the service does not say, and may make both."""
+
+    name: str
+    makes_videos: bool | None = None
+
+    def fits(self, request: TraceRequest) -> bool:
+        """A video of one frame is one too; a picture has no more."""
+        return request.num_frames == 1 or self.makes_videos is not False
+
+    def gives_video(self, request: TraceRequest) -> bool:
+        return request.num_frames > 1 if self.makes_videos is None else self.makes_videos
+
+
+def check_sizes(requests: Sequence[TraceRequest]) -> None:
+    """Raises `InvalidRequestError` when a request has a side above `MAX_SIDE`."""
     large = next((request for request in requests if max(request.width, request.height) > MAX_SIDE), None)
     if large is not None:
         width, height = (f"{side:,}" if side < 10**9 else f"{side:.0e}" for side in (large.width, large.height))
@@ -38,21 +46,28 @@ def check_pictures(requests: Sequence[TraceRequest]) -> None:
 
 async def choose_models(
     client: httpx.AsyncClient, url: str, requests: Sequence[TraceRequest], model: str | None
-) -> list[str]:
+) -> list[Served]:
     """The model to ask for, for each request: `model`, else the one that the row names, else the only one served.
 
-    Raises `ConfigError` when no healthy service answers at `url` or the model is left open, and `UnknownModelError`
-    when a model is not served.
+    Raises `ConfigError` when no healthy service answers at `url` or the model is left open, `UnknownModelError` when a
+    model is not served, and `InvalidRequestError` for videos of a model that makes pictures.
     """
     await _get(client, url, "/health")
     served = await _served_models(client, url)
-    chosen = [model or request.model or (served[0] if len(served) == 1 else None) for request in requests]
-    for name in dict.fromkeys(chosen):
+    chosen = []
+    for request in requests:
+        name = model or request.model or (next(iter(served)) if len(served) == 1 else None)
         if name is None:
             raise ConfigError(f"{url} serves several models: choose one of {', '.join(served)}")
         if name not in served:
             raise UnknownModelError(f"{url} does not serve {name!r}; it serves {', '.join(served)}", param="model")
-    return [name for name in chosen if name is not None]
+        if not served[name].fits(request):
+            raise InvalidRequestError(
+                f"request {request.request_id} asks for {request.num_frames} frames: {name} makes pictures only",
+                param="num_frames",
+            )
+        chosen.append(served[name])
+    return chosen
 
 
 async def _get(client: httpx.AsyncClient, url: str, path: str) -> httpx.Response:
@@ -70,13 +85,18 @@ async def _get(client: httpx.AsyncClient, url: str, path: str) -> httpx.Response
     return response
 
 
-async def _served_models(client: httpx.AsyncClient, url: str) -> list[str]:
+async def _served_models(client: httpx.AsyncClient, url: str) -> dict[str, Served]:
     response = await _get(client, url, "/v1/models")
     try:
         body: Any = response.json()
-        served = [str(entry["id"]) for entry in body["data"]]
-    except (ValueError, LookupError, TypeError):
+        served = {str(entry["id"]): _served(entry) for entry in body["data"]}
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(f"{url}/v1/models does not answer with a list of models") from None
     if not served:
         raise ConfigError(f"{url} serves no model")
     return served
+
+
+def _served(entry: dict[str, Any]) -> Served:
+    modality = entry.get("output_modality")
+    return Served(str(entry["id"]), None if modality is None else modality == "video")

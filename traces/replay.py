@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from traces.answers import read_answer
-from traces.preflight import check_pictures, choose_models
+from traces.answers import read_picture, read_video
+from traces.preflight import Served, check_sizes, choose_models
 from traces.requests import TraceRequest
 from traces.results import AnswerFacts, ReplayResult
 from tridentserve.errors import ConfigError
@@ -30,14 +30,15 @@ async def replay(
     on_sent: Callable[[TraceRequest], None] | None = None,
     on_done: Callable[[ReplayResult], None] | None = None,
 ) -> list[ReplayResult]:
-    """Sends request i to `{url}/v1/images/generations` at `timestamp_s / speed` seconds; results are in the same order.
+    """Sends request i at `timestamp_s / speed` seconds, to `{url}/v1/images/generations` or, when its model makes
+    videos, to `{url}/v1/videos/sync`; results are in the same order.
 
     `model` is asked for instead of what the rows name. `on_sent` and `on_done` are called on the event loop as requests
     are sent and end. A request that fails in whatever way is a result, never an exception. Before anything is sent this
-    raises `InvalidRequestError` for videos, `ConfigError` for bad arguments or when nothing listens at `url`,
-    `UnknownModelError` for unknown models.
+    raises `InvalidRequestError` for videos of a model that makes pictures, `ConfigError` for bad arguments or when
+    nothing listens at `url`, `UnknownModelError` for unknown models.
     """
-    check_pictures(requests)
+    check_sizes(requests)
     url = url.rstrip("/")
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"the address must start with http:// or https://, not {url!r}")
@@ -82,37 +83,39 @@ class _Run:
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self.start_s
 
-    async def send(self, request: TraceRequest, model: str, service_request_id: str, due_s: float) -> ReplayResult:
+    async def send(self, request: TraceRequest, model: Served, service_request_id: str, due_s: float) -> ReplayResult:
         """One request from sending to its result."""
+        video = model.gives_video(request)
+        body = _body(request, model.name, service_request_id) | (_of_video(request) if video else _OF_PICTURE)
         sent_s = self.now_s()
-        status, error, content = await self._post(_body(request, model, service_request_id))
+        status, error, answer = await self._post("/v1/videos/sync" if video else "/v1/images/generations", body)
         latency_s = self.now_s() - sent_s
         facts = AnswerFacts()
-        if error is None:
+        if answer is not None:
             try:
                 # In a thread: decoding a large picture on the loop would make the next sends late.
-                facts = await asyncio.to_thread(read_answer, content, request.width, request.height)
+                facts = await asyncio.to_thread(_facts, answer, request, video)
             except ValueError as failure:
                 error = str(failure)
         result = ReplayResult(
-            request, model, service_request_id, sent_s, max(0.0, sent_s - due_s), latency_s, status, error, facts
+            request, model.name, service_request_id, sent_s, max(0.0, sent_s - due_s), latency_s, status, error, facts
         )
         if self.on_done is not None:
             self.on_done(result)
         return result
 
-    async def _post(self, body: dict[str, Any]) -> tuple[int | None, str | None, bytes]:
-        """HTTP status (None without an answer), error (None when the status is 200), and the body of the answer."""
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int | None, str | None, httpx.Response | None]:
+        """HTTP status (None without an answer), error (None when the status is 200), and the answer of status 200."""
         try:
             async with asyncio.timeout(self.timeout_s), _client(self.tls) as client:
-                response = await client.post(f"{self.url}/v1/images/generations", json=body)
+                response = await client.post(f"{self.url}{path}", json=body)
         except TimeoutError:
-            return None, f"no answer within {self.timeout_s:g} s", b""
+            return None, f"no answer within {self.timeout_s:g} s", None
         except Exception as failure:  # whatever goes wrong with one request must not stop the others
-            return None, f"{type(failure).__name__}: {failure}".rstrip(": "), b""
+            return None, f"{type(failure).__name__}: {failure}".rstrip(": "), None
         if response.status_code != 200:
-            return response.status_code, f"HTTP {response.status_code}: {_error_message(response)}", b""
-        return 200, None, response.content
+            return response.status_code, f"HTTP {response.status_code}: {_error_message(response)}", None
+        return 200, None, response
 
 
 def _body(request: TraceRequest, model: str, service_request_id: str) -> dict[str, Any]:
@@ -126,9 +129,22 @@ def _body(request: TraceRequest, model: str, service_request_id: str) -> dict[st
         "seed": request.seed,
         "slo_ms": request.slo_ms,
         "request_id": service_request_id,
-        "response_format": "b64_json",
     }
     return {name: value for name, value in body.items() if value is not None}
+
+
+_OF_PICTURE = {"response_format": "b64_json"}
+
+
+def _of_video(request: TraceRequest) -> dict[str, Any]:
+    return {"num_frames": request.num_frames} | ({} if request.fps is None else {"fps": request.fps})
+
+
+def _facts(answer: httpx.Response, request: TraceRequest, video: bool) -> AnswerFacts:
+    """Raises `ValueError` when the answer does not hold what was asked for."""
+    if video:
+        return read_video(answer.content, answer.headers, request.width, request.height, request.num_frames)
+    return read_picture(answer.content, request.width, request.height)
 
 
 def _error_message(response: httpx.Response) -> str:

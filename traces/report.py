@@ -111,7 +111,8 @@ def write_report(folder: Path, results: Sequence[ReplayResult], service: str = "
 
 
 _COLUMNS = (
-    *("request_id", "service_request_id", "model", "timestamp_s", "width", "height", "num_inference_steps"),
+    *("request_id", "service_request_id", "model", "timestamp_s"),
+    *("width", "height", "num_frames", "num_inference_steps"),
     *("sent_s", "send_lateness_s", "latency_s", "status", "error", "slo_s", "slo_met", "queue_s"),
     *(f"{stage.value}_s" for stage in Stage),
     *(f"{stage.value}_workers" for stage in Stage),
@@ -129,6 +130,7 @@ def _request_row(result: ReplayResult) -> dict[str, object]:
         "timestamp_s": request.timestamp_s,
         "width": request.width,
         "height": request.height,
+        "num_frames": request.num_frames,
         "num_inference_steps": request.num_inference_steps,
         "sent_s": f"{result.sent_s:.6f}",
         "send_lateness_s": f"{result.send_lateness_s:.6f}",

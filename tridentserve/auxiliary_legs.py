@@ -28,12 +28,13 @@ def usable(pool: WorkerPool, model: str, leg: Leg) -> bool:
     return pool.holds(leg.workers[0], replica) or not pool.missing(leg.workers[0], [replica])
 
 
-def elsewhere(pool: WorkerPool, model: str, leg: Leg, now_s: float) -> Leg | None:
-    """A lone E or C can go to any worker that holds it; D, with its reserved workers, cannot: None."""
+def elsewhere(pool: WorkerPool, model: str, leg: Leg, now_s: float, unit: int) -> Leg | None:
+    """A lone E or C can go to any worker that holds it (or to any `unit` of them that hold it together); D, with its
+    reserved workers, cannot: None."""
     if not _is_lone(leg):
         return None
-    holders = pool.holders(Replica(model, leg.stages[0]), leg.workers[0], now_s)
-    return Leg(leg.stages, (holders[0],)) if holders else None
+    units = pool.blocks(pool.holders(Replica(model, leg.stages[0]), leg.workers[0], now_s), unit)
+    return Leg(leg.stages, units[0]) if units else None
 
 
 def _is_lone(leg: Leg) -> bool:
@@ -70,10 +71,29 @@ class DecodeQueue:
                 del self._waiting[run_id]
             elif not usable(self._pool, run.spec.model, leg):
                 del self._waiting[run_id]
-                yield run, elsewhere(self._pool, run.spec.model, leg, now_s), reason
-            elif idle := self._pool.idle(self._pool.kind(leg.workers[0])):
+                unit = self._times.unit(run.spec.model, Stage.DECODE)
+                yield run, elsewhere(self._pool, run.spec.model, leg, now_s, unit), reason
+            elif (where := self._where(run, leg)) is not None:
                 del self._waiting[run_id]
-                yield run, leg if leg.workers[0] in idle else Leg(leg.stages, (min(idle),)), reason
+                yield run, where, reason
+
+    def _where(self, run: Run, leg: Leg) -> Leg | None:
+        """Workers of the leg's kind that are idle: its own, else as many where so many are its optimal degree, else the
+        fewest that hold C's weights together; None when there are none."""
+        idle = self._pool.idle(self._pool.kind(leg.workers[0]))
+        if not idle:
+            return None
+        spec = run.spec
+        unit = self._times.unit(spec.model, Stage.DECODE)
+        if leg.workers[0] in idle and (unit == 1 or all(worker in idle for worker in leg.workers)):
+            return leg
+        if unit == len(leg.workers) == 1:
+            return Leg(leg.stages, (min(idle),))
+        wide = min(len(leg.workers), self._times.optimal_degree(spec.model, Stage.DECODE, spec.shape))
+        for width in (wide, unit):
+            if width > 1 and (blocks := self._pool.blocks(sorted(idle), width)):
+                return Leg(leg.stages, blocks[0])
+        return Leg(leg.stages, (min(idle),)) if unit == 1 else None
 
     def _urgency(self, run: Run, now_s: float) -> tuple[float, int]:
         """Smaller goes first."""

@@ -26,7 +26,15 @@ class InvalidRequestError(TridentServeError):
 class UnknownModelError(InvalidRequestError):
     """A request names a model that this service does not serve."""
 
+    http_status = 404
     code = "model_not_found"
+
+
+class ModelUnavailableError(TridentServeError):
+    """A model takes no new requests, as it is being drained; or it was removed before the request had ended."""
+
+    http_status = 503
+    code = "model_unavailable"
 
 
 class RequestNotFoundError(TridentServeError):
@@ -41,6 +49,13 @@ class RequestCancelledError(TridentServeError):
 
     http_status = 499
     code = "cancelled"
+
+
+class VideoStorageError(TridentServeError):
+    """A video was made, but cannot be kept: the folder is full, or the bound on its size is too low."""
+
+    http_status = 507
+    code = "storage_failed"
 
 
 class OverloadedError(TridentServeError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.load import LoadShare
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
@@ -51,6 +52,18 @@ class StageFinished:
     spans: tuple[StageSpan, ...]
     num_steps: int | None = None
     kind: Literal["stage_finished"] = "stage_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """The denoising states of a running plan have been copied to `keeper`, after so many of its steps: should a worker
+    be lost, the plan's requests go on from there. `spans`: what of the plan had run by then."""
+
+    plan_id: int
+    num_steps: int
+    keeper: WorkerId
+    spans: tuple[StageSpan, ...] = ()
+    kind: Literal["state_saved"] = "state_saved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,40 @@ class ReplicaLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAdded:
+    """A model can be asked for from now on, for the first time or again: its weights are at hand on every node, and
+    `placement` holds it beside the others (None: the one in force does).
+
+    `slo_scale`, `expected`, `window_s`: see `SchedulerOptions` and the Replanner; `profile`: its name in the profile
+    tables, for who replays a log."""
+
+    model: str
+    profile: str
+    slo_scale: float
+    placement: PlacementPlan | None = None
+    expected: tuple[LoadShare, ...] = ()
+    window_s: float | None = None
+    kind: Literal["model_added"] = "model_added"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDraining:
+    """No new requests of a model are to be taken; those that are there go on."""
+
+    model: str
+    kind: Literal["model_draining"] = "model_draining"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRemoved:
+    """A model is not to be served any more: what is left of its requests ends, and `placement` is without it."""
+
+    model: str
+    placement: PlacementPlan | None = None
+    kind: Literal["model_removed"] = "model_removed"
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time to dispatch."""
 
@@ -115,13 +162,22 @@ Event = (
     RequestArrived
     | RequestCancelled
     | StageFinished
+    | StateSaved
     | PlanStopped
     | PlanFailed
     | WorkerJoined
     | WorkerLost
     | ReplicaLoaded
+    | ModelAdded
+    | ModelDraining
+    | ModelRemoved
     | Tick
 )
+
+
+def may_change_plans(event: Event) -> bool:
+    """Whether there may be something new to dispatch after an event: a tick is due."""
+    return not isinstance(event, StateSaved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +219,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """A request waits for a dispatch again, from its start: what workers still hold of it is of no use."""
+    """A request waits for a dispatch again. `steps_done`: it goes on from the latest copy of its state, which was made
+    after so many steps; 0: it begins anew. What workers hold of it beside that copy is of no use."""
 
     request_id: str
     reason: str
+    steps_done: int = 0
     kind: Literal["requeue"] = "requeue"
 
 
@@ -191,4 +249,22 @@ class Reject:
     kind: Literal["reject"] = "reject"
 
 
-Effect = Run | Abort | Yield | Place | Requeue | Finish | Reject
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The last request of a draining model has ended."""
+
+    model: str
+    reason: str
+    kind: Literal["drained"] = "drained"
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """Nothing of a removed model runs or waits anywhere: workers drop its weights."""
+
+    model: str
+    reason: str
+    kind: Literal["unload"] = "unload"
+
+
+Effect = Run | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload

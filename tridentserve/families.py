@@ -144,6 +144,19 @@ FAMILIES: dict[str, Family] = {
             options=("is_distilled",),
         ),
         Family(
+            name="flux2",
+            pipeline_class="Flux2Pipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=4.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            negative_prompt=False,
+        ),
+        Family(
             name="cogvideox",
             pipeline_class="CogVideoXPipeline",
             size_multiple=16,

@@ -39,7 +39,8 @@ class StageRun:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The story of one request. `error_code` and `error` are set when it ended without a result."""
+    """The story of one request. `error_code` and `error` are set when it ended without a result. `saved_timeline`: as
+    the timeline is when the request goes on from the latest copy of its state."""
 
     spec: RequestSpec
     arrival_s: float
@@ -47,6 +48,7 @@ class RequestRecord:
     steps_done: int = 0
     retries: int = 0
     timeline: list[StageRun] = field(default_factory=list)
+    saved_timeline: list[StageRun] = field(default_factory=list)
     latency_s: float | None = None
     slo_s: float | None = None
     error_code: str | None = None
@@ -83,6 +85,8 @@ class Lifecycle:
                 self.records.setdefault(event.spec.request_id, RequestRecord(event.spec, now_s))
             case ev.StageFinished():
                 self._stages_ran(event)
+            case ev.StateSaved():
+                self._saved(event)
             case ev.PlanFailed() | ev.PlanStopped():
                 self._plans.pop(event.plan_id, None)
             case _:
@@ -104,19 +108,19 @@ class Lifecycle:
         plan = self._plans.pop(event.plan_id, None)
         if plan is None:
             return
-        num_steps = plan.num_steps if event.num_steps is None else event.num_steps
-        for span in event.spans:
-            is_diffuse = span.stage is Stage.DIFFUSE
-            run = StageRun(
-                stage=span.stage,
-                workers=plan.workers if is_diffuse else (plan.leader,),
-                start_s=span.start_s,
-                end_s=span.end_s,
-                steps=num_steps if is_diffuse else None,
-            )
-            for request_id in plan.request_ids:
-                if (record := self.records.get(request_id)) is not None:
-                    record.timeline.append(run)
+        runs = _stage_runs(plan, event.spans, plan.num_steps if event.num_steps is None else event.num_steps)
+        for request_id in plan.request_ids:
+            if (record := self.records.get(request_id)) is not None:
+                record.timeline += runs
+
+    def _saved(self, event: ev.StateSaved) -> None:
+        plan = self._plans.get(event.plan_id)
+        if plan is None:
+            return
+        runs = _stage_runs(plan, event.spans, event.num_steps)
+        for request_id in plan.request_ids:
+            if (record := self.records.get(request_id)) is not None:
+                record.saved_timeline = [*record.timeline, *runs]
 
     def _apply_effect(self, effect: ev.Effect) -> None:
         match effect:
@@ -128,7 +132,7 @@ class Lifecycle:
             case ev.Requeue() | ev.Finish() | ev.Reject():
                 if (record := self.records.get(effect.request_id)) is not None:
                     self._tell(record, effect)
-            case ev.Abort() | ev.Yield() | ev.Place():
+            case ev.Abort() | ev.Yield() | ev.Place() | ev.Drained() | ev.Unload():
                 pass
 
     @staticmethod
@@ -136,7 +140,8 @@ class Lifecycle:
         match effect:
             case ev.Requeue():
                 record.state = RequestState.QUEUED
-                record.steps_done, record.timeline = 0, []
+                record.steps_done = effect.steps_done
+                record.timeline = list(record.saved_timeline) if effect.steps_done else []
                 record.retries += 1
             case ev.Finish():
                 record.state = RequestState.COMPLETED
@@ -145,3 +150,17 @@ class Lifecycle:
                 cancelled = effect.code == "cancelled"
                 record.state = RequestState.CANCELLED if cancelled else RequestState.FAILED
                 record.error_code, record.error = effect.code, effect.reason
+
+
+def _stage_runs(plan: DispatchPlan, spans: Iterable[ev.StageSpan], num_steps: int) -> list[StageRun]:
+    """What has run of a plan, with so many steps of D."""
+    return [
+        StageRun(
+            stage=span.stage,
+            workers=plan.workers_of(span.stage),
+            start_s=span.start_s,
+            end_s=span.end_s,
+            steps=num_steps if span.stage is Stage.DIFFUSE else None,
+        )
+        for span in spans
+    ]

@@ -32,22 +32,37 @@ class PlanMember:
     `steps` is the half-open range of denoising steps when DIFFUSE is among the plan's stages; the members of a batch
     may be at different steps, and all do equally many. The inputs are the outputs of plan `input_id`, kept by worker
     `source` and mostly pushed already; both are None when the plan begins with the request's content.
+    `from_checkpoint`: they are the copy instead that plan `input_id` had made of its state after step `steps[0]`.
+    `push_to` is the leader of the request's next plan, where the outputs go at once.
     """
 
     request_id: str
     steps: tuple[int, int] | None = None
     input_id: int | None = None
     source: WorkerId | None = None
+    from_checkpoint: bool = False
+    push_to: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """When a plan's denoising states are copied, and to which worker: after `first` of its own steps, and then after
+    every `every` more. Its last step leaves the state itself, and no copy."""
+
+    keeper: WorkerId
+    first: int
+    every: int
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    """Consecutive stages of one request, or of a batch of equal shape, on one set of workers ("merging execute").
+    """Consecutive stages of one request, or of a batch of equal shape (of any shapes where it is E alone), on one set
+    of workers ("merging execute").
 
     `plan_id` is the scheduler's sequence number: every worker executes its plans in this order, so that groups never
     deadlock. `workers` is in rank order; the first is the leader and reports. A plan may stop at a step boundary.
-    `group` names the process group of exactly these workers (None at degree 1). `push_to` is the leader of the
-    successor plan, where the outputs go at once.
+    `group` names the process group of exactly these workers (None at degree 1). All of them run D, the leader runs E,
+    the first `decode_degree` of them C. `saves`: what is done against the loss of a worker during D.
     """
 
     plan_id: int
@@ -56,7 +71,8 @@ class DispatchPlan:
     workers: tuple[WorkerId, ...]
     members: tuple[PlanMember, ...]
     group: str | None = None
-    push_to: WorkerId | None = None
+    decode_degree: int = 1
+    saves: Saves | None = None
 
     @property
     def leader(self) -> WorkerId:
@@ -65,6 +81,26 @@ class DispatchPlan:
     @property
     def degree(self) -> int:
         return len(self.workers)
+
+    def workers_of(self, stage: Stage) -> tuple[WorkerId, ...]:
+        """Those that run a stage of the plan, in rank order."""
+        match stage:
+            case Stage.ENCODE:
+                return self.workers[:1]
+            case Stage.DIFFUSE:
+                return self.workers
+            case Stage.DECODE:
+                return self.workers[: self.decode_degree]
+
+    @property
+    def groups(self) -> dict[int, str]:
+        """The names of the process groups that the plan uses, by how many of its workers each has, leader first."""
+        if self.group is None:
+            return {}
+        groups = {self.degree: self.group}
+        if Stage.DECODE in self.stages and 1 < self.decode_degree < self.degree:
+            groups[self.decode_degree] = f"{self.group}/{self.decode_degree}"
+        return groups
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -75,6 +111,13 @@ class DispatchPlan:
         """Denoising steps that each member does; 0 without DIFFUSE."""
         steps = self.members[0].steps
         return steps[1] - steps[0] if steps else 0
+
+    def is_saved_after(self, steps_done: int) -> bool:
+        """Whether the states are to be copied after so many of the plan's steps."""
+        saves = self.saves
+        if saves is None or not saves.first <= steps_done < self.num_steps:
+            return False
+        return (steps_done - saves.first) % saves.every == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
@@ -24,8 +25,12 @@ class StageTimes(Protocol):
     def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
         """Peak activation bytes on one worker, weights not counted."""
 
+    def unit(self, model: str, stage: Stage) -> int:
+        """How many workers of a node hold the weights of one stage together, a power of two; 1: each holds them all.
+        They run it together or not at all (TridentServe, arXiv 2510.02838, appendix E.2)."""
+
     def weights_bytes(self, model: str, stage: Stage) -> int:
-        """Bytes of the weights of one stage."""
+        """Bytes of the weights of one stage that a worker holds."""
 
     def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
         """Bytes that a stage hands to the next one (the condition, the latents) or to the client."""
@@ -84,7 +89,7 @@ class WorkerView:
     """A worker as the dispatcher sees it. `idle`: nothing runs, waits or is reserved there.
     `free_at_s`: when all it has been given is expected to end (now or earlier when idle).
     `resident`: what is in its memory by now; `replicas`, its placement, may be ahead of that (Adjust-on-Dispatch).
-    None: the same."""
+    None: the same. `place`: see `WorkerSpec`."""
 
     worker_id: WorkerId
     node_id: str
@@ -93,6 +98,7 @@ class WorkerView:
     idle: bool
     free_at_s: float
     resident: frozenset[Replica] | None = None
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +193,13 @@ class Replanner(Protocol):
 
     def stage_finished(self, report: StageReport) -> None:
         """A stage has run, at `report.end_s`."""
+
+    def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
+        """A model is served from now on (again, perhaps): this load of it is expected, and stays servable. `window_s`:
+        over which its requests are counted; None: as for others."""
+
+    def forget(self, model: str) -> None:
+        """A model is not served any more."""
 
     def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         """A better plan for the live workers, or None. Called at every tick, so it is cheap while nothing is due."""

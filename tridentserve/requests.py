@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+# What a client gets: a PNG file per picture; an MP4 file, or the frames as an array, per video.
+OutputFormat = Literal["png", "mp4", "frames"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,7 +50,9 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class GenerationInputs:
-    """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan."""
+    """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan.
+
+    `fps`: frames per second of a video, None for a picture."""
 
     prompt: str
     shape: Shape
@@ -55,3 +61,5 @@ class GenerationInputs:
     seed: int
     negative_prompt: str = ""
     num_outputs: int = 1
+    fps: float | None = None
+    output_format: OutputFormat = "png"

@@ -20,12 +20,23 @@ class Leg:
     workers: tuple[WorkerId, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a plan has left of a request after `steps_done` steps of D, kept by `holder`: the condition, the state or
+    the latents; or a copy of the state that was made while the plan ran."""
+
+    plan_id: int
+    holder: WorkerId
+    steps_done: int
+    is_checkpoint: bool = False
+
+
 @dataclass(slots=True)
 class Request:
     """A request that has not ended. It is pending while `run` is None.
 
-    `made_by` is the plan whose outputs its next plan takes: the condition, the state after `steps_done` steps, or the
-    latents. None before the first."""
+    `made_by` is what its next plan takes, None before the first. `saved` is the latest copy of its state, which is on
+    another worker than the state itself."""
 
     spec: RequestSpec
     arrival_s: float
@@ -33,7 +44,8 @@ class Request:
     retries: int = 0
     steps_done: int = 0
     encoded: bool = False
-    made_by: DispatchPlan | None = None
+    made_by: Output | None = None
+    saved: Output | None = None
     run: Run | None = None
 
     @property
@@ -46,20 +58,31 @@ class Request:
 
     def pending(self) -> PendingRequest:
         """As the dispatcher sees it while it waits."""
-        held_by = self.made_by.leader if self.made_by is not None else None
+        held_by = self.made_by.holder if self.made_by is not None else None
         return PendingRequest(self.spec, self.arrival_s, self.deadline_s, self.steps_done, self.encoded, held_by)
+
+    @property
+    def unsaved_steps(self) -> int:
+        """Steps that would have to be done again if its state were lost."""
+        return self.steps_done - (self.saved.steps_done if self.saved is not None else 0)
 
     def start_again(self) -> None:
         """Whatever was made of it is of no use any more."""
-        self.steps_done, self.encoded, self.made_by, self.run = 0, False, None, None
+        self.steps_done, self.encoded, self.made_by, self.saved, self.run = 0, False, None, None, None
 
-    def member(self, num_steps: int | None) -> PlanMember:
-        """Its part in its next plan, which runs `num_steps` steps of D (None: no D)."""
+    def go_back_to(self, saved: Output) -> None:
+        """What was made of it since a copy of its state is of no use any more."""
+        self.steps_done, self.encoded, self.made_by, self.run = saved.steps_done, True, saved, None
+
+    def member(self, num_steps: int | None, push_to: WorkerId | None) -> PlanMember:
+        """Its part in its next plan, which runs `num_steps` steps of D (None: no D). `push_to` leads the one after."""
         return PlanMember(
             request_id=self.spec.request_id,
             steps=None if num_steps is None else (self.steps_done, self.steps_done + num_steps),
             input_id=self.made_by.plan_id if self.made_by is not None else None,
-            source=self.made_by.leader if self.made_by is not None else None,
+            source=self.made_by.holder if self.made_by is not None else None,
+            from_checkpoint=self.made_by is not None and self.made_by.is_checkpoint,
+            push_to=push_to,
         )
 
 

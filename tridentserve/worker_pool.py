@@ -92,6 +92,12 @@ class WorkerPool:
         worker = self._touch(worker_id)
         worker.resident = worker.resident.difference(evicted) | {replica}
 
+    def unload(self, model: str) -> None:
+        """All workers drop what they have in memory of a model."""
+        for worker_id in self._workers:
+            worker = self._touch(worker_id)
+            worker.resident = frozenset(replica for replica in worker.resident if replica.model != model)
+
     def alive(self) -> tuple[WorkerSpec, ...]:
         """The live workers; the same object until one joins or is lost."""
         if self._alive is None:
@@ -100,6 +106,9 @@ class WorkerPool:
 
     def all_alive(self, worker_ids: Iterable[WorkerId]) -> bool:
         return all(self._workers[worker_id].alive for worker_id in worker_ids)
+
+    def node_of(self, worker_id: WorkerId) -> str:
+        return self._workers[worker_id].spec.node_id
 
     def holds(self, worker_id: WorkerId, replica: Replica) -> bool:
         """Whether a worker's placement has a replica."""
@@ -141,6 +150,19 @@ class WorkerPool:
             if worker.alive and replica in worker.replicas and worker.spec.memory_bytes >= memory_bytes
         ]
         return [worker_id for *_, worker_id in sorted(holders)]
+
+    def blocks(self, worker_ids: Iterable[WorkerId], width: int) -> list[tuple[WorkerId, ...]]:
+        """The aligned blocks of `width` places of a node that these workers fill: those whose last member comes first
+        go first. Each in the order of places."""
+        members: defaultdict[tuple[str, int], list[WorkerId]] = defaultdict(list)
+        full = []
+        for worker_id in worker_ids:
+            spec = self._workers[worker_id].spec
+            block = members[spec.node_id, spec.place // width]
+            block.append(worker_id)
+            if len(block) == width:
+                full.append(tuple(sorted(block, key=lambda member: self._workers[member].spec.place)))
+        return full
 
     def start(self, plan: DispatchPlan, expected_s: float, now_s: float) -> None:
         for worker_id in plan.workers:
@@ -197,6 +219,7 @@ class WorkerPool:
                 idle=True,
                 free_at_s=0.0,
                 resident=worker.resident,
+                place=worker.spec.place,
             )
             for worker_id, worker in self._workers.items()
         ]
@@ -227,5 +250,6 @@ class WorkerPool:
             idle=worker.is_idle,
             free_at_s=worker.free_at_s(),
             resident=worker.resident,
+            place=worker.spec.place,
         )
         return worker.view

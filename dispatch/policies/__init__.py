@@ -4,6 +4,6 @@ A policy is a dispatcher with the placement that it stands for. All are pure, an
 """
 
 from dispatch.policies.policy import LoadLike, Policy, PolicyFactory
-from dispatch.policies.registry import POLICIES, make_policy
+from dispatch.policies.registry import POLICIES, POLICIES_WITH_UNITS, make_policy
 
-__all__ = ["POLICIES", "LoadLike", "Policy", "PolicyFactory", "make_policy"]
+__all__ = ["POLICIES", "POLICIES_WITH_UNITS", "LoadLike", "Policy", "PolicyFactory", "make_policy"]

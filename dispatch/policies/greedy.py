@@ -93,7 +93,7 @@ class GreedyDispatcher:
         members = self._by_bucket(view.workers)
         known = self._fleets
         self._fleets = {
-            bucket: known[bucket].seen(workers) if bucket in known else fleet_of(workers)
+            bucket: known[bucket].seen(workers) if bucket in known else fleet_of(workers, self._fits.unit_of)
             for bucket, workers in members.items()
         }
         tick = self._tick(self._fleets, view.now_s)
@@ -108,7 +108,7 @@ class GreedyDispatcher:
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         """None when some primary has the degree (and, at stage level, the memory) for this request, else why not."""
-        fleets = {bucket: fleet_of(members) for bucket, members in self._by_bucket(workers).items()}
+        fleets = {bucket: fleet_of(members, self._fits.unit_of) for bucket, members in self._by_bucket(workers).items()}
         why_not = self._tick(fleets, now_s=0.0).why_not(fresh(spec))
         return f"{spec.model} cannot make {spec.shape} here: {why_not}" if why_not is not None else None
 

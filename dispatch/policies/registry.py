@@ -47,6 +47,11 @@ POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
 )
 
 
+# Those that plan with units of workers that hold a stage's weights together (`placement.units`). For the others such a
+# model does not fit.
+POLICIES_WITH_UNITS = ("default", "wo-switch", "wo-pooling", "wo-scheduler", "edf")
+
+
 def make_policy(
     name: str,
     times: StageTimes,

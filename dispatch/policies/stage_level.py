@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from dispatch.auxiliaries import Auxiliaries
+from dispatch.auxiliaries import Auxiliaries, Seat
 from dispatch.fits import Fits
 from dispatch.options import DispatchOptions
 from dispatch.policies.lanes import Offer
 from dispatch.policies.work import WorkTimes, needs_encode
 from dispatch.pools import Pool
 from tridentserve.plans import Replica, WorkerId
-from tridentserve.protocols import Assignment, PendingRequest, StageTimes, WorkerView
+from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import PlacementType, Stage
 
 
@@ -27,6 +27,7 @@ class StageLevel:
         self, times: StageTimes, fits: Fits, options: DispatchOptions, pools: Sequence[Pool], now_s: float
     ) -> None:
         self.work = WorkTimes(times, aligned=False)
+        self._times = times
         self._fits = fits
         self._pools = pools
         self._now_s = now_s
@@ -59,7 +60,8 @@ class StageLevel:
             encode, encoded_s = self._take(request, Stage.ENCODE, self._now_s, encode_s, workers[0])
         diffused_s = encoded_s + self.work.diffuse_s(request, degree)
         self._auxiliaries.occupy(workers, diffused_s)
-        decode, finish_s = workers[:1], diffused_s + decode_s
+        leaders = self._times.unit(request.spec.model, Stage.DECODE)
+        decode, finish_s = workers[:leaders], diffused_s + decode_s
         if Stage.DECODE in elsewhere:
             decode, finish_s = self._take(request, Stage.DECODE, diffused_s, decode_s, workers[0])
         ids = (request.spec.request_id,)
@@ -70,7 +72,7 @@ class StageLevel:
         wanted = (Stage.ENCODE, Stage.DECODE) if needs_encode(request) else (Stage.DECODE,)
         return tuple(stage for stage in wanted if stage not in primary.stages)
 
-    def _able(self, request: PendingRequest, stage: Stage) -> tuple[WorkerView, ...]:
+    def _able(self, request: PendingRequest, stage: Stage) -> tuple[Seat, ...]:
         spec = request.spec
         return self._auxiliaries.able(spec.model, stage, spec.shape, spec.num_outputs)
 
@@ -82,5 +84,4 @@ class StageLevel:
     ) -> tuple[tuple[WorkerId, ...], float]:
         """The auxiliary for a stage, and when it has done it."""
         able, replica = self._able(request, stage), Replica(request.spec.model, stage)
-        chosen, end_s = self._auxiliaries.take(able, ready_s, work_s, self._node_of[leader], replica)
-        return (chosen,), end_s
+        return self._auxiliaries.take(able, ready_s, work_s, self._node_of[leader], replica)

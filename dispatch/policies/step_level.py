@@ -195,16 +195,14 @@ class Tick:
             if Stage.ENCODE not in way.primary.stages:
                 able = auxiliaries.able(spec.model, Stage.ENCODE, spec.shape, outputs)
                 replica = Replica(spec.model, Stage.ENCODE)
-                chosen, end_s = auxiliaries.take(able, self.now_s, way.encode_s, near, replica)
-                encode = (chosen,)
+                encode, end_s = auxiliaries.take(able, self.now_s, way.encode_s, near, replica)
         end_s += steps * way.step_s
         auxiliaries.occupy(workers, end_s)
         if steps == fewest:
             decode, decode_s = workers[:1], way.decode_s
             if Stage.DECODE not in way.primary.stages:
                 able = auxiliaries.able(spec.model, Stage.DECODE, spec.shape, outputs)
-                chosen, end_s = auxiliaries.take(able, end_s, decode_s, near, Replica(spec.model, Stage.DECODE))
-                decode = (chosen,)
+                decode, end_s = auxiliaries.take(able, end_s, decode_s, near, Replica(spec.model, Stage.DECODE))
             else:
                 end_s += decode_s
         return Assignment(

@@ -44,13 +44,14 @@ async def _denoise(
     workers: Workers, inputs: dict[str, GenerationInputs], parts: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
     """E, then D in parts: the seconds of the parts beside their steps, and those of the steps."""
-    previous: DispatchPlan = workers.plan(_MODEL, (Stage.ENCODE,), ["w0"], [PlanMember("r")], push_to=parts[0][0])
+    first_member = PlanMember("r", push_to=parts[0][0])
+    previous: DispatchPlan = workers.plan(_MODEL, (Stage.ENCODE,), ["w0"], [first_member])
     await workers.run(previous, inputs)
     beside_s = steps_s = 0.0
     for index, (worker, first, end) in enumerate(parts):
         push_to = parts[index + 1][0] if index + 1 < len(parts) else None
-        member = PlanMember("r", (first, end), previous.plan_id, previous.leader)
-        plan = workers.plan(_MODEL, (Stage.DIFFUSE,), [worker], [member], push_to=push_to)
+        member = PlanMember("r", (first, end), previous.plan_id, previous.leader, push_to=push_to)
+        plan = workers.plan(_MODEL, (Stage.DIFFUSE,), [worker], [member])
         done = await workers.run(plan, inputs)
         inside_s = sum(span.end_s - span.start_s for span in done.report.spans)
         beside_s += done.seconds - inside_s

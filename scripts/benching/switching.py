@@ -24,6 +24,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.load import LoadShare
 from tridentserve.parallel import connect_store
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, Decisions, Dispatcher, StageReport, WorkerView
@@ -62,6 +63,12 @@ class _OnDemand:
 
     def stage_finished(self, report: StageReport) -> None:
         """Of no interest."""
+
+    def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
+        pass
+
+    def forget(self, model: str) -> None:
+        pass
 
     def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         due, self.due = self.due, None
@@ -137,6 +144,7 @@ async def _started(folder: Path, weights_bytes: int, host_dir: Path) -> _Service
             store_host="127.0.0.1",
             store_port=store.port,
             handoff_bytes=_HANDOFF_MIB << 20,
+            max_groups=1,
             host_dir=host_dir,
             fetch="peer",
         )

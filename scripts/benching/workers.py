@@ -133,10 +133,9 @@ class Workers:
         stages: tuple[Stage, ...],
         workers: Sequence[WorkerId],
         members: Sequence[PlanMember],
-        push_to: WorkerId | None = None,
     ) -> DispatchPlan:
         group = group_name([(worker_id, 0) for worker_id in workers]) if len(workers) > 1 else None
-        return DispatchPlan(next(self._plan_ids), model, stages, tuple(workers), tuple(members), group, push_to)
+        return DispatchPlan(next(self._plan_ids), model, stages, tuple(workers), tuple(members), group)
 
     async def run(self, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs]) -> Done:
         """Run a plan on all its workers. Raises `RuntimeError` where one reports a failure."""

@@ -20,28 +20,33 @@ def slowdown_of(
     `t_n` seconds with n workers at work did `sum(t_n / slowdown_n)` seconds of what it does alone (`alone_s`, per step
     for DIFFUSE): least squares over all stages.
     """
-    rows = []
+    rows, left = [], []
     for crowd in crowds:
         for sample in crowd:
             point = sample.point
             if (point.degree > 1) == wide and point in alone_s and not _shares_a_worker(sample, crowd):
                 seconds = _seconds_by_workers(sample, crowd, num_workers)
-                rows.append([second / (sample.steps * alone_s[point]) for second in seconds])
-    speeds = _speeds(np.array(rows).reshape(len(rows), num_workers))
+                row = [second / (sample.steps * alone_s[point]) for second in seconds]
+                # With its own workers alone it does what `alone_s` says: what is left was done beside others.
+                left.append(1.0 - row[point.degree - 1])
+                row[point.degree - 1] = 0.0
+                rows.append(row)
+    speeds = _speeds(np.array(rows).reshape(len(rows), num_workers), np.array(left))
     return tuple(float(value) for value in np.maximum.accumulate(1.0 / speeds))
 
 
-def _speeds(times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _speeds(times: NDArray[np.float64], done: NDArray[np.float64]) -> NDArray[np.float64]:
     """Per number of workers, the speed relative to one that computes alone. `times` [stages, numbers] is in multiples
-    of what each stage takes alone. Drawn to the speed of the number below where hardly anything was seen."""
+    of what each stage takes alone, `done` [stages] the share of it that ran in these times. Drawn to the speed of the
+    number below where hardly anything was seen."""
     count = times.shape[1]
-    if not times.size:
-        return np.ones(count)
-    # A pull as strong as one stage: differences between neighbours, and the first one is 1.
-    pull = np.eye(count) - np.eye(count, k=-1)
-    target = np.concatenate([np.ones(len(times)), [1.0], np.zeros(count - 1)])
-    found, *_ = np.linalg.lstsq(np.vstack([times, pull]), target, rcond=None)
-    speeds: NDArray[np.float64] = np.clip(found, 0.05, 1.0)
+    if count == 1:
+        return np.ones(1)
+    # A pull as strong as one stage: no difference between neighbours. The first speed is 1, and not asked for.
+    pull = np.eye(count - 1) - np.eye(count - 1, k=-1)
+    first = np.eye(count - 1)[0]
+    found, *_ = np.linalg.lstsq(np.vstack([times[:, 1:], pull]), np.concatenate([done, first]), rcond=None)
+    speeds: NDArray[np.float64] = np.clip(np.concatenate([[1.0], found]), 0.05, 1.0)
     return speeds
 
 

@@ -18,7 +18,7 @@ from traces.simulated import arrivals_of
 from traces.workloads import WORKLOADS, make_workload
 from tridentserve.engine.simulated import Arrival
 from tridentserve.errors import ConfigError
-from tridentserve.scheduler import DEFAULT_SLO_SCALE
+from tridentserve.run_times import DEFAULT_SLO_SCALE
 
 # In place of a model's name, for a workload of several.
 MIXED = "mixed"

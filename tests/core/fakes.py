@@ -30,6 +30,9 @@ class FakeTimes:
     def weights_bytes(self, model: str, stage: Stage) -> int:
         return 1
 
+    def unit(self, model: str, stage: Stage) -> int:
+        return 1
+
     def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
         return 1
 

@@ -13,6 +13,7 @@ from tridentserve import events as ev
 from tridentserve.auxiliary_legs import DecodeOrder
 from tridentserve.cluster import WorkerSpec
 from tridentserve.decisions import Decision, decode_decision, encode_decision
+from tridentserve.load import LoadShare
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
@@ -58,6 +59,12 @@ class Replan:
     def stage_finished(self, report: StageReport) -> None:
         self.reports.append(report)
 
+    def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
+        pass
+
+    def forget(self, model: str) -> None:
+        pass
+
     def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         plan, self.plan = self.plan, None
         return plan
@@ -99,7 +106,7 @@ class Bench:
 
     def pending(self) -> dict[str, tuple[int, bool, str | None]]:
         """What waits: steps done, whether encoded, where its state is."""
-        views = self.scheduler._pending.values()
+        views = self.scheduler._books.pending.values()
         return {view.spec.request_id: (view.steps_done, view.encoded, view.held_by) for view in views}
 
     def idle(self) -> set[str]:
@@ -141,7 +148,7 @@ def test_who_has_done_all_steps_leaves_a_batch_and_the_others_wait() -> None:
     bench.arrive("short", steps=2)
     bench.arrive("long", steps=5)
     plan = bench.start(ids="short long", decode="c")
-    assert (plan.stages, plan.num_steps, plan.push_to) == ((E, D), 2, "c")
+    assert (plan.stages, plan.num_steps, plan.members[0].push_to) == ((E, D), 2, "c")
     (effect,) = bench.finish(plan, 3.0)
     decode = plan_of(effect)
     assert (decode.stages, decode.workers, decode.request_ids) == ((C,), ("c",), ("short",))
@@ -328,7 +335,7 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
                     pass
 
     def dispatch(limit: int, num_steps: int | None) -> None:
-        waiting = list(bench.scheduler._pending.values())[:limit]
+        waiting = list(bench.scheduler._books.pending.values())[:limit]
         free = [worker for worker in ("a", "b") if worker in bench.idle()]
         if not waiting or not free:
             return
@@ -379,4 +386,4 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
             end(plans.pop(plan_id), None)
     assert sorted(ended) == sorted(f"r{i + 1}" for i in range(names))
     assert bench.idle() == set(TYPES)
-    assert not bench.scheduler._runs
+    assert not bench.scheduler._books.runs

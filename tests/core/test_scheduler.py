@@ -70,19 +70,19 @@ def apart() -> Run:
 def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
     assert apart.on(ev.RequestArrived(request("r"))) == []
     encode = apart.plan(ev.Tick())
-    assert (encode.stages, encode.workers, encode.push_to, sole(encode).source) == ((E,), ("e",), "d0", None)
+    assert (encode.stages, encode.workers, sole(encode).push_to, sole(encode).source) == ((E,), ("e",), "d0", None)
     assert (sole(encode).steps, encode.group) == (None, None)
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.Run)
     diffuse = effect.plan
     assert (diffuse.stages, diffuse.workers, sole(diffuse).steps) == ((D,), ("d0", "d1"), (0, 4))
-    assert (sole(diffuse).input_id, sole(diffuse).source, diffuse.push_to) == (encode.plan_id, "e", "c")
+    assert (sole(diffuse).input_id, sole(diffuse).source, sole(diffuse).push_to) == (encode.plan_id, "e", "c")
     assert diffuse.group
     (effect,) = apart.finish(diffuse, 1.0, 3.0)
     assert isinstance(effect, ev.Run)
     decode = effect.plan
     assert (decode.stages, decode.workers, sole(decode).input_id) == ((C,), ("c",), diffuse.plan_id)
-    assert (sole(decode).source, decode.push_to) == ("d0", None)
+    assert (sole(decode).source, sole(decode).push_to) == ("d0", None)
     (done,) = apart.finish(decode, 3.0, 5.0)
     assert isinstance(done, ev.Finish)
     assert (done.latency_s, done.slo_s) == (5.0, 2.5 * (0.5 + 4 * 0.5 + 2.0))
@@ -99,7 +99,7 @@ def test_consecutive_stages_on_the_same_workers_are_one_plan() -> None:
     run = Run(FixedDispatcher("w", "w", "w"), {"w": PlacementType.EDC})
     run.on(ev.RequestArrived(request("r")))
     plan = run.plan(ev.Tick())
-    assert (plan.stages, plan.push_to, plan.group) == ((E, D, C), None, None)
+    assert (plan.stages, sole(plan).push_to, plan.group) == ((E, D, C), None, None)
     assert isinstance(run.finish(plan, 0.0, 3.0)[0], ev.Finish)
 
 

@@ -14,7 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from deployments.api import create_api
-from tests.deployments.fake_backend import MODELS, FakeBackend
+from deployments.video_backend import VideoBackend
+from tests.deployments.fake_backend import MODELS, WITH_VIDEOS, FakeBackend
 
 IMAGES = "/v1/images/generations"
 
@@ -26,6 +27,12 @@ def api(backend: FakeBackend, heartbeat_s: float = 10.0) -> FastAPI:
 def client(backend: FakeBackend) -> httpx.AsyncClient:
     """Calls the application directly. Answers come as a whole: streams and disconnects need `served`."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(api(backend)), base_url="http://test")
+
+
+def video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.AsyncClient:
+    """As `client`, with a model that makes videos and the keeper of their jobs."""
+    app = create_api(backend, WITH_VIDEOS, videos)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A `Backend` that makes no pictures, what the front ends are tested over."""
+"""A `Backend` that makes no pictures and no videos, what the front ends are tested over."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ MODELS = {
     "tiny-sd3": ServedModel("tiny-sd3", FAMILIES["sd3"], LIMITS),
     "tiny-flux": ServedModel("tiny-flux", FAMILIES["flux"], Limits()),
 }
+VIDEO_LIMITS = Limits(min_side=32, max_side=256, max_frames=33, max_pixel_frames=128 * 128 * 17, max_outputs=2)
+WITH_VIDEOS = {**MODELS, "tiny-wan": ServedModel("tiny-wan", FAMILIES["wan"], VIDEO_LIMITS)}
 
 
 @dataclass
@@ -89,7 +91,7 @@ def completed(spec: RequestSpec, inputs: GenerationInputs) -> Update:
         "type": "completed",
         "request_id": spec.request_id,
         "model": spec.model,
-        "images": [png(spec.shape.width, spec.shape.height)] * spec.num_outputs,
+        **_outputs(spec, inputs),
         "seed": inputs.seed,
         "width": spec.shape.width,
         "height": spec.shape.height,
@@ -104,6 +106,18 @@ def completed(spec: RequestSpec, inputs: GenerationInputs) -> Update:
         ],
         "peak_memory_mb": 12.5,
     }
+
+
+def _outputs(spec: RequestSpec, inputs: GenerationInputs) -> dict[str, Any]:
+    if inputs.output_format == "png":
+        return {"images": [png(spec.shape.width, spec.shape.height)] * spec.num_outputs}
+    videos = [video(inputs.prompt, index) for index in range(spec.num_outputs)]
+    return {"videos": videos, "num_frames": spec.shape.num_frames, "fps": inputs.fps}
+
+
+def video(prompt: str, index: int = 0) -> bytes:
+    """What the fake makes in place of an MP4 file."""
+    return f"video {index} of {prompt}".encode()
 
 
 def png(width: int, height: int) -> bytes:

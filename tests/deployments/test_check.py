@@ -132,6 +132,7 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({**_policy("b5", enabled=True)}, "args.dispatch.policy: b5: "),
         ({**_policy("tetriserve", enabled=True)}, "args.replan.enabled: policy tetriserve keeps its first placement"),
         ({"cache_dir": f"{__file__}/cache"}, f"args.cache_dir: {__file__} is a file"),
+        ({"replicas": {"host_dir": f"{__file__}/host"}}, f"args.replicas.host_dir: {__file__} is a file"),
         ({"decision_log": f"{__file__}/log"}, f"args.decision_log: {__file__} is a file"),
         ({"decision_log": str(ROOT)}, "args.decision_log: is a folder"),
     ],

@@ -109,6 +109,17 @@ def test_paths_are_absolute_and_know_the_home_folder() -> None:
         ({"replan": {"release_ratio": 2}}, "args.replan.release_ratio: not above trigger_ratio (1.5)"),
         ({"models": [{"name": "m", "tiny": "sd3", "window_s": 0}]}, "args.models[0].window_s: "),
         ({"handoff": {"capacity_mb": 1024}}, "args.handoff.capacity_mb: not below cluster.memory_mb (1024)"),
+        ({"replicas": {"fetch": "disk"}}, "args.replicas.fetch: "),
+        (
+            {
+                "replicas": {"fetch": "mapped"},
+                "cluster": {**GOOD["cluster"], "device": "cuda", "device_name": "NVIDIA L20"},
+            },
+            "args.replicas.fetch: a GPU cannot use the pages",
+        ),
+        ({"replicas": {"block_mb": 0}}, "args.replicas.block_mb: "),
+        ({"checkpoints": {"every_s": -1}}, "args.checkpoints.every_s: "),
+        ({"checkpoints": {"every_steps": 0}}, "args.checkpoints.every_steps: "),
         ({"profiles": []}, "args.profiles: "),
         ({"max_queued_requests": 0}, "args.max_queued_requests: "),
     ],

@@ -11,7 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.config import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelArgs
+from deployments.config_engine import CheckpointsArgs, ReplicasArgs
 from deployments.config_planning import DispatchArgs, LoadArgs, ReplanArgs
+from deployments.config_videos import VideosArgs
 from tridentserve.cache import CACHE_ENV
 
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -24,6 +26,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "dispatch": DispatchArgs,
     "replan": ReplanArgs,
     "handoff": HandoffArgs,
+    "replicas": ReplicasArgs,
+    "checkpoints": CheckpointsArgs,
+    "videos": VideosArgs,
 }
 TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config import Limits, ModelArgs
-from deployments.models import ServedModel, served_models
-from tridentserve.errors import CheckpointError
+from deployments.config import Limits
+from deployments.models import ServedModel
 from tridentserve.families import FAMILIES
+from tridentserve.requests import Shape
 
 SIDES = st.integers(16, 300)
 
@@ -23,7 +22,7 @@ def test_sizes_within_the_limits(min_side: int, max_side: int, max_pixels: int, 
     if not allowed:
         assert model.smallest.width > model.largest.width
         return
-    most = model.most_pixels
+    most = model.longest
     assert (most.width, most.height) in allowed
     assert most.pixels == max(width * height for width, height in allowed)
     squares = [width for width, height in allowed if width == height]
@@ -32,6 +31,26 @@ def test_sizes_within_the_limits(min_side: int, max_side: int, max_pixels: int, 
     assert model.side_near(side) == max(below, default=min(squares))
 
 
-def test_a_model_that_makes_videos_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="clips: wan models make videos"):
-        served_models([ModelArgs(name="clips", tiny="wan")])
+@given(st.sampled_from([name for name, family in FAMILIES.items() if family.frame_multiple]), st.data())
+def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
+    pixel_frames = data.draw(st.integers(64 * 64, 4_000_000))
+    limits = Limits(min_side=64, max_side=256, max_frames=data.draw(st.integers(1, 90)), max_pixel_frames=pixel_frames)
+    model = ServedModel("m", FAMILIES[name], limits)
+    lengths = [frames for frames in range(1, limits.max_frames + 1) if model.family.allows_frames(frames)]
+    assert list(model.frame_numbers) == lengths
+    sides = range(64, 257, 16)
+    allowed = [
+        (width, height, frames)
+        for width in sides
+        for height in sides
+        for frames in lengths
+        if width * height * frames <= pixel_frames
+    ]
+    for shape in (model.longest, model.default_shape):
+        assert (shape.width, shape.height, shape.num_frames) in allowed
+    most = max(Shape(height, width, frames).tokens for width, height, frames in allowed)
+    assert model.longest.tokens == most
+    asked = data.draw(st.floats(0, 100))
+    multiple = model.family.frame_multiple or 1
+    assert model.family.allows_frames(model.frames_near(asked))
+    assert abs(model.frames_near(asked) - max(1.0, asked)) <= multiple / 2

@@ -198,4 +198,4 @@ def test_the_prompt_is_required() -> None:
 def test_unknown_models(model: str) -> None:
     with pytest.raises(UnknownModelError, match="tiny-sd3, tiny-flux") as caught:
         accept(model=model)
-    assert (caught.value.param, caught.value.code, caught.value.http_status) == ("model", "model_not_found", 422)
+    assert (caught.value.param, caught.value.code, caught.value.http_status) == ("model", "model_not_found", 404)

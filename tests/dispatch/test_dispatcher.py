@@ -11,6 +11,7 @@ from profiler import CostModel
 from profiler.memory import held_weights_bytes, stages_peak_bytes
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds, wide_only_table
+from tridentserve.estimates import frugal_decode_bytes
 from tridentserve.plans import Replica
 from tridentserve.protocols import Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import Shape
@@ -109,23 +110,25 @@ def test_a_stopped_request_goes_on_without_encoding() -> None:
 
 
 def test_memory_decides_the_type_and_the_degree() -> None:
-    # At 1024x1024: E 400 MiB, D 800 and 391 / k, C 100 and 1536. EDC needs 2836, DC 2436.
-    tight = workers(1, "EDC", memory_bytes=2835 * MIB)
+    # At 1024x1024: E 400 MiB, D 800 and 391 / k, C 100 and 1536, or less in tiles. DC needs 2436 for C as it is.
+    in_tiles = frugal_decode_bytes(TIMES, "one", LARGE)
+    assert 391 * MIB < in_tiles < 1536 * MIB
+    tight = workers(1, "EDC", memory_bytes=1300 * MIB + in_tiles - 1)
     spec = request("r", LARGE).spec
     assert decide(IDLE, [request("r", LARGE)], tight, 0.0) == []
     assert IDLE.can_ever_run(spec, tight) == (
-        f"one cannot make 1024x1024 here: EDC workers have {1535 * MIB} bytes free beside their weights and need "
-        f"{1536 * MIB}"
+        f"one cannot make 1024x1024 here: EDC workers have {in_tiles - 1} bytes free beside their weights and need "
+        f"{in_tiles}"
     )
     dc = worker("dc", "DC", memory_bytes=2436 * MIB)
     assert IDLE.can_ever_run(spec, [*tight, dc, worker("e", "E")]) is None
     reserved = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=1))
-    assert reserved.can_ever_run(spec, workers(1, "EDC", memory_bytes=2836 * MIB)) is not None
+    assert reserved.can_ever_run(spec, workers(1, "EDC", memory_bytes=1300 * MIB + in_tiles)) is not None
     # D alone: 800 + 196 MiB at degree 2 fits, 800 + 391 at degree 1 does not.
     pair = [*workers(2, "D", memory_bytes=1100 * MIB), worker("e", "E"), worker("c", "C")]
     (assignment,) = decide(IDLE, [request("r", LARGE)], pair, 0.0)
     assert len(assignment.diffuse) == 2
-    small_c = [*pair[:3], worker("c", "C", memory_bytes=1000 * MIB)]
+    small_c = [*pair[:3], worker("c", "C", memory_bytes=100 * MIB + in_tiles - 1)]
     assert "no auxiliary has the memory for decode" in str(IDLE.can_ever_run(spec, small_c))
 
 
@@ -157,7 +160,7 @@ def test_several_outputs_need_their_memory_and_time() -> None:
     (assignment,) = decide(IDLE, [request("r", SMALL, num_outputs=3)], workers(1, "EDC"), 0.0)
     expected_s = ENCODE_S + 3 * (20 * step_seconds(SMALL, 1) + decode_s(SMALL))
     assert assignment.expected_finish_s == pytest.approx(expected_s)
-    assert IDLE.can_ever_run(request("r", LARGE, num_outputs=3).spec, workers(1, "EDC")) is not None
+    assert IDLE.can_ever_run(request("r", LARGE, num_outputs=5).spec, workers(1, "EDC")) is not None
 
 
 def test_the_earliest_deadline_goes_first_among_equals() -> None:

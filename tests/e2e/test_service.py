@@ -131,7 +131,7 @@ def test_bad_input_is_refused_before_the_scheduler_hears_of_it(service: Service)
         {"prompt": "x\0"},
     ):
         answer = httpx.post(url, json=body)
-        assert answer.status_code == 422
+        assert answer.status_code == (404 if body.get("model") == "nope" else 422)
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
     nan = httpx.post(
         url, content='{"prompt": "x", "guidance_scale": NaN}', headers={"content-type": "application/json"}

@@ -19,6 +19,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import Fleet, WorkerResources
 from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
+from tridentserve.engine.live.parcel import Layout
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
@@ -46,13 +47,14 @@ class Plans:
         self._ids = itertools.count()
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
-        """`more`: what else is to be said of the plan's only member, and `push_to`."""
+        """`more`: what else is to be said of the plan's only member, and of the plan."""
         ranks = tuple(workers.split())
         member = PlanMember(
             request_id=more.pop("request_id", "r"),
             steps=more.pop("steps", (0, INPUTS.num_inference_steps)) if D in stages else None,
             input_id=more.pop("input_id", None),
             source=more.pop("source", None),
+            push_to=more.pop("push_to", None),
         )
         return DispatchPlan(
             plan_id=next(self._ids),
@@ -331,7 +333,7 @@ async def test_a_leader_that_fails_does_not_leave_its_group_waiting(plans: Plans
 
 async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any]) -> None:
     block = HandoffKey("block", 0)
-    assert await plans.call("w1", "reserve", block, "x", HANDOFF_BYTES) is not None
+    assert await plans.call("w1", "reserve", block, "x", Layout((), HANDOFF_BYTES, {})) is not None
     encode = plans.plan((E,), "w0", push_to="w1")
     denoise = plans.plan((D, C), "w1", input_id=encode.plan_id, source="w0")
     await plans.run(encode)

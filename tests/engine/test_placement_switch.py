@@ -26,6 +26,7 @@ from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.host_copies import HostCopies
 from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.hot_set import GROUP_BYTES
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter
 from tridentserve.plans import PlacementPlan, Replica
@@ -42,6 +43,7 @@ PLACEMENTS = [
     PlacementPlan({"w0": frozenset({D}), "w1": frozenset({D, C}), "w2": frozenset({E})}, "third", 2),
 ]
 HANDOFF_BYTES = 4 << 20
+MAX_GROUPS = 2
 SHAPE, TOO_LARGE = Shape(64, 96), Shape(128, 128)
 STEPS = 3
 EXPECTED_BYTES = 1 << 30
@@ -66,6 +68,12 @@ class EveryFew:
 
     def stage_finished(self, report: StageReport) -> None:
         self._denoised += report.stage is Stage.DIFFUSE
+
+    def expect(self, model: str, load: object, window_s: float | None) -> None:
+        pass
+
+    def forget(self, model: str) -> None:
+        pass
 
     def propose(self, workers: object, placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         number = min(self._denoised // self._few, len(PLACEMENTS) - 1)
@@ -104,7 +112,7 @@ async def service(
     copies = HostCopies(tiny_cache / "host", {MODEL: source}, torch.device("cpu"))
     sizes = {replica: copies.get(replica).layout.nbytes for replica in (E, D, C)}
     # D and C fit together, E and D do not: a worker that changes from one to the other evicts.
-    memory_bytes = HANDOFF_BYTES + sizes[D] + sizes[C] + 1000
+    memory_bytes = HANDOFF_BYTES + MAX_GROUPS * GROUP_BYTES["cpu"] + sizes[D] + sizes[C] + 1000
     assert sizes[E] > sizes[C] + 1000
     specs = [WorkerSpec(f"w{index}", "node", memory_bytes) for index in range(3)]
     store = connect_store(is_server=True)
@@ -118,6 +126,7 @@ async def service(
             store_host="127.0.0.1",
             store_port=store.port,
             handoff_bytes=HANDOFF_BYTES,
+            max_groups=MAX_GROUPS,
             host_dir=tiny_cache / "host",
             fetch="peer",
             block_bytes=200_000,
@@ -175,7 +184,7 @@ async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Servi
     answer = await service.generate("large", inputs_of(0, TOO_LARGE))
     assert (answer["error"]["code"], answer["http_status"]) == ("out_of_memory", 507)
     numbers = {int(number) for number in re.findall(r"\d{4,}", answer["error"]["message"])}
-    assert {EXPECTED_BYTES, HANDOFF_BYTES, service.specs[0].memory_bytes} <= numbers
+    assert {EXPECTED_BYTES, HANDOFF_BYTES, MAX_GROUPS * GROUP_BYTES["cpu"], service.specs[0].memory_bytes} <= numbers
     assert not any(isinstance(effect, ev.Requeue) for one in service.decisions() for effect in one.effects)
     after = await service.generate("after", inputs_of(1))
     assert after["type"] == "completed", "the worker is as good as before"

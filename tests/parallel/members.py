@@ -35,6 +35,7 @@ class Member:
     size: int = 1
     groups: dict[str, SequenceGroup] = field(default_factory=dict)
     adapters: dict[Path, PipelineAdapter] = field(default_factory=dict)
+    decoders: dict[Path, PipelineAdapter] = field(default_factory=dict)
 
     def group(self, name: str, timeout_s: float = TIMEOUT_S) -> SequenceGroup:
         """The group of this call's members."""

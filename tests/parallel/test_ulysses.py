@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,9 @@ import torch
 from tests.parallel.members import Member, Pool
 from tests.pipelines.models import PARALLEL, QUICK, families, final_latents, load_stage, make_inputs, start
 from tridentserve.errors import ConfigError
+from tridentserve.kernels import Kernels
 from tridentserve.parallel import SequenceGroup, sequence_parallel
-from tridentserve.pipelines import DenoisingState, load_adapter
+from tridentserve.pipelines import DenoisingState, kernels, load_adapter
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
@@ -183,3 +185,27 @@ def test_an_attention_that_goes_around_sdpa_is_refused(model: Model) -> None:
     adapter.pipe.transformer.transformer_blocks[0].attn.processor = lambda attn, image, text, mask, rope: (image, text)
     with sequence_parallel(_Untouchable(2)), pytest.raises(ConfigError, match="0 times, not once"):
         adapter.step(start(model("flux"), make_inputs(**EVEN)))
+
+
+def run_compiled(member: Member, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Steps of a model whose blocks are traced as for a compiler: alone, in the group, and alone again."""
+    stock = torch.compile
+    torch.compile = functools.partial(stock, backend="eager")
+    try:
+        adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
+        kernels.install(adapter, Kernels(compiled=True))
+    finally:
+        torch.compile = stock
+    group = member.group("compiled")
+    now = adapter.step(of_plain(state))
+    with sequence_parallel(group):
+        now = adapter.step(now)
+    return plain(adapter.step(now))
+
+
+def test_compiled_blocks_run_alone_and_together(pool: Pool, model: Model) -> None:
+    inputs = make_inputs(64, 96, variant="flux")
+    results = pool.run(run_compiled, 2, model("flux"), plain(start(model("flux"), inputs)))
+    for result in results:
+        assert not isinstance(result, Exception), result
+        assert difference(model("flux"), inputs, result["tensors"]["latents"]) <= TOLERANCE

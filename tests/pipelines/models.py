@@ -25,7 +25,7 @@ from tridentserve.stages import Stage
 torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
-PICTURES = ("sd3", "flux", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein")
+PICTURES = ("sd3", "flux", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
 VIDEOS = ("cogvideox", "wan", "hunyuan_video", "mochi")
 ALL = (*PICTURES, *VIDEOS)
 # Of them those that several workers can denoise together.
@@ -264,7 +264,7 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
     scale = {"guidance_scale": inputs.guidance_scale}
     negative = {"negative_prompt": inputs.negative_prompt}
     match family:
-        case "flux" | "hunyuan_video":
+        case "flux" | "flux2" | "hunyuan_video":
             return scale
         case "cogvideox" if inputs.num_outputs > 1:
             # It ignores how many outputs a prompt is to have.

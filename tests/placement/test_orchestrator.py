@@ -156,7 +156,9 @@ def test_what_is_planned_for_wide_degrees_can_run_there() -> None:
 
 
 def test_weights_that_no_worker_holds_are_named() -> None:
-    with pytest.raises(PlacementError, match=r"one: the weights of diffuse alone .* a group of 2 of them would hold"):
+    with pytest.raises(
+        PlacementError, match=r"one: the weights of diffuse alone .*; 2 of a node would hold them together"
+    ):
         orchestrator().plan([LoadShare("one", SMALL, 20)], cluster(1, 8, 800 * MIB))
     with pytest.raises(PlacementError, match="no group of them would hold them"):
         orchestrator().plan([LoadShare("one", SMALL, 20)], cluster(1, 8, 10 * MIB))
@@ -197,13 +199,14 @@ def test_auxiliaries_that_are_hardly_used_share_a_worker() -> None:
 
 
 def test_kept_sizes_stay_servable_with_next_to_no_workers() -> None:
-    workers = cluster(1, 8, (900 + 1536 + 20) * MIB)
+    # EDC has 340 MiB beside its weights: enough for 256x256, and too little for 1024x1024 even with C in tiles.
+    workers = cluster(1, 8, (1300 + 340 + 10) * MIB)
     light, heavy = LoadShare("one", SMALL, 20, 100.0), LoadShare("one", SHAPES[2], 20, 5.0)
     assert not can_run(orchestrator().plan([light], workers), workers, heavy)
     kept = orchestrator().plan([light], workers, keep=[heavy])
-    assert types(kept) == {PlacementType.EDC: 6, PlacementType.DC: 1, PlacementType.E: 1}
+    assert types(kept) == {PlacementType.EDC: 6, PlacementType.ED: 1, PlacementType.C: 1}
     assert can_run(kept, workers, heavy)
-    # DC runs the light ones too: keeping them changes nothing, and neither does their weight.
+    # ED and C run the light ones too: keeping them changes nothing, and neither does their weight.
     assert (
         orchestrator().plan([heavy], workers, keep=[light]).replicas == orchestrator().plan([heavy], workers).replicas
     )

@@ -45,7 +45,8 @@ def test_several_models_are_numbered(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("cluster", "arguments", "message"),
     [
-        (GROUP.format(20), ["--workload", "flux.1-dev-heavy"], "weights of diffuse alone are 24000000000 bytes"),
+        (GROUP.format(12), ["--workload", "flux.1-dev-heavy"], "weights of diffuse alone are 24000000000 bytes"),
+        (GROUP.format(20), ["--workload", "flux.1-dev-heavy"], "fits on no worker: stage C alone needs 21521851648"),
         (GROUP.format(-1), ["--workload", "flux.1-dev-heavy"], "memory_gb: Input should be greater than 0"),
         (GROUP.format(48).replace("2", "0", 1), ["--workload", "flux.1-dev-heavy"], "gpus_per_node: Input should be"),
         (GROUP.format(48).replace("L20", "L21"), ["--workload", "flux.1-dev-heavy"], "NVIDIA L21"),

@@ -17,6 +17,7 @@ def diffuse_without_memory(
     inputs: GenerationInputs,
     condition: bytes,
     repeats: int,
+    batch: int = 1,
     member: Member | None = None,
 ) -> Sample:
     """`sample_diffuse`, but for `poor_rank` of a group."""
@@ -24,7 +25,7 @@ def diffuse_without_memory(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
     if member is not None:  # a process of its own does not see what the test patched
         measure_stages._GROUP_TIMEOUT_S = 3.0
-    return sample_diffuse(source, inputs, condition, repeats, member)
+    return sample_diffuse(source, inputs, condition, repeats, batch, member)
 
 
 rank_0, rank_1 = partial(diffuse_without_memory, 0), partial(diffuse_without_memory, 1)

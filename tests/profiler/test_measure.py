@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from profiler import CostModel
-from profiler.measure import MeasureOptions, Point, measure, points
+from profiler.measure import MeasureOptions, measure
+from profiler.measure_checks import Point, Sweep
 from profiler.measure_memory import peak_bytes
 from profiler.measure_stages import Sample, Source, sample_decode
 from tests.profiler import short_of_memory
@@ -46,12 +47,16 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
     shapes, heard = [Shape(64, 64), Shape(128, 96)], list[tuple[Point, Sample]]()
     options = MeasureOptions(repeats=2, passes=2)
     table = measure(
-        Source(folder, "cpu"), "m", shapes, [1, 2], options, lambda point, sample, _: heard.append((point, sample))
+        Source(folder, "cpu"),
+        "m",
+        Sweep(shapes, [1, 2]),
+        options,
+        lambda point, sample, _: heard.append((point, sample)),
     )
-    assert [(row.stage, row.shape, row.degree) for row in table.rows] == points(shapes, [1, 2])
+    assert [Point(row.stage, row.shape, row.degree) for row in table.rows] == Sweep(shapes, [1, 2]).points()
     assert len(heard) == 2 * len(table.rows)
     for row in table.rows:
-        seconds = [sample.seconds for point, sample in heard if point == (row.stage, row.shape, row.degree)]
+        seconds = [sample.seconds for point, sample in heard if point == Point(row.stage, row.shape, row.degree)]
         assert row.seconds == min(seconds)
     times = CostModel([table], "cpu")
     assert times.degrees("m", Stage.DIFFUSE) == (1, 2)
@@ -67,48 +72,56 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
 def test_what_cannot_be_measured_is_named(folder: Path, tmp_path: Path) -> None:
     source = Source(folder, "cpu")
     with pytest.raises(ProfileError, match="sd3 makes no 72x64: both sides must be multiples of 16"):
-        measure(source, "m", [Shape(64, 72)], [1], ONCE)
+        measure(source, "m", Sweep([Shape(64, 72)], [1]), ONCE)
     with pytest.raises(ProfileError, match="nothing to measure"):
-        measure(source, "m", [Shape(64, 64)], [], ONCE)
+        measure(source, "m", Sweep([Shape(64, 64)], []), ONCE)
     with pytest.raises(ProfileError, match="they must be powers of two"):
-        measure(source, "m", [Shape(64, 64)], [3], ONCE)
+        measure(source, "m", Sweep([Shape(64, 64)], [3]), ONCE)
     with pytest.raises(ProfileError, match="4 attention heads cannot be shared by 8 workers"):
-        measure(source, "m", [Shape(64, 64)], [2, 8], ONCE)
+        measure(source, "m", Sweep([Shape(64, 64)], [2, 8]), ONCE)
     with pytest.raises(CheckpointError, match=r"model_index.json is missing"):
-        measure(Source(tmp_path, "cpu"), "m", [Shape(64, 64)], [1], ONCE)
+        measure(Source(tmp_path, "cpu"), "m", Sweep([Shape(64, 64)], [1]), ONCE)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 def test_degrees_need_gpus(folder: Path) -> None:
     with pytest.raises(ProfileError, match="degree 2 needs as many GPUs; there are 0"):
-        measure(Source(folder, "cuda"), "m", [Shape(64, 64)], [2], ONCE)
+        measure(Source(folder, "cuda"), "m", Sweep([Shape(64, 64)], [2]), ONCE)
 
 
 def test_a_point_beyond_the_memory_is_left_out_and_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int) -> Sample:
+    def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int, batch: int) -> Sample:
         if inputs.shape.width > 64:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
-        return sample_decode(source, inputs, condition, repeats)
+        return sample_decode(source, inputs, condition, repeats, batch)
 
-    monkeypatch.setattr("profiler.measure.sample_decode", decode)
+    monkeypatch.setattr("profiler.measure_processes.sample_decode", decode)
     shapes, skipped = [Shape(64, 64), Shape(64, 96)], list[tuple[Point, str]]()
     options = MeasureOptions(repeats=1, passes=2)
     table = measure(
-        Source(folder, "cpu"), "m", shapes, [1], options, on_skip=lambda point, reason: skipped.append((point, reason))
+        Source(folder, "cpu"),
+        "m",
+        Sweep(shapes, [1]),
+        options,
+        on_skip=lambda point, reason: skipped.append((point, reason)),
     )
-    assert skipped == [((Stage.DECODE, Shape(64, 96), 1), "out of memory (CUDA out of memory)")]
-    assert [(row.stage, row.shape, row.degree) for row in table.rows] == points(shapes, [1])[:-1]
+    assert skipped == [(Point(Stage.DECODE, Shape(64, 96)), "out of memory (CUDA out of memory)")]
+    assert [Point(row.stage, row.shape) for row in table.rows] == Sweep(shapes).points()[:-1]
 
 
 def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(*_: object) -> None:
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory. Buy more.")
 
-    monkeypatch.setattr("profiler.measure.sample_encode", encode)
+    monkeypatch.setattr("profiler.measure_processes.sample_encode", encode)
     reasons: list[str] = []
     with pytest.raises(ProfileError, match="no point of m could be measured"):
         measure(
-            Source(folder, "cpu"), "m", [Shape(64, 64)], [1], ONCE, on_skip=lambda _, reason: reasons.append(reason)
+            Source(folder, "cpu"),
+            "m",
+            Sweep([Shape(64, 64)], [1]),
+            ONCE,
+            on_skip=lambda _, reason: reasons.append(reason),
         )
     assert reasons[0].startswith("out of memory")
     assert reasons[1:] == ["its encode stage could not be measured"] * 2
@@ -119,14 +132,18 @@ def test_a_rank_without_memory_is_told_from_a_broken_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch, diffuse: Callable[..., Sample]
 ) -> None:
     """The other rank waits for it in vain, and its error is not the one that is told."""
-    monkeypatch.setattr("profiler.measure.sample_diffuse", diffuse)
+    monkeypatch.setattr("profiler.measure_processes.sample_diffuse", diffuse)
     monkeypatch.setattr("profiler.measure_stages._GROUP_TIMEOUT_S", 3.0)
     skipped: list[tuple[Point, str]] = []
     shape = Shape(64, 64)
     table = measure(
-        Source(folder, "cpu"), "m", [shape], [1, 2], ONCE, on_skip=lambda point, reason: skipped.append((point, reason))
+        Source(folder, "cpu"),
+        "m",
+        Sweep([shape], [1, 2]),
+        ONCE,
+        on_skip=lambda point, reason: skipped.append((point, reason)),
     )
-    assert skipped == [((Stage.DIFFUSE, shape, 2), "out of memory (CUDA out of memory)")]
+    assert skipped == [(Point(Stage.DIFFUSE, shape, 2), "out of memory (CUDA out of memory)")]
     assert len(table.rows) == 3
 
 
@@ -134,6 +151,6 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(folder: Path, monkeypat
     def encode(*_: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("profiler.measure.sample_encode", encode)
+    monkeypatch.setattr("profiler.measure_processes.sample_encode", encode)
     with pytest.raises(RuntimeError, match="mat1"):
-        measure(Source(folder, "cpu"), "m", [Shape(64, 64)], [1], ONCE)
+        measure(Source(folder, "cpu"), "m", Sweep([Shape(64, 64)], [1]), ONCE)

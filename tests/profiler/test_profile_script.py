@@ -29,17 +29,18 @@ Main = Callable[[list[str]], int]
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, tiny_cache: Path) -> Main:
     monkeypatch.setenv(CACHE_ENV, str(tiny_cache))
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     function: Main = runpy.run_path(str(SCRIPT))["main"]
     return function
 
 
 def fail_decode_above(width: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int) -> Sample:
+    def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int, batch: int) -> Sample:
         if inputs.shape.width > width:
             raise error
-        return sample_decode(source, inputs, condition, repeats)
+        return sample_decode(source, inputs, condition, repeats, batch)
 
-    monkeypatch.setattr("profiler.measure.sample_decode", decode)
+    monkeypatch.setattr("profiler.measure_processes.sample_decode", decode)
 
 
 def test_a_table_is_written(tiny_cache: Path, tmp_path: Path) -> None:
@@ -78,6 +79,25 @@ def test_what_was_measured_is_kept_whatever_happens(
         assert main(arguments) == status
     assert len(read_table(tmp_path / "t.csv").rows) == 5
     assert CostModel([read_table(tmp_path / "t.csv")], "cpu").seconds("tiny-sd3", Stage.DECODE, Shape(64, 64)) > 0
+
+
+def test_a_table_that_was_begun_is_gone_on_with(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With random weights, and batches: what is there is not measured again, and not under other settings."""
+    out = tmp_path / "t.csv"
+    arguments = ["--model", "tiny-sd3", "--random-weights", *QUICK, "--out", str(out)]
+    assert main([*arguments, "--sizes", "64", "--batches", "1,2", "--stages", "encode,diffuse"]) == 0
+    begun = read_table(out).rows
+    assert [(row.stage, row.batch) for row in begun] == [(stage, n) for stage in list(Stage)[:2] for n in (1, 2)]
+    assert all(", random weights; " in row.source for row in begun)
+    assert main([*arguments, "--sizes", "64,96x64", "--resume"]) == 0
+    resumed = read_table(out).rows
+    assert resumed[: len(begun)] == begun
+    assert len(resumed) == len(begun) + 4
+    held = {(row.model, row.stage): row.output_bytes for row in read_table(out).weights}
+    assert held["tiny-sd3", Stage.ENCODE] == 2 * (333 + 1) * 64 * 4
+    assert main([*arguments, "--sizes", "64", "--resume", "--attention", "math"]) == 1
+    assert "attention math" in capsys.readouterr().err
+    assert read_table(out).rows == resumed
 
 
 def test_points_that_do_not_fit_are_skipped_and_told(
@@ -139,6 +159,12 @@ def test_every_model_is_looked_at_before_the_first_is_measured(
         (["tiny-sd3", "--passes", "0"], "'0' is not a whole number above 0"),
         (["tiny-sd3", "--sizes", "64x"], "'' is not a whole number above 0"),
         (["tiny-sd3", "--sizes", "65552"], "65552 has a side above 65536"),
+        (["tiny-sd3", "--sizes", "64x64x9x9"], "'64x64x9x9' is no size"),
+        (["tiny-sd3", "--batches", "2,4"], "with 1 among them"),
+        (["tiny-sd3", "--stages", "encode,draw"], "must be some of encode,diffuse,decode"),
+        (["tiny-sd3", "--attention", "fast"], "invalid choice: 'fast'"),
+        (["flux.1-dev"], "--random-weights makes the published model of that name"),
+        ([], "name at least one MODEL"),
         (["tiny-sd3", "--device", "tpu"], "--device: invalid choice: 'tpu'"),
         (["tiny-sd3", "--out", "table"], "'table' must end in .csv"),
         (["tiny-sd3", "--out", "folder.csv"], "'folder.csv' is a folder"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tests.core.fakes import MODEL
 from tridentserve.cluster import WorkerSpec
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import (
     Assignment,
@@ -97,6 +98,12 @@ class Alternating:
         pass
 
     def stage_finished(self, report: StageReport) -> None:
+        pass
+
+    def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
+        pass
+
+    def forget(self, model: str) -> None:
         pass
 
     def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:

@@ -15,7 +15,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult, WorkerFailure
 from tridentserve.plans import PlacementPlan
 from tridentserve.requests import RequestSpec, Shape
-from tridentserve.scheduler import Scheduler
+from tridentserve.scheduler import Scheduler, SchedulerOptions
 
 _PLACEMENTS = ("EDC DC E DC", "ED ED C D", "D E C D", "EDC EDC EDC EDC", "DC D E ED")
 _SHAPES = (Shape(512, 512), Shape(1024, 1024))
@@ -36,6 +36,7 @@ class Scenario:
     jitter: float = 0.1
     overhead_s: float = 0.0
     slowdown: tuple[float, ...] = ()
+    checkpoint_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -52,7 +53,8 @@ class Scenario:
 
     def scheduler(self) -> Scheduler:
         replanner = Alternating(self._plans, self.switch_every_s) if self.switch_every_s else None
-        return Scheduler(self.workers, self.placement, Times(), self.policy, replanner=replanner)
+        options = SchedulerOptions(checkpoint_s=self.checkpoint_s)
+        return Scheduler(self.workers, self.placement, Times(), self.policy, options, replanner)
 
     def run(self, decision_log: Path | None = None, wrapped: Watched | None = None) -> SimulationResult:
         options = SimulationOptions(
@@ -69,7 +71,9 @@ class Scenario:
             decision_log=decision_log,
         )
         engine = SimulatedEngine(wrapped or self.scheduler(), self.workers, self.placement, Times(), options)
-        return engine.run(self.trace())
+        result = engine.run(self.trace())
+        self.left_in_buffers = engine._handoff.kept
+        return result
 
     def trace(self) -> list[tuple[float, RequestSpec]]:
         draw = random.Random(self.seed + 1)
@@ -109,7 +113,9 @@ class Watched:
 def everything(seed: int) -> Scenario:
     """All that can happen, at once."""
     policy = Greedy(degree=2, batch=2, segment=3, preempts=True)
-    return Scenario(seed, policy, num_failures=4, switch_every_s=7.0, solve_time=0.02, memory_bytes=51)
+    return Scenario(
+        seed, policy, num_failures=4, switch_every_s=7.0, solve_time=0.02, memory_bytes=51, checkpoint_s=1.0
+    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tests.core.fakes import MODEL, FakeTimes, request
 from tridentserve import events as ev
@@ -102,8 +103,9 @@ def run(
 ) -> ev.Run:
     """A plan by letters: `run(1, "ED", "a b", "r s")`. `after`: the plan whose outputs it takes."""
     wanted = tuple(stage for stage in Stage if stage.letter in stages)
-    parts = tuple(PlanMember(name, steps if D in wanted else None, after, source) for name in members.split())
-    return ev.Run(DispatchPlan(plan_id, MODEL, wanted, tuple(workers.split()), parts, group, push_to), "test, scripted")
+    part = PlanMember("", steps if D in wanted else None, after, source, push_to=push_to)
+    parts = tuple(replace(part, request_id=name) for name in members.split())
+    return ev.Run(DispatchPlan(plan_id, MODEL, wanted, tuple(workers.split()), parts, group), "test, scripted")
 
 
 def cluster(types: Mapping[WorkerId, str], memory_bytes: int = 100) -> tuple[list[WorkerSpec], PlacementPlan]:

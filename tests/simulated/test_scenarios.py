@@ -44,6 +44,7 @@ scenarios = st.builds(
     jitter=st.sampled_from([0.0, 0.3]),
     overhead_s=st.sampled_from([0.0, 0.2]),
     slowdown=st.sampled_from([(), (1.0, 1.5, 2.0)]),
+    checkpoint_s=st.sampled_from([0.0, 0.5, 2.0]),
 )
 
 
@@ -53,6 +54,7 @@ def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     watched = Watched(scenario.scheduler())
     result = scenario.run(wrapped=watched)
     assert violations(result, scenario.workers) == []
+    assert scenario.left_in_buffers == 0
     assert len(result.requests) == scenario.num_requests
     assert set(result.outcomes) <= {"finished", "out_of_memory", "worker_failed", "invalid_request"}
     if not scenario.num_failures:
@@ -105,7 +107,8 @@ def test_a_violation_is_seen() -> None:
 
 def test_all_that_can_happen_does_happen() -> None:
     counts = [everything(seed).run().counts for seed in range(5)]
-    for name in ("yields", "retries", "switches", "loads", "transfers", "worker_losses", "groups_made"):
+    counted = ("yields", "retries", "switches", "loads", "transfers", "worker_losses", "groups_made")
+    for name in (*counted, "checkpoints", "resumed_steps"):
         assert sum(getattr(count, name) for count in counts) > 0, name
     assert counts[0].methods.keys() == {"greedy"}
 

@@ -1,10 +1,11 @@
-"""A small service on a real port of loopback, that answers real PNGs: what the replay client is tested against."""
+"""A small service on a real port of loopback, with real PNG and MP4 files: what the replay client is tested against."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import io
+import json
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import av
+import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -26,15 +29,18 @@ class PictureService:
     """How to behave, by `seed` of the request (other seeds are served well), and what was seen.
 
     `delay_s` is how long every answer takes. Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the
-    middle of the answer), "wrong-size", "truncated" (a damaged PNG), "not-json", "bad-timeline".
+    middle of the answer), "wrong-size", "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it
+    says of its models; `paths` is where the requests came in.
     """
 
     delay_s: float = 0.0
     modes: dict[int, str] = field(default_factory=dict)
     models: list[str] = field(default_factory=lambda: [MODEL])
+    modality: dict[str, str] = field(default_factory=dict)
     healthy: bool = True
     slo_s: float | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     arrivals_s: list[float] = field(default_factory=list)
     url: str = ""
     server: uvicorn.Server | None = None
@@ -50,6 +56,11 @@ class PictureService:
         encoded = png(width + (16 if mode == "wrong-size" else 0), height)
         if mode == "truncated":
             encoded = encoded[: len(encoded) // 2]
+        told = self.facts(body, start_s, width, height)
+        return {"created": int(start_s), "data": [{"b64_json": base64.b64encode(encoded).decode()}], **told}
+
+    def facts(self, body: dict[str, Any], start_s: float, width: int, height: int) -> dict[str, Any]:
+        mode = self.modes.get(body.get("seed", -1))
         degree = 2 if height > 64 else 1
         end_s = time.time()
         spans = [
@@ -67,8 +78,6 @@ class PictureService:
         if mode == "bad-timeline":
             spans[0]["degree"] = 0
         return {
-            "created": int(start_s),
-            "data": [{"b64_json": base64.b64encode(encoded).decode()}],
             "stage_durations": {"encode": 0.001, "diffuse": 0.25, "decode": 0.002},
             "timeline": spans,
             "slo_s": self.slo_s,
@@ -85,6 +94,18 @@ def png(width: int, height: int) -> bytes:
     return stream.getvalue()
 
 
+def mp4(width: int, height: int, num_frames: int) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=8)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for shade in range(num_frames):
+            frame = av.VideoFrame.from_ndarray(np.full((height, width, 3), shade, np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
 def _app(service: PictureService) -> FastAPI:
     app = FastAPI()
 
@@ -94,13 +115,15 @@ def _app(service: PictureService) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": name} for name in service.models]}
+        told = ({"id": name, "output_modality": service.modality.get(name)} for name in service.models)
+        return {"object": "list", "data": list(told)}
 
     @app.post("/v1/images/generations")
     async def generate(request: Request) -> Response:
         start_s = time.time()
         body = await request.json()
         service.bodies.append(body)
+        service.paths.append(request.url.path)
         service.arrivals_s.append(time.monotonic())
         await asyncio.sleep(service.delay_s)
         mode = service.modes.get(body.get("seed", -1))
@@ -112,6 +135,17 @@ def _app(service: PictureService) -> FastAPI:
         if mode == "disconnect":
             answer.headers["content-length"] = str(len(answer.body) + 1000)
         return answer
+
+    @app.post("/v1/videos/sync")
+    async def video(request: Request) -> Response:
+        start_s = time.time()
+        body = await request.json()
+        service.bodies.append(body)
+        service.paths.append(request.url.path)
+        width, height = map(int, body["size"].split("x"))
+        facts = json.dumps(service.facts(body, start_s, width, height))
+        content = mp4(width, height, body["num_frames"])
+        return Response(content, media_type="video/mp4", headers={"X-Request-Facts": facts})
 
     return app
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces.picture_service import PictureService, running
+from tests.traces.picture_service import MODEL, PictureService, running
 
 ROOT = Path(__file__).parents[2]
 # The form of the published traces, to the letter.
@@ -24,7 +24,7 @@ LINES = "".join(
 
 @pytest.fixture
 def service() -> Iterator[PictureService]:
-    with running(PictureService(slo_s=60.0)) as running_service:
+    with running(PictureService(slo_s=60.0, modality={MODEL: "image"})) as running_service:
         yield running_service
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.traces.picture_service import png
-from traces.answers import read_answer
+from tests.traces.picture_service import mp4, png
+from traces.answers import FACTS_HEADER, read_picture, read_video
 from traces.results import AnswerFacts, StageSpan
 
 
@@ -18,7 +18,7 @@ def body(picture: bytes | None = None, **fields: Any) -> bytes:
 
 def test_facts_are_read_and_other_fields_ignored() -> None:
     span = {"stage": "diffuse", "workers": ["w1", "w2"], "degree": 2, "start_s": 1.5, "end_s": 2, "steps": 4}
-    facts = read_answer(
+    facts = read_picture(
         body(timeline=[span], stage_durations={"diffuse": 0.5}, slo_s=3, slo_met=True, queue_s=0, id="x"), 48, 32
     )
     assert facts == AnswerFacts(
@@ -31,7 +31,7 @@ def test_facts_are_read_and_other_fields_ignored() -> None:
 
 
 def test_a_service_that_is_not_ours_tells_no_facts() -> None:
-    assert read_answer(body(stage_durations=None, timeline=None, peak_memory_mb=None), 48, 32) == AnswerFacts()
+    assert read_picture(body(stage_durations=None, timeline=None, peak_memory_mb=None), 48, 32) == AnswerFacts()
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,31 @@ def test_a_service_that_is_not_ours_tells_no_facts() -> None:
 )
 def test_a_bad_answer_is_told_in_one_line(answer: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message) as failure:
-        read_answer(answer, 48, 32)
+        read_picture(answer, 48, 32)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_video_is_decoded_to_its_end() -> None:
+    facts = read_video(mp4(64, 48, 5), {FACTS_HEADER: '{"queue_s": 2, "seed": 7}'}, 64, 48, 5)
+    assert facts == AnswerFacts(queue_s=2.0)
+    assert read_video(mp4(64, 48, 1), {}, 64, 48, 1) == AnswerFacts()
+
+
+@pytest.mark.parametrize(
+    ("content", "facts", "message"),
+    [
+        (b"", "{}", "cannot be read"),
+        (b"<html>", "{}", "cannot be read"),
+        (png(64, 48), "{}", "1 frames where 5"),
+        (mp4(64, 48, 5)[:500], "{}", "cannot be read"),
+        (mp4(64, 48, 4), "{}", "4 frames where 5"),
+        (mp4(48, 64, 5), "{}", "is 48x64 where 64x48"),
+        (mp4(64, 48, 5), "[]", "no JSON object"),
+        (mp4(64, 48, 5), "{", "no JSON object"),
+        (mp4(64, 48, 5), '{"queue_s": "soon"}', "queue_s is malformed"),
+    ],
+)
+def test_a_bad_video_is_told_in_one_line(content: bytes, facts: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as failure:
+        read_video(content, {FACTS_HEADER: facts}, 64, 48, 5)
     assert "\n" not in str(failure.value)

@@ -122,8 +122,32 @@ async def test_deadlines(service: PictureService) -> None:
     assert replace(failed, request=default, facts=type(failed.facts)()).slo_met is None
 
 
-async def test_videos_are_refused_before_anything_is_sent(service: PictureService) -> None:
-    with pytest.raises(InvalidRequestError, match="r1 asks for 17 frames"):
+async def test_videos_and_pictures_go_where_their_models_are_served(service: PictureService) -> None:
+    service.models, service.modality = [MODEL, "tiny-wan"], {MODEL: "image", "tiny-wan": "video"}
+    still, moving = (replace(request(i), model="tiny-wan", num_frames=n, fps=8.0) for i, n in ((1, 1), (2, 9)))
+    results = await replay([replace(request(), model=MODEL), still, moving], service.url)
+    assert [result.error for result in results] == [None] * 3
+    seen = zip(service.bodies, service.paths, strict=True)
+    sync = "/v1/videos/sync"
+    assert {(body["model"], body.get("num_frames"), path) for body, path in seen} == {
+        (MODEL, None, "/v1/images/generations"),
+        ("tiny-wan", 1, sync),
+        ("tiny-wan", 9, sync),
+    }
+    body = next(body for body in service.bodies if body.get("num_frames") == 9)
+    assert (body["fps"], body["size"], "response_format" in body) == (8.0, "64x48", False)
+    assert results[2].facts.stage_durations["diffuse"] == 0.25
+    assert [span.stage for span in results[2].facts.timeline] == ["encode", "diffuse", "decode"]
+
+
+async def test_a_service_that_does_not_say_what_its_models_make(service: PictureService) -> None:
+    await replay([request(), replace(request(1), num_frames=5)], service.url)
+    assert sorted(service.paths) == ["/v1/images/generations", "/v1/videos/sync"]
+
+
+async def test_videos_of_a_model_for_pictures_are_refused_before_anything_is_sent(service: PictureService) -> None:
+    service.modality = {MODEL: "image"}
+    with pytest.raises(InvalidRequestError, match=f"r1 asks for 17 frames: {MODEL} makes pictures only"):
         await replay([request(), replace(request(1), num_frames=17)], service.url)
     assert not service.bodies
 

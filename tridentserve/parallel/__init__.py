@@ -1,10 +1,11 @@
-"""Sequence parallelism: process groups without a global world, and the exact Ulysses all-to-all that runs over them.
+"""Sequence parallelism: process groups without a global world, the exact Ulysses all-to-all that runs over them,
+and decoders shared by rows.
 
 A plan brings its group; `with sequence_parallel(group): adapter.step(state)` runs on all members together.
 """
 
 from tridentserve.parallel.group_cache import GroupCache, abandon
 from tridentserve.parallel.groups import SequenceGroup, connect_store, make_group
-from tridentserve.parallel.ulysses import sequence_parallel
+from tridentserve.parallel.ulysses import is_first, sequence_parallel
 
-__all__ = ["GroupCache", "SequenceGroup", "abandon", "connect_store", "make_group", "sequence_parallel"]
+__all__ = ["GroupCache", "SequenceGroup", "abandon", "connect_store", "is_first", "make_group", "sequence_parallel"]

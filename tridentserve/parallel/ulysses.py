@@ -116,6 +116,8 @@ def _join(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torch.Te
 
 
 _ACTIVE: ContextVar[_Sharding | None] = ContextVar("sequence_parallel", default=None)
+# What compiled code may know of `_ACTIVE`, which torch.compile cannot look into: it has a version for each value.
+_compiled_in_group = False
 
 
 @contextmanager
@@ -131,6 +133,18 @@ def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
         yield
     finally:
         _ACTIVE.reset(token)
+
+
+def current_group() -> SequenceGroup | None:
+    """The group of the `sequence_parallel` that we are in; None at degree 1."""
+    active = _ACTIVE.get()
+    return active.group if active else None
+
+
+def is_first() -> bool:
+    """Whether we are the first member of the current group, or alone."""
+    group = current_group()
+    return group is None or group.rank == 0
 
 
 def install(
@@ -193,6 +207,13 @@ def share(table: torch.Tensor, dim: int = 0) -> torch.Tensor:
     return active.share(table, dim) if active else table
 
 
+def tell_compiled_code() -> None:
+    """To be called before compiled code that holds hooked attentions: in a group they are left out of it, and run as
+    they are; outside they are compiled with the rest."""
+    global _compiled_in_group
+    _compiled_in_group = _ACTIVE.get() is not None
+
+
 def _shard_input(num_heads: int, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     active = _ACTIVE.get()
     if active is None:
@@ -246,8 +267,8 @@ def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> 
 def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sample: bool = False) -> Callable[..., Any]:
     """The stock forward of an attention, whose calls of SDPA, one or one per sample, become parallel in a group."""
 
-    @functools.wraps(stock)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
@@ -261,6 +282,12 @@ def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sampl
                 "attention backend"
             )
         return result
+
+    @functools.wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and not _compiled_in_group:
+            return stock(*args, **kwargs)
+        return uncompiled(*args, **kwargs)
 
     return forward
 

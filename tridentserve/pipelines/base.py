@@ -40,9 +40,14 @@ class PipelineAdapter(ABC):
 
     family: ClassVar[str]
 
-    @abstractmethod
     def encode(self, inputs: GenerationInputs) -> Tensors:
         """The condition (stage E)."""
+        return self.encode_all([inputs])[0]
+
+    @abstractmethod
+    def encode_all(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        """The conditions of several requests, whatever their sizes: in one forward pass of each text encoder, where
+        they agree on guidance. Each is that of the request alone, up to rounding."""
 
     @abstractmethod
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
@@ -66,6 +71,11 @@ class PipelineAdapter(ABC):
         """What the decode stage needs of a state whose steps are all done."""
 
     @abstractmethod
-    def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
+    def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         """Pixels (stage C): (num_outputs, height, width, 3) from a picture family, (num_outputs, frames, height, width,
-        3) from a video family, also for one frame. A picture is a video of one frame: `pixels[:, None]`, a view."""
+        3) from a video family, also for one frame. A picture is a video of one frame: `pixels[:, None]`, a view.
+
+        Inside `sequence_parallel(...)`, it runs on all members of the group, each with the same latents; the pixels are
+        those of one worker up to rounding, and the first member's, the others get none (0, ...).
+        `tile`: decode in overlapping tiles of so many pixels a side, as the family's VAE does it. That takes the memory
+        of a tile, longer, and gives slightly other pixels; None: all at once, exactly."""

@@ -7,6 +7,7 @@ three frames too many), so that videos have 8k + 1 frames.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from diffusers import CogVideoXDPMScheduler
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.video_adapter import VideoAdapter
 from tridentserve.requests import GenerationInputs, Shape
@@ -31,12 +33,12 @@ class CogVideoXAdapter(VideoAdapter):
 
     family = "cogvideox"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        guided = inputs.guidance_scale > 1
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        guided = batch[0].guidance_scale > 1
         embeds, negative_embeds = self.pipe.encode_prompt(
-            inputs.prompt, inputs.negative_prompt, do_classifier_free_guidance=guided, device=self.device
+            prompts_of(batch), negative_prompts_of(batch), do_classifier_free_guidance=guided, device=self.device
         )
-        return {"prompt_embeds": torch.cat([negative_embeds, embeds]) if guided else embeds}
+        return per_request(prompt_embeds=(negative_embeds, embeds))
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         shape = inputs.shape

@@ -40,8 +40,3 @@ class DDPMAdapter(DiffusersAdapter):
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents
-
-
-def negative_first(negative: torch.Tensor | None, positive: torch.Tensor) -> torch.Tensor:
-    """The rows of a condition: both with guidance, else the positive one."""
-    return positive if negative is None else torch.cat([negative, positive], dim=0)

@@ -6,6 +6,7 @@ A family's file says how its pipeline encodes, starts, predicts and unpacks; see
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 
 from tridentserve.errors import CheckpointError, InvalidRequestError
 from tridentserve.families import FAMILIES
+from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines import scheduler_state
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.tiling import tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -41,10 +44,19 @@ class DiffusersAdapter(PipelineAdapter):
         self.device = device
         if Stage.DIFFUSE in stages:
             self._install_sequence_parallelism()
+        if Stage.DECODE in stages:
+            rows.install(pipe.vae.decoder)
 
-    def encode(self, inputs: GenerationInputs) -> Tensors:
+    def encode_all(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        alike: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for index, inputs in enumerate(batch):
+            alike[self._encode_key(inputs)].append(index)
+        conditions: dict[int, Tensors] = {}
         with self._running(Stage.ENCODE):
-            return self._encode(inputs)
+            for indices in alike.values():
+                together = self._encode_together([batch[index] for index in indices])
+                conditions.update(zip(indices, together, strict=True))
+        return [conditions[index] for index in range(len(batch))]
 
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
         self._check_size(inputs.shape)
@@ -128,17 +140,27 @@ class DiffusersAdapter(PipelineAdapter):
             raise ValueError(f"the latents are not ready: {state.step} of {state.num_steps} steps are done")
         return {"latents": state.tensors["latents"]}
 
-    def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
-        with self._running(Stage.DECODE):
+    def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
+        with self._running(Stage.DECODE), tiled(self.pipe.vae, tile):
             unpacked = self._unpack(self._on_device(latents)["latents"], inputs.shape)
             image = self._decode(unpacked)
+            if not is_first():
+                return np.zeros((0, inputs.shape.height, inputs.shape.width, 3), np.uint8)
             # By way of PIL, as the stock pipeline does: its rounding is part of the result.
             pictures = self.pipe.image_processor.postprocess(image, output_type="pil")
         return np.stack([np.asarray(picture, dtype=np.uint8) for picture in pictures])
 
-    @abstractmethod
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        """Equal for requests whose prompts can be encoded together."""
+        return inputs.guidance_scale > 1
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        """The conditions of requests with one `_encode_key`, in one pass. A family has this or `_encode`."""
+        return [self._encode(inputs) for inputs in batch]
+
     def _encode(self, inputs: GenerationInputs) -> Tensors:
         """The condition of one output; outputs of a request share it."""
+        return self._encode_together([inputs])[0]
 
     @abstractmethod
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:

@@ -5,6 +5,7 @@ Guidance is an embedding (dev) or absent (schnell): one row per output, and a ne
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from diffusers.pipelines.flux.pipeline_flux import retrieve_timesteps
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -26,9 +28,13 @@ class FluxAdapter(DiffusersAdapter):
 
     family = "flux"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        embeds, pooled, text_ids = self.pipe.encode_prompt(prompt=inputs.prompt, device=self.device)
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "text_ids": text_ids}
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return None
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        embeds, pooled, text_ids = self.pipe.encode_prompt(prompt=prompts_of(batch), device=self.device)
+        conditions = per_request(prompt_embeds=(embeds,), pooled_prompt_embeds=(pooled,))
+        return [condition | {"text_ids": text_ids} for condition in conditions]
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents, image_ids = self.pipe.prepare_latents(

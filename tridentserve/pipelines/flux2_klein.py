@@ -5,6 +5,7 @@ Pictures from text; pictures from pictures are not made. Distilled models (`is_d
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu,
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter, per_output
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -27,12 +29,18 @@ class Flux2KleinAdapter(DiffusersAdapter):
     family = "flux2_klein"
     passes_share_a_call = False
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        guided = inputs.guidance_scale > 1 and not self.pipe.config.is_distilled
-        prompts = [inputs.negative_prompt, inputs.prompt] if guided else [inputs.prompt]
-        # One at a time, as the stock pipeline does.
-        encoded = [self.pipe.encode_prompt(prompt, device=self.device) for prompt in prompts]
-        return {"prompt_embeds": torch.cat([embeds for embeds, _ in encoded]), "text_ids": encoded[0][1][0]}
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return inputs.guidance_scale > 1 and not self.pipe.config.is_distilled
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        # Negative prompts and prompts in two calls, as the stock pipeline does.
+        embeds, text_ids = self.pipe.encode_prompt(prompts_of(batch), device=self.device)
+        negative_embeds = None
+        if self._encode_key(batch[0]):
+            negative_embeds, _ = self.pipe.encode_prompt(negative_prompts_of(batch), device=self.device)
+        return [
+            condition | {"text_ids": text_ids[0]} for condition in per_request(prompt_embeds=(negative_embeds, embeds))
+        ]
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents, image_ids = self.pipe.prepare_latents(
@@ -68,7 +76,7 @@ class Flux2KleinAdapter(DiffusersAdapter):
             noise: torch.Tensor = transformer(
                 hidden_states=latents.to(transformer.dtype),
                 timestep=timesteps.to(latents.dtype) / 1000,
-                guidance=None,
+                guidance=rows.get("guidance"),
                 encoder_hidden_states=rows["prompt_embeds"],
                 txt_ids=shared["text_ids"],
                 img_ids=shared["image_ids"],

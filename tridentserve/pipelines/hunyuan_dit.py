@@ -5,6 +5,7 @@ As the stock pipeline with `use_resolution_binning` off: the size is the one ask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from diffusers.pipelines.hunyuandit.pipeline_hunyuandit import get_resize_crop_r
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.ddpm_adapter import DDPMAdapter, negative_first
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.ddpm_adapter import DDPMAdapter
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.requests import GenerationInputs
 
@@ -31,21 +33,20 @@ class HunyuanDiTAdapter(DDPMAdapter):
 
     family = "hunyuan_dit"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        condition = {}
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        rows: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for index, suffix in enumerate(("", "_2")):
             embeds, negative_embeds, mask, negative_mask = self.pipe.encode_prompt(
-                inputs.prompt,
+                prompts_of(batch),
                 device=self.device,
                 dtype=self.pipe.transformer.dtype,
-                do_classifier_free_guidance=inputs.guidance_scale > 1,
-                negative_prompt=inputs.negative_prompt,
+                do_classifier_free_guidance=batch[0].guidance_scale > 1,
+                negative_prompt=negative_prompts_of(batch),
                 max_sequence_length=_TEXT_TOKENS[index],
                 text_encoder_index=index,
             )
-            condition[f"prompt_embeds{suffix}"] = negative_first(negative_embeds, embeds)
-            condition[f"prompt_mask{suffix}"] = negative_first(negative_mask, mask)
-        return condition
+            rows |= {f"prompt_embeds{suffix}": (negative_embeds, embeds), f"prompt_mask{suffix}": (negative_mask, mask)}
+        return per_request(**rows)
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         embeds, transformer = condition["prompt_embeds"], self.pipe.transformer

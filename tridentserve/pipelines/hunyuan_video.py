@@ -5,6 +5,7 @@ Guidance is an embedding: one row per output, and a negative prompt has no effec
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import retrieve_ti
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.video_adapter import VideoAdapter
 from tridentserve.requests import GenerationInputs, Shape
@@ -27,9 +29,12 @@ class HunyuanVideoAdapter(VideoAdapter):
 
     family = "hunyuan_video"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        embeds, pooled, mask = self.pipe.encode_prompt(prompt=inputs.prompt, device=self.device)
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "prompt_attention_mask": mask}
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return None
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        embeds, pooled, mask = self.pipe.encode_prompt(prompt=prompts_of(batch), device=self.device)
+        return per_request(prompt_embeds=(embeds,), pooled_prompt_embeds=(pooled,), prompt_attention_mask=(mask,))
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         return {"latents": self._noise(inputs, torch.float32, generator)}

@@ -31,6 +31,8 @@ _ROLES = {
     "text_encoder": transformers.PreTrainedModel,
     "tokenizer": transformers.PreTrainedTokenizerBase,
 }
+# Processors of text and pictures in the place of a tokenizer: only text is served, and only its tokenizer loaded.
+_PROCESSORS = frozenset({"PixtralProcessor"})
 # A tokenizer whose files do not say its length gets 1e30, which no tensor can be padded to.
 _MAX_TOKENS = 1_000_000
 
@@ -123,13 +125,13 @@ def _components(
 def _load(folder: Path, name: str, library: str, class_name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """One component with its weights, on the device, ready for inference."""
     component_class = _component_class(folder, name, library, class_name)
+    if device.type == "meta" and issubclass(component_class, torch.nn.Module):
+        return _on_meta(folder / name, component_class, dtype).eval()
     if not weight_files(folder, name, library):
         with _loading(folder / name, class_name):
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)
         _check_tokenizer(folder / name, component)
         return component
-    if device.type == "meta":
-        return _on_meta(folder / name, component_class, dtype).eval()
     # Without the loading info, a tensor that is missing gets random values and a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
     if library == "diffusers":
@@ -179,12 +181,14 @@ def _check_tokenizer(path: Path, component: Any) -> None:
     """Its vocabulary came from files: transformers makes an empty one where there are none."""
     if not isinstance(component, transformers.PreTrainedTokenizerBase):
         return
+    if isinstance(component, transformers.ByT5Tokenizer):
+        return  # It knows bytes, and its pipeline says the length.
     files = dict(component.vocab_files_names)
     fast = files.pop("tokenizer_file", "tokenizer.json")
     absent = [file for file in files.values() if not (path / file).is_file()]
     if not (path / fast).is_file() and (absent or not files):
         raise CheckpointError(f"{path} has neither {fast} nor {' and '.join(files.values())}; copy this folder again")
-    if component.model_max_length > _MAX_TOKENS:
+    if component.chat_template is None and component.model_max_length > _MAX_TOKENS:
         raise CheckpointError(f"{path / 'tokenizer_config.json'} gives no model_max_length; copy this folder again")
 
 
@@ -211,6 +215,8 @@ def _on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.M
 
 def _component_class(folder: Path, name: str, library: str, class_name: str) -> Any:
     role = next(role for start, role in _ROLES.items() if name.startswith(start))
+    if role is transformers.PreTrainedTokenizerBase and class_name in _PROCESSORS:
+        return transformers.AutoTokenizer
     try:
         component_class = getattr(_LIBRARIES[library], class_name, None)
     except ImportError:  # a class whose own dependencies are not installed

@@ -5,6 +5,7 @@ Guidance and the scheduler's steps are in float32, as in the stock pipeline.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from diffusers.pipelines.mochi.pipeline_mochi import linear_quadratic_schedule, 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.video_adapter import VideoAdapter, statistic
 from tridentserve.requests import GenerationInputs, Shape
@@ -30,14 +32,12 @@ class MochiAdapter(VideoAdapter):
 
     family = "mochi"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        guided = inputs.guidance_scale > 1
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        guided = batch[0].guidance_scale > 1
         embeds, mask, negative_embeds, negative_mask = self.pipe.encode_prompt(
-            inputs.prompt, inputs.negative_prompt, do_classifier_free_guidance=guided, device=self.device
+            prompts_of(batch), negative_prompts_of(batch), do_classifier_free_guidance=guided, device=self.device
         )
-        if guided:
-            embeds, mask = torch.cat([negative_embeds, embeds]), torch.cat([negative_mask, mask])
-        return {"prompt_embeds": embeds, "prompt_attention_mask": mask}
+        return per_request(prompt_embeds=(negative_embeds, embeds), prompt_attention_mask=(negative_mask, mask))
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         return {"latents": self._noise(inputs, condition["prompt_embeds"].dtype, generator)}

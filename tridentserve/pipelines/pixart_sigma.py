@@ -5,13 +5,15 @@ As the stock pipeline with `clean_caption` and `use_resolution_binning` off: the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.ddpm_adapter import DDPMAdapter, negative_first
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.ddpm_adapter import DDPMAdapter
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.requests import GenerationInputs
 
@@ -24,17 +26,14 @@ class PixArtSigmaAdapter(DDPMAdapter):
 
     family = "pixart_sigma"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, mask, negative_embeds, negative_mask = self.pipe.encode_prompt(
-            inputs.prompt,
-            do_classifier_free_guidance=inputs.guidance_scale > 1,
-            negative_prompt=inputs.negative_prompt,
+            prompts_of(batch),
+            do_classifier_free_guidance=batch[0].guidance_scale > 1,
+            negative_prompt=negative_prompts_of(batch),
             device=self.device,
         )
-        return {
-            "prompt_embeds": negative_first(negative_embeds, embeds),
-            "prompt_mask": negative_first(negative_mask, mask),
-        }
+        return per_request(prompt_embeds=(negative_embeds, embeds), prompt_mask=(negative_mask, mask))
 
     def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         return {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "prompt_mask")}

@@ -5,6 +5,7 @@ A prompt has as many tokens as it needs. Requests that share a forward pass are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn.functional import pad
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import negative_prompts_of, prompts_of
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
 from tridentserve.pipelines.video_adapter import statistic
 from tridentserve.requests import GenerationInputs, Shape
@@ -32,17 +34,24 @@ class QwenImageAdapter(DiffusersAdapter):
     family = "qwen_image"
     passes_share_a_call = False
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        prompts = [inputs.negative_prompt, inputs.prompt] if inputs.guidance_scale > 1 else [inputs.prompt]
-        # One at a time, so that neither is padded and so computed otherwise than alone.
-        embeds = [
-            self.pipe.encode_prompt(prompt, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS)[0][0]
-            for prompt in prompts
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        # Negative prompts and prompts in two calls, so that in a batch of one neither is padded.
+        rows = [self._encoded(prompts_of(batch))]
+        if batch[0].guidance_scale > 1:
+            rows.insert(0, self._encoded(negative_prompts_of(batch)))
+        return [
+            {
+                "prompt_embeds": torch.nn.utils.rnn.pad_sequence(list(embeds), batch_first=True),
+                "text_tokens": torch.tensor([len(tokens) for tokens in embeds], device=self.device),
+            }
+            for embeds in zip(*rows, strict=True)
         ]
-        return {
-            "prompt_embeds": torch.nn.utils.rnn.pad_sequence(embeds, batch_first=True),
-            "text_tokens": torch.tensor([len(tokens) for tokens in embeds], device=self.device),
-        }
+
+    def _encoded(self, prompts: list[str]) -> list[torch.Tensor]:
+        """Of each prompt, the tokens that it has, (tokens, dim)."""
+        embeds, mask = self.pipe.encode_prompt(prompts, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS)
+        lengths = [embeds.shape[1]] * len(prompts) if mask is None else mask.sum(dim=1).tolist()
+        return [row[: int(length)] for row, length in zip(embeds, lengths, strict=True)]
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents = self.pipe.prepare_latents(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import r
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -22,20 +24,16 @@ class SD3Adapter(DiffusersAdapter):
 
     family = "sd3"
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        guided = inputs.guidance_scale > 1
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(
-            prompt=inputs.prompt,
+            prompt=prompts_of(batch),
             prompt_2=None,
             prompt_3=None,
-            negative_prompt=inputs.negative_prompt,
-            do_classifier_free_guidance=guided,
+            negative_prompt=negative_prompts_of(batch),
+            do_classifier_free_guidance=batch[0].guidance_scale > 1,
             device=self.device,
         )
-        if guided:
-            embeds = torch.cat([negative_embeds, embeds], dim=0)
-            pooled = torch.cat([negative_pooled, pooled], dim=0)
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+        return per_request(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents = self.pipe.prepare_latents(

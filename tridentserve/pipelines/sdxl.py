@@ -5,13 +5,15 @@ A U-Net mixes pixels by convolutions, so its tokens cannot be shared out: degree
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.ddpm_adapter import DDPMAdapter, negative_first
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.ddpm_adapter import DDPMAdapter
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -35,17 +37,17 @@ class SDXLAdapter(DDPMAdapter):
             # The published VAE overflows in float16.
             pipe.vae.to(torch.float32)
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return inputs.guidance_scale > 1, not inputs.negative_prompt
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(
-            inputs.prompt,
+            prompts_of(batch),
             device=self.device,
-            do_classifier_free_guidance=inputs.guidance_scale > 1 and self._guidance_dim is None,
-            negative_prompt=inputs.negative_prompt or None,
+            do_classifier_free_guidance=batch[0].guidance_scale > 1 and self._guidance_dim is None,
+            negative_prompt=negative_prompts_of(batch) if batch[0].negative_prompt else None,
         )
-        return {
-            "prompt_embeds": negative_first(negative_embeds, embeds),
-            "pooled_prompt_embeds": negative_first(negative_pooled, pooled),
-        }
+        return per_request(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
 
     @property
     def _guidance_dim(self) -> int | None:

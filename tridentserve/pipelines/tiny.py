@@ -17,9 +17,11 @@ from typing import Any
 import torch
 import transformers
 
+from tridentserve.cache import TINY_VERSION, tiny_folder
 from tridentserve.errors import ConfigError
 from tridentserve.pipelines import (
     tiny_flux,
+    tiny_flux2,
     tiny_flux2_klein,
     tiny_hunyuan_dit,
     tiny_pixart_sigma,
@@ -32,9 +34,6 @@ from tridentserve.pipelines import (
     tiny_video_wan,
 )
 
-# Part of the folder name: raise it when a recipe changes, so that old folders are not taken for new ones.
-VERSION = 1
-
 _RECIPES: dict[str, Callable[[], Any]] = {
     "sd3": tiny_sd3.recipe,
     "flux": tiny_flux.recipe,
@@ -43,6 +42,7 @@ _RECIPES: dict[str, Callable[[], Any]] = {
     "sdxl": tiny_sdxl.recipe,
     "hunyuan_dit": tiny_hunyuan_dit.recipe,
     "flux2_klein": tiny_flux2_klein.recipe,
+    "flux2": tiny_flux2.recipe,
     "cogvideox": tiny_video_cogvideox.recipe,
     "wan": tiny_video_wan.recipe,
     "hunyuan_video": tiny_video_hunyuan_video.recipe,
@@ -58,7 +58,7 @@ def ensure_tiny(family: str, cache_dir: Path) -> Path:
     """
     if family not in _RECIPES:
         raise ConfigError(f"there is no tiny pipeline of the family {family!r}; use one of {', '.join(_RECIPES)}")
-    folder = cache_dir / f"tiny-{family}-v{VERSION}"
+    folder = tiny_folder(family, cache_dir)
     if folder.is_dir():
         return folder
     transformers.utils.logging.disable_progress_bar()
@@ -79,5 +79,5 @@ def ensure_tiny(family: str, cache_dir: Path) -> Path:
 
 def _build(recipe: Callable[[], Any]) -> Any:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(VERSION)
+        torch.manual_seed(TINY_VERSION)
         return recipe()

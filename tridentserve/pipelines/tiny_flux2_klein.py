@@ -10,7 +10,7 @@ import transformers
 
 from tridentserve.pipelines import tiny_parts as parts
 
-_TEXT_DIM = 16
+TEXT_DIM = 16
 # The condition is taken from the layers 9, 18 and 27.
 _TEXT_LAYERS = 27
 _CHAT = (
@@ -23,48 +23,54 @@ def recipe() -> Any:
     """As FLUX.2 klein base: not distilled, so with guidance by two passes."""
     tokenizer = parts.qwen_tokenizer(512)
     tokenizer.chat_template = _CHAT
-    transformer = diffusers.Flux2Transformer2DModel(
-        in_channels=4 * parts.LATENT_CHANNELS,
-        num_layers=1,
-        num_single_layers=2,
-        num_attention_heads=parts.HEADS,
-        attention_head_dim=parts.HEAD_DIM,
-        joint_attention_dim=3 * _TEXT_DIM,
-        timestep_guidance_channels=32,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=False,
-    )
-    parts.untangle(transformer.x_embedder, transformer.proj_out, torch.arange(parts.INNER_DIM))
     return diffusers.Flux2KleinPipeline(
-        transformer=transformer,
+        transformer=transformer(guidance_embeds=False),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=_vae(),
+        vae=vae(),
         text_encoder=_text_encoder(tokenizer),
         tokenizer=tokenizer,
     )
 
 
-def _vae() -> Any:
-    vae = diffusers.AutoencoderKLFlux2(
+def transformer(*, guidance_embeds: bool) -> Any:
+    """Of any FLUX.2."""
+    model = diffusers.Flux2Transformer2DModel(
+        in_channels=4 * parts.LATENT_CHANNELS,
+        num_layers=1,
+        num_single_layers=2,
+        num_attention_heads=parts.HEADS,
+        attention_head_dim=parts.HEAD_DIM,
+        joint_attention_dim=3 * TEXT_DIM,
+        timestep_guidance_channels=32,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance_embeds,
+    )
+    parts.untangle(model.x_embedder, model.proj_out, torch.arange(parts.INNER_DIM))
+    return model
+
+
+def vae() -> Any:
+    """Of any FLUX.2."""
+    model = diffusers.AutoencoderKLFlux2(
         block_out_channels=(8, 8, 16, 16),
         layers_per_block=1,
         latent_channels=parts.LATENT_CHANNELS,
         norm_num_groups=4,
         mid_block_add_attention=False,
     )
-    parts.smooth(vae.decoder)
-    parts.brighten(vae.decoder.conv_out, 1.5)
+    parts.smooth(model.decoder)
+    parts.brighten(model.decoder.conv_out, 1.5)
     # Statistics that a decoder must not forget to undo.
-    vae.bn.running_mean.normal_(std=0.5)
-    vae.bn.running_var.uniform_(0.5, 2.0)
-    return vae
+    model.bn.running_mean.normal_(std=0.5)
+    model.bn.running_var.uniform_(0.5, 2.0)
+    return model
 
 
 def _text_encoder(tokenizer: Any) -> Any:
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=_TEXT_DIM,
-        intermediate_size=2 * _TEXT_DIM,
+        hidden_size=TEXT_DIM,
+        intermediate_size=2 * TEXT_DIM,
         num_hidden_layers=_TEXT_LAYERS,
         num_attention_heads=2,
         num_key_value_heads=1,

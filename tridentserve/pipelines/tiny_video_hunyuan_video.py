@@ -17,7 +17,7 @@ _LLAMA_DIM, _LLAMA_TOKENS = 64, 512
 
 def recipe() -> Any:
     """As HunyuanVideo: double and single blocks, a refiner of the text, guidance as an embedding."""
-    tokenizer, tokenizer_2 = _llama_tokenizer(), parts.clip_tokenizer()
+    tokenizer, tokenizer_2 = llama_tokenizer(), parts.clip_tokenizer()
     transformer = diffusers.HunyuanVideoTransformer3DModel(
         in_channels=parts.LATENT_CHANNELS,
         out_channels=parts.LATENT_CHANNELS,
@@ -48,7 +48,7 @@ def recipe() -> Any:
     )
 
 
-def _llama_tokenizer() -> Any:
+def llama_tokenizer() -> Any:
     """Byte-level, without merges, but for one token: it makes as many tokens of the text before the prompt as Llama's
     own does, which is how many the pipeline cuts off."""
     letters = sorted(ByteLevel.alphabet())

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tridentserve.parallel import is_first
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.tiling import tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -18,10 +20,13 @@ from tridentserve.stages import Stage
 class VideoAdapter(DiffusersAdapter):
     """A `diffusers` pipeline whose VAE gives (num_outputs, channels, frames, height, width)."""
 
-    def decode(self, latents: Tensors, inputs: GenerationInputs) -> NDArray[np.uint8]:
-        with self._running(Stage.DECODE):
-            scaled = self._unpack(self._on_device(latents)["latents"], inputs.shape)
+    def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
+        shape = inputs.shape
+        with self._running(Stage.DECODE), tiled(self.pipe.vae, tile):
+            scaled = self._unpack(self._on_device(latents)["latents"], shape)
             video = self.pipe.vae.decode(scaled, return_dict=False)[0]
+            if not is_first():
+                return np.zeros((0, shape.num_frames, shape.height, shape.width, 3), np.uint8)
             frames = self.pipe.video_processor.postprocess_video(video, output_type="pt")
             # Rounded as the stock pipeline's pictures are, but where the frames lie: bytes travel, not floats.
             pixels = (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()

@@ -6,12 +6,14 @@ token and a VAE of factor 16 (TI2V-5B). The published schedulers are UniPC and f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.video_adapter import VideoAdapter, statistic
 from tridentserve.requests import GenerationInputs, Shape
@@ -27,16 +29,15 @@ class WanAdapter(VideoAdapter):
     family = "wan"
     passes_share_a_call = False
 
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        guided = inputs.guidance_scale > 1
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, negative_embeds = self.pipe.encode_prompt(
-            inputs.prompt,
-            inputs.negative_prompt,
-            do_classifier_free_guidance=guided,
+            prompts_of(batch),
+            negative_prompts_of(batch),
+            do_classifier_free_guidance=batch[0].guidance_scale > 1,
             max_sequence_length=512,
             device=self.device,
         )
-        return {"prompt_embeds": torch.cat([negative_embeds, embeds]) if guided else embeds}
+        return per_request(prompt_embeds=(negative_embeds, embeds))
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         return {"latents": self._noise(inputs, torch.float32, generator)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from tridentserve.decisions import Decision, encode_decision
-from tridentserve.events import Effect, Event, Tick
+from tridentserve.events import Effect, Event, Tick, may_change_plans
 from tridentserve.scheduler import Scheduler
 
 # While requests wait, dispatch is tried again this often even if nothing has happened: deadlines slip by themselves.
@@ -92,7 +92,7 @@ class CoreThread:
                 return
             # The time of an event is when it was posted: a solve in between counts as waiting.
             self._handle(item[1], item[0], log)
-            dirty = True
+            dirty = dirty or may_change_plans(item[1])
 
     def _tick(self, log: IO[str] | None) -> None:
         try:
@@ -102,9 +102,10 @@ class CoreThread:
 
     def _handle(self, event: Event, at_s: float, log: IO[str] | None) -> None:
         now_s = self._last_s = max(self._last_s, at_s)
+        waiting = self._scheduler.num_pending
         effects = self._scheduler.on(event, now_s)
-        if isinstance(event, Tick) and not effects:
-            return  # nothing was decided, and nothing has changed
+        if isinstance(event, Tick) and not effects and self._scheduler.num_pending == waiting:
+            return  # nothing was decided: not even that a request waits for a worker of its own from now on
         if log is not None:
             try:
                 log.write(encode_decision(Decision(now_s, event, effects)) + "\n")

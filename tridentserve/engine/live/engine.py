@@ -20,11 +20,12 @@ from tridentserve.engine.live import updates
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
 from tridentserve.engine.live.jobs import Job, JobBook
-from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StepNote, WorkerConfig
+from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StatesSaved, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
+from tridentserve.engine.live.model_changes import ModelChanges
+from tridentserve.engine.live.plan_calls import expected_peaks, outcome, stage_spans, take_images
 from tridentserve.engine.live.updates import Update
-from tridentserve.errors import ProfileError, WorkerError
-from tridentserve.estimates import rank_peaks
+from tridentserve.errors import WorkerError
 from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
@@ -71,6 +72,7 @@ class LiveEngine:
         self._core = CoreThread(
             scheduler, self._from_core, self._core_crashed, self._options.tick_s, self._options.decision_log
         )
+        self.models = ModelChanges(self._core.post, self._fleet)
         self._clock_offset_s = time.time() - self._core.now_s()
         self._lifecycle = Lifecycle()
         self._metrics = EngineMetrics()
@@ -178,6 +180,7 @@ class LiveEngine:
                     logger.info("new placement: %s", effect.reason)
                     self._labels = {worker_id: effect.plan.describe(worker_id) for worker_id in self._labels}
                     self._fleet.place(effect.plan)
+        self.models.heard(event, effects)
 
     def _tell_leader(self, plan_id: int, order: str) -> None:
         """Stop or pause a plan: its leader has all members do so at one step boundary."""
@@ -188,9 +191,10 @@ class LiveEngine:
     def _requeued(self, effect: ev.Requeue) -> None:
         job = self._jobs.unfinished(effect.request_id)
         if job is not None:
-            logger.warning("request %s starts again: %s", job.spec.request_id, effect.reason)
-            self._metrics.retried(job.spec.model)
-            self._forget(job)
+            where = f"goes on from step {effect.steps_done}" if effect.steps_done else "starts again"
+            logger.warning("request %s %s: %s", job.spec.request_id, where, effect.reason)
+            self._metrics.retried(job.spec.model, effect.steps_done)
+            self._forget(job, copies=effect.steps_done == 0)
 
     def _ended(self, key: str) -> None:
         record = self._lifecycle.records.get(key)
@@ -207,7 +211,7 @@ class LiveEngine:
         if record.state is not RequestState.COMPLETED:
             return updates.failed(request_id, record.error_code or "internal_error", record.error or "no reason given")
         return updates.completed(
-            request_id, record, job.inputs, job.images, job.peak_memory_bytes, self._clock_offset_s
+            request_id, record, job.inputs, job.images, job.peak_memory_bytes, job.tiled, self._clock_offset_s
         )
 
     # To and from the workers.
@@ -215,14 +219,17 @@ class LiveEngine:
     def _spawn(self, plan: DispatchPlan) -> None:
         jobs = {name: job for name in plan.request_ids if (job := self._jobs.unfinished(name)) is not None}
         self._plans[plan.plan_id] = plan
-        for job in jobs.values():
+        destinations = {member.request_id: member.push_to for member in plan.members}
+        for name, job in jobs.items():
             job.workers.update(plan.workers)
-            if plan.push_to is not None:
-                job.workers.add(plan.push_to)
+            if (push_to := destinations[name]) is not None:
+                job.workers.add(push_to)
+            if plan.saves is not None:
+                job.workers.add(plan.saves.keeper)
             job.last_plan_id = plan.plan_id
         inputs = {name: job.inputs for name, job in jobs.items()}
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
-        peaks = self._peaks(plan, jobs)
+        peaks = expected_peaks(self._times, plan, [job.spec for job in jobs.values()])
         calls = [
             self._fleet.run(worker_id, plan, inputs, peak) for worker_id, peak in zip(plan.workers, peaks, strict=True)
         ]
@@ -230,28 +237,17 @@ class LiveEngine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _peaks(self, plan: DispatchPlan, jobs: Jobs) -> tuple[int, ...]:
-        """Expected bytes of activations on each worker of a plan; 0 where nobody knows."""
-        specs = [job.spec for job in jobs.values()]
-        if self._times is None or not specs:
-            return (0,) * plan.degree
-        outputs = [spec.num_outputs for spec in specs]
-        try:
-            return rank_peaks(self._times, plan.model, plan.stages, plan.degree, specs[0].shape, outputs)
-        except ProfileError:
-            return (0,) * plan.degree
-
     async def _run_plan(self, jobs: Jobs, plan: DispatchPlan, calls: list[PlanCall | None]) -> None:
         members = zip(plan.workers, calls, strict=True)
         reports = await asyncio.gather(*(self._run_member(jobs, plan, worker_id, call) for worker_id, call in members))
         del self._plans[plan.plan_id]
-        outcome = self._outcome(plan, reports)
-        if isinstance(outcome, ev.StageFinished):
+        ended = outcome(plan, reports, self._clock_offset_s)
+        if isinstance(ended, ev.StageFinished):
             for member in plan.members:
                 # What it was made of is of no use any more; a request of many segments would fill its workers.
                 if member.input_id is not None and (job := jobs.get(member.request_id)) is not None:
-                    self._call(job.workers, "forget", job.key, member.input_id)
-        self._core.post(outcome)
+                    self._call(job.workers, "forget", job.key, member.input_id, False)
+        self._core.post(ended)
 
     async def _run_member(
         self, jobs: Jobs, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None
@@ -262,14 +258,14 @@ class LiveEngine:
             self._speak_for(worker_id, plan)
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
         try:
-            return await self._listen(jobs, worker_id, call)
+            return await self._listen(jobs, plan, worker_id, call)
         except RayError as error:
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
         except Exception as error:
             logger.exception("plan %d of %s failed in the engine", plan.plan_id, ", ".join(plan.request_ids))
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {type(error).__name__}")
 
-    async def _listen(self, jobs: Jobs, worker_id: WorkerId, call: PlanCall) -> PlanReport:
+    async def _listen(self, jobs: Jobs, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall) -> PlanReport:
         """The report of one worker, with the notes before it and the pictures behind it taken in."""
         async for reference in call:
             item = await reference
@@ -277,50 +273,31 @@ class LiveEngine:
                 if (job := jobs.get(item.request_id)) is not None:
                     self._progressed(job, item)
                 continue
+            if isinstance(item, StatesSaved):
+                if plan.saves is not None:
+                    spans = stage_spans(item.spans, self._clock_offset_s)
+                    self._core.post(ev.StateSaved(plan.plan_id, item.num_steps, plan.saves.keeper, spans))
+                continue
             if isinstance(item, ReplicaLoad):
                 self._core.post(
                     ev.ReplicaLoaded(worker_id, item.loaded, item.evicted, item.source, item.num_bytes, item.seconds)
                 )
                 continue
             for request_id, num_images in item.num_images.items():
-                await self._take_images(jobs.get(request_id), call, num_images)
+                await take_images(jobs.get(request_id), call, num_images)
             for job in jobs.values():
                 job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
+                job.tiled |= item.tiled
             return item
         raise WorkerError("ended without a report")
-
-    @staticmethod
-    async def _take_images(job: Job | None, call: PlanCall, num_images: int) -> None:
-        # Only references: the pictures themselves need not pass through this process. A worker that dies before
-        # it has sent all leaves an error in the place of one, and nothing for the others.
-        images = [await anext(call, None) for _ in range(num_images)]
-        if None in images or call.completed() in images:
-            raise WorkerError("the worker was lost before it had sent all pictures")
-        if job is not None:
-            job.images = images
-
-    def _outcome(self, plan: DispatchPlan, reports: list[PlanReport]) -> ev.Event:
-        failures = [report for report in reports if report.outcome == "failed"]
-        if failures:
-            errors = "; ".join(dict.fromkeys(report.error for report in failures))
-            final = next((report for report in failures if not report.retry), None)
-            if final is not None:
-                return ev.PlanFailed(plan.plan_id, final.error, retry=False, code=final.code)
-            return ev.PlanFailed(plan.plan_id, errors)
-        leader = reports[0]
-        if leader.outcome == "stopped":
-            return ev.PlanStopped(plan.plan_id)
-        offset_s = self._clock_offset_s
-        spans = (ev.StageSpan(span.stage, span.start_s - offset_s, span.end_s - offset_s) for span in leader.spans)
-        return ev.StageFinished(plan.plan_id, tuple(spans), leader.paused_after)
 
     def _progressed(self, job: Job, note: StepNote) -> None:
         self._lifecycle.progress(job.key, note.steps_done)
         if self._jobs.unfinished(job.key) is not None:
             job.tell(updates.progress(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
 
-    def _forget(self, job: Job) -> None:
-        self._call(job.workers, "forget", job.key, job.last_plan_id)
+    def _forget(self, job: Job, copies: bool = True) -> None:
+        self._call(job.workers, "forget", job.key, job.last_plan_id, copies)
 
     def _call(self, workers: set[WorkerId], method: str, *args: Any) -> None:
         """Tell workers something; one that is lost needs no telling."""
@@ -338,9 +315,10 @@ class LiveEngine:
 
     def _speak_for(self, worker_id: WorkerId, plan: DispatchPlan) -> None:
         """A lost worker cannot tell the others of its instance that it will not come."""
-        if plan.group is None:
-            return
+        rank = plan.workers.index(worker_id)
         try:
-            self._abandon(plan.group, plan.workers.index(worker_id), plan.plan_id)
+            for size, group in plan.groups.items():
+                if rank < size:
+                    self._abandon(group, rank, plan.plan_id)
         except RuntimeError as error:  # of the store: the others wait for their timeout then
             logger.warning("cannot speak for %s in plan %d: %s", worker_id, plan.plan_id, error)

@@ -1,8 +1,8 @@
 """Runs one plan on one worker, in the worker's device thread: the stages of the plan one after another.
 
-The leader runs E and C, and takes all decisions; at degrees above 1 the others get the denoising states from it, and
-ask it before every step whether to go on, so that all workers stop at the same step boundary. The requests of a batch
-share forward passes in D; they are encoded and decoded one after another, which bounds memory.
+The leader runs E and takes all decisions; at degrees above 1 the others get the denoising states from it, and ask it
+before every step whether to go on, so that all workers stop at the same step boundary. The requests of a batch share
+forward passes in E and D; they are decoded one after another, which bounds memory.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tridentserve.engine.live.decoding import Decoding, Images
 from tridentserve.engine.live.messages import Span
 from tridentserve.engine.live.parcel import Parcel
 from tridentserve.engine.live.replicas import ReplicaStore
+from tridentserve.engine.live.state_saver import Snapshot
 from tridentserve.errors import GroupError, HandoffError
 from tridentserve.hot_set import HotGroup
 from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
@@ -49,6 +48,8 @@ class StepControl:
         self._stop = threading.Event()
         self._pause = threading.Event()
         self.on_step = on_step
+        # Hears of the states when the plan says that they are to be copied (leader only).
+        self.on_snapshot: Callable[[Snapshot], object] = lambda snapshot: None
 
     def stop(self) -> None:
         """Stop before the next step, or before the next stage, and drop what was made."""
@@ -74,14 +75,16 @@ class StepControl:
 class Execution:
     """What came of a plan on its leader (followers have spans only), by request. `outputs` is for the next plan: a
     condition, a denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
-    (num_outputs, height, width, 3) uint8. `stopped`: the plan was stopped on purpose and has no result.
-    `paused_after`: it was paused after so many steps of its own; `outputs` are the states then."""
+    (num_outputs, height, width, 3) uint8, of videos (num_outputs, frames, height, width, 3). `stopped`: the plan was
+    stopped on purpose and has no result. `paused_after`: it was paused after so many steps of its own; `outputs` are
+    the states then. `tiled`: C was done in tiles."""
 
     spans: list[Span] = field(default_factory=list)
     outputs: dict[str, Parcel] = field(default_factory=dict)
-    images: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    images: Images = field(default_factory=dict)
     stopped: bool = False
     paused_after: int | None = None
+    tiled: bool = False
 
 
 class StageExecutor:
@@ -98,13 +101,15 @@ class StageExecutor:
         inputs: Mapping[str, GenerationInputs],
         incoming: dict[str, Parcel],
         control: StepControl,
+        frugal: bool = False,
     ) -> Execution:
         """Run all stages of a plan. On the leader, `inputs` has the members that have not left, and `incoming` what was
-        made of them before (none on followers).
+        made of them before (none on followers). `frugal`: memory is short, so E is done one request after another, and
+        C in tiles.
 
         After any error the other workers of the instance do not wait for this one."""
         try:
-            return self._execute(plan, inputs, incoming, control)
+            return self._execute(plan, inputs, incoming, control, frugal)
         except BaseException:
             self.abandon(plan)
             raise
@@ -127,8 +132,10 @@ class StageExecutor:
 
     def abandon(self, plan: DispatchPlan) -> None:
         """Let the other workers of a plan know that this one will not run it (to its end)."""
-        if plan.group is not None:
-            self._groups.abandon(plan.group, plan.workers.index(self._worker_id), use=plan.plan_id)
+        rank = plan.workers.index(self._worker_id)
+        for size, name in plan.groups.items():
+            if rank < size:
+                self._groups.abandon(name, rank, use=plan.plan_id)
 
     def _execute(
         self,
@@ -136,45 +143,54 @@ class StageExecutor:
         inputs: Mapping[str, GenerationInputs],
         incoming: dict[str, Parcel],
         control: StepControl,
+        frugal: bool,
     ) -> Execution:
         execution = Execution(outputs=incoming)
         is_leader = plan.leader == self._worker_id
+        groups = {size: self._group(plan, size) for size in plan.groups if self._worker_id in plan.workers[:size]}
         for stage in plan.stages:
-            if stage is not Stage.DIFFUSE and not is_leader:
+            if self._worker_id not in plan.workers_of(stage):
                 continue
-            adapter = self._replicas.adapter(Replica(plan.model, stage))
-            if stage is Stage.DIFFUSE:
-                self._diffuse(plan, adapter, inputs, control, execution)
-                if execution.stopped or (is_leader and control.stopped):
-                    return Execution(execution.spans, stopped=True)
-                if execution.paused_after is not None:
-                    break
-                continue
-            with _timed(stage, execution):
-                if stage is Stage.ENCODE:
-                    for request_id in [name for name in inputs if name not in incoming]:
-                        execution.outputs[request_id] = Parcel(adapter.encode(inputs[request_id]))
-                else:
-                    self._decode(plan, adapter, inputs, execution)
-        return execution if is_leader else Execution(execution.spans)
+            adapter, group = self._replicas.adapter(Replica(plan.model, stage)), groups.get(len(plan.workers_of(stage)))
+            match stage:
+                case Stage.ENCODE:
+                    self._encode(adapter, inputs, execution, frugal)
+                case Stage.DIFFUSE:
+                    self._diffuse(plan, adapter, group, inputs, control, execution)
+                case Stage.DECODE:
+                    decoding = Decoding(plan, adapter, group)
+                    with _timed(stage, execution):
+                        images = decoding.run(inputs, execution.outputs, control.stopped, in_tiles=frugal)
+                    execution.stopped |= images is None
+                    execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
+            if execution.stopped:
+                return Execution(execution.spans, stopped=True)
+            if execution.paused_after is not None:
+                break
+        if not is_leader:
+            return Execution(execution.spans)
+        return Execution(execution.spans, stopped=True) if control.stopped and not execution.images else execution
 
-    def _decode(
-        self, plan: DispatchPlan, adapter: PipelineAdapter, inputs: Mapping[str, GenerationInputs], execution: Execution
+    @staticmethod
+    def _encode(
+        adapter: PipelineAdapter, inputs: Mapping[str, GenerationInputs], execution: Execution, frugal: bool
     ) -> None:
-        for request_id, given in inputs.items():
-            latents = _required(execution.outputs.pop(request_id, None), plan, request_id).tensors
-            execution.images[request_id] = adapter.decode(latents, given)
+        due = [name for name in inputs if name not in execution.outputs]
+        with _timed(Stage.ENCODE, execution):
+            for names in [[name] for name in due] if frugal else [due]:
+                conditions = adapter.encode_all([inputs[name] for name in names])
+                execution.outputs |= {name: Parcel(each) for name, each in zip(names, conditions, strict=True)}
 
     def _diffuse(
         self,
         plan: DispatchPlan,
         adapter: PipelineAdapter,
+        group: SequenceGroup | None,
         inputs: Mapping[str, GenerationInputs],
         control: StepControl,
         execution: Execution,
     ) -> None:
         """The plan's denoising steps, of all members."""
-        group = self._group(plan)
         states: dict[str, DenoisingState] = {}
         if plan.leader == self._worker_id:
             states = self._starting_states(plan, adapter, inputs, execution.outputs)
@@ -184,6 +200,7 @@ class StageExecutor:
         for request_id, state in states.items():
             batches[adapter.batch_key(state)].append(request_id)
         # Timed from here: the cost model learns seconds per step from it, not how long workers waited for each other.
+        began_s = time.time()
         with _timed(Stage.DIFFUSE, execution), sequence_parallel(group):
             for done in range(plan.num_steps):
                 command = control.command if group is None else group.agree(control.command)
@@ -198,6 +215,8 @@ class StageExecutor:
                     states.update(zip(members, advanced, strict=True))
                 for request_id, state in states.items():
                     control.on_step(request_id, state.step)
+                if plan.leader == self._worker_id and plan.is_saved_after(done + 1):
+                    control.on_snapshot(_snapshot(done + 1, states, execution.spans, began_s))
         execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
 
     def _starting_states(
@@ -219,11 +238,11 @@ class StageExecutor:
             states[member.request_id] = state
         return states
 
-    def _group(self, plan: DispatchPlan) -> SequenceGroup | None:
-        if plan.group is None:
-            return None
-        rank = plan.workers.index(self._worker_id)
-        return self._groups.acquire(plan.group, rank, plan.degree, use=plan.plan_id, members=plan.workers)
+    def _group(self, plan: DispatchPlan, size: int) -> SequenceGroup:
+        """The process group of the first `size` workers of a plan."""
+        members = plan.workers[:size]
+        rank = members.index(self._worker_id)
+        return self._groups.acquire(plan.groups[size], rank, size, use=plan.plan_id, members=members)
 
 
 @contextmanager
@@ -246,6 +265,12 @@ def _output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
 
 def _parcel_of(state: DenoisingState) -> Parcel:
     return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
+
+
+def _snapshot(num_steps: int, states: Mapping[str, DenoisingState], before: list[Span], began_s: float) -> Snapshot:
+    """The states as they are after so many steps of D, which began at `began_s`."""
+    parcels = {name: (state.step, _parcel_of(state)) for name, state in states.items()}
+    return Snapshot(num_steps, parcels, (*before, Span(Stage.DIFFUSE, began_s, time.time())))
 
 
 def _is_state(parcel: Parcel) -> bool:

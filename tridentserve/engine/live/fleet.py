@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -13,7 +14,18 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StepNote, WorkerConfig, WorkerReady
+from tridentserve.engine.live.messages import (
+    UNKNOWN_PEAK,
+    ExpectedPeak,
+    ModelSource,
+    PlanReport,
+    ReplicaLoad,
+    StatesSaved,
+    StepNote,
+    WorkerConfig,
+    WorkerReady,
+)
+from tridentserve.engine.live.worker_actor import actor_class
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -31,7 +43,7 @@ class PlanCall(Protocol):
 
     def __aiter__(self) -> PlanCall: ...
 
-    async def __anext__(self) -> Awaitable[StepNote | ReplicaLoad | PlanReport]: ...
+    async def __anext__(self) -> Awaitable[StepNote | StatesSaved | ReplicaLoad | PlanReport]: ...
 
     def completed(self) -> Any:
         """The reference that stands for the end of the call, or for its error."""
@@ -87,14 +99,18 @@ class Fleet:
         return handle
 
     def run(
-        self, worker_id: WorkerId, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], peak_bytes: int = 0
+        self,
+        worker_id: WorkerId,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        peak: ExpectedPeak = UNKNOWN_PEAK,
     ) -> PlanCall | None:
         """Give a worker its next plan, with the content of each member and what its activations are expected to take;
         None while it is down."""
         member = self._members[worker_id]
         if member.handle is None:
             return None
-        call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs), peak_bytes)
+        call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs), peak)
         member.next_number += 1
         return call
 
@@ -106,15 +122,58 @@ class Fleet:
             if member.handle is not None:
                 member.handle.place.remote(replicas, member.config.label)
 
+    @property
+    def nodes(self) -> list[str]:
+        """Ray's ids of the nodes on which there are workers now."""
+        return list(dict.fromkeys(member.ready.node_id for member in self._members.values() if member.ready))
+
+    @property
+    def any_config(self) -> WorkerConfig:
+        """Of one worker; most of it is the same for all."""
+        return next(iter(self._members.values())).config
+
+    async def learn(self, source: ModelSource) -> None:
+        """Tell all workers of another model; one that comes back later knows it from its start."""
+        calls = []
+        for member in self._members.values():
+            member.config = replace(member.config, sources={**member.config.sources, source.name: source})
+            if member.handle is not None:
+                calls.append(member.handle.learn.remote(source))
+        await asyncio.gather(*calls, return_exceptions=True)  # who is lost meanwhile comes back with it
+
+    async def unload(self, model: str) -> None:
+        """Have all workers drop a model. Nothing of it runs or waits on any of them."""
+        calls = []
+        for member in self._members.values():
+            sources = {name: source for name, source in member.config.sources.items() if name != model}
+            member.config = replace(member.config, sources=sources)
+            if member.handle is not None:
+                calls.append(self._unload(member, member.handle, model))
+        await asyncio.gather(*calls, return_exceptions=True)  # who is lost meanwhile holds nothing
+
+    @staticmethod
+    def _unload(member: _Member, handle: Any, model: str) -> Awaitable[None]:
+        call: Awaitable[None] = handle.unload.remote(member.next_number, model)
+        member.next_number += 1
+        return call
+
     async def start(self) -> None:
         """Start all workers, each with its replicas. Raises what the first one that fails raises."""
+        began_s = time.monotonic()
         started = {worker_id: self._spawn(member) for worker_id, member in self._members.items()}
         answers = await asyncio.gather(*(handle.start.remote() for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
             self._members[worker_id].handle, self._members[worker_id].ready = handle, ready
         everyone = self._directory(self._members)
         await asyncio.gather(*(handle.connect.remote(everyone) for handle in started.values()))
+        loaded_s = time.monotonic()
         await asyncio.gather(*(handle.make_groups.remote() for handle in started.values()))
+        logger.info(
+            "%d workers started in %.1f s, their groups in %.1f s",
+            len(started),
+            loaded_s - began_s,
+            time.monotonic() - loaded_s,
+        )
         for worker_id in started:
             self._joined(worker_id)
 
@@ -137,10 +196,7 @@ class Fleet:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._resources.group, placement_group_bundle_index=member.bundle
             )
-        # Imported here: torch comes with it, which whoever only builds the application does not need.
-        from tridentserve.engine.live.worker import StageWorker
-
-        return ray.remote(StageWorker).options(**options).remote(member.config)
+        return ray.remote(actor_class()).options(**options).remote(member.config)
 
     def _directory(self, worker_ids: Mapping[WorkerId, object]) -> dict[WorkerId, tuple[Any, WorkerReady]]:
         members = ((worker_id, self._members[worker_id]) for worker_id in worker_ids)
@@ -168,8 +224,10 @@ class Fleet:
         """Start a new incarnation and introduce it to the others; False when that fails."""
         try:
             member.config = replace(member.config, incarnation=member.config.incarnation + 1)
+            began_with, member.next_number = member.config.sources, 0
             handle = self._spawn(member)
             ready: WorkerReady = await handle.start.remote()
+            await self._catch_up(member, handle, began_with)
             # Ray may have moved its bundle: the scheduler must know the node, which no instance spans.
             member.config = replace(member.config, spec=replace(member.config.spec, node_id=ready.node_id))
             member.handle, member.ready = handle, ready
@@ -186,6 +244,18 @@ class Fleet:
             member.handle = member.ready = None
             return False
         return True
+
+    async def _catch_up(self, member: _Member, handle: Any, began_with: Mapping[str, ModelSource]) -> None:
+        """Tell a worker that has just started which models came and went meanwhile, and while it was told."""
+        known = began_with
+        while known != (now := member.config.sources):
+            for name, source in known.items():
+                if now.get(name) != source:
+                    await self._unload(member, handle, name)
+            for name, source in now.items():
+                if known.get(name) != source:
+                    await handle.learn.remote(source)
+            known = now
 
 
 async def _error_of(forever: Awaitable[None]) -> str:

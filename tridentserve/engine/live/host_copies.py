@@ -35,6 +35,7 @@ from tridentserve.errors import CheckpointError, ConfigError
 from tridentserve.pipelines.loading import default_dtype, load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
+from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class HostCopies:
 
     def __init__(self, folder: Path, sources: Mapping[str, ModelSource], device: torch.device) -> None:
         self._folder = folder
-        self._sources = sources
+        self._sources = dict(sources)
         self._device = device
         self._open: dict[Replica, HostCopy] = {}
 
@@ -76,6 +77,22 @@ class HostCopies:
         if source is None:
             raise CheckpointError(f"no model named {replica.model!r}; this worker knows {sorted(self._sources)}")
         return source
+
+    def learn(self, source: ModelSource) -> None:
+        """A model can be asked for from now on."""
+        self._sources[source.name] = source
+
+    def drop(self, model: str) -> None:
+        """Forget a model and remove its copies of all stages, where another worker has not done it already. Who has
+        mapped one keeps it."""
+        if model not in self._sources:
+            return
+        for replica in (Replica(model, stage) for stage in Stage):
+            self._open.pop(replica, None)
+            for ending in ("json", "bin"):  # the index first: who sees it may map the data
+                for path in self._folder.glob(f"{self._place(replica)}.*.{ending}"):
+                    path.unlink(missing_ok=True)
+        del self._sources[model]
 
     def make_all(self, replicas: Iterable[Replica]) -> None:
         """Make the copies that are not there. Workers that start together share the work."""
@@ -94,19 +111,24 @@ class HostCopies:
         """Whether the copy is there already."""
         return replica in self._open or _index(self._stem(replica)).exists()
 
-    def _stem(self, replica: Replica) -> Path:
-        """Where a copy lies, without the endings of its files."""
+    def _place(self, replica: Replica) -> str:
+        """What the files of all copies of a replica begin with, whatever the checkpoint held when they were made."""
         source = self.source(replica)
         dtype = str(self.dtype(replica)).removeprefix("torch.")
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
         place = hashlib.sha256(f"{source.folder.resolve()} {dtype}".encode()).hexdigest()[:8]
+        return f"{name}.{replica.stage.value}.{place}"
+
+    def _stem(self, replica: Replica) -> Path:
+        """Where a copy lies, without the endings of its files."""
+        source = self.source(replica)
         files = [source.folder / MODEL_INDEX]
         for component in detect_family(source.folder).components[replica.stage]:
             files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
         facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
         versions = [importlib.metadata.version(library) for library in _LIBRARIES]
         content = hashlib.sha256(repr((facts, versions)).encode()).hexdigest()[:16]
-        return self._folder / f"{name}.{replica.stage.value}.{place}.{content}"
+        return self._folder / f"{self._place(replica)}.{content}"
 
     def _make(self, replica: Replica, wait: bool = True) -> bool:
         """False when another process is at it and `wait` is not set."""

@@ -14,7 +14,8 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 @dataclass(slots=True)
 class Job:
     """A request and the clients that wait for it. `key` is its id inside the scheduler: a request id that was
-    cancelled may be used again, and is another request then. `workers` hold, or may be given, something of it."""
+    cancelled may be used again, and is another request then. `workers` hold, or may be given, something of it.
+    `tiled`: it was decoded in tiles."""
 
     key: str
     spec: RequestSpec
@@ -24,6 +25,7 @@ class Job:
     last_plan_id: int = -1
     images: list[Any] = field(default_factory=list)
     peak_memory_bytes: int = 0
+    tiled: bool = False
     latest: Update | None = None
 
     def tell(self, update: Update) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from tridentserve.cache import cache_dir
 from tridentserve.cluster import WorkerSpec
 from tridentserve.hot_set import HotGroup
+from tridentserve.kernels import Kernels
 from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
 from tridentserve.stages import Stage
@@ -21,6 +22,7 @@ class ModelSource:
     name: str
     folder: Path
     dtype: str | None = None
+    kernels: Kernels = field(default_factory=Kernels)
 
 
 # How a worker gets replicas. `mapped`: it uses the host copy's pages themselves (only on a CPU). `peer`: into memory of
@@ -82,11 +84,31 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedPeak:
+    """What the activations of a plan are expected to take on one worker; 0 where nobody knows. `frugal_bytes`: with E
+    one request after another and C in tiles, which is what a worker does that has not the memory for `num_bytes`."""
+
+    num_bytes: int = 0
+    frugal_bytes: int = 0
+
+
+UNKNOWN_PEAK = ExpectedPeak()
+
+
+@dataclass(frozen=True, slots=True)
 class StepNote:
     """The leader of a plan has done a denoising step."""
 
     request_id: str
     steps_done: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatesSaved:
+    """Copies of the states of a plan, after so many of its steps, have arrived at its keeper; what had run by then."""
+
+    num_steps: int
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +124,8 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """How a plan ended on one worker. So many pictures of each request follow (PNG, one item each), in this order.
-    `retry`: see `PlanFailed`.
+    """How a plan ended on one worker. So many pictures or videos of each request follow, one item each, in this order.
+    `retry`: see `PlanFailed`. `tiled`: the requests were decoded in tiles, as memory was short.
     `paused_after`: it was paused after so many of its denoising steps.
     `peak_memory_bytes`: the most that was in use while it ran; `peak_growth_bytes`: so much more than when it began
     (0 where that cannot be measured), to be compared with the profile's `expected_peak_bytes`."""
@@ -115,6 +137,7 @@ class PlanReport:
     peak_memory_bytes: int = 0
     peak_growth_bytes: int = 0
     expected_peak_bytes: int = 0
+    tiled: bool = False
     paused_after: int | None = None
     error: str = ""
     retry: bool = True

@@ -14,7 +14,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from tridentserve.engine.live.messages import ReplicaLoad, Span
 from tridentserve.lifecycle import RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
-from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
     from tridentserve.engine.live.handoff import HandoffBuffer
@@ -52,6 +51,19 @@ class WorkerMetrics:
         self._handoff_parcels = Gauge(
             "tridentserve_handoff_parcels", "Outputs kept for requests under way.", tag_keys=("worker",)
         )
+        self._copies = Counter(
+            "tridentserve_checkpoints_total", "Denoising states copied to another worker.", tag_keys=("worker",)
+        )
+        self._copy_bytes = Counter("tridentserve_checkpoint_bytes_total", "Bytes of them.", tag_keys=("worker",))
+        self._copy_seconds = Counter(
+            "tridentserve_checkpoint_seconds_total", "Seconds until they were there.", tag_keys=("worker",)
+        )
+        self._copies_kept = Gauge(
+            "tridentserve_checkpoint_copies", "Copies kept for requests under way elsewhere.", tag_keys=("worker",)
+        )
+        self._copies_kept_bytes = Gauge(
+            "tridentserve_checkpoint_held_bytes", "Host memory of these copies.", tag_keys=("worker",)
+        )
 
         source_tags = ("worker", "model", "stage", "source")
         self._loads = Counter("tridentserve_replica_loads_total", "Replicas made resident.", tag_keys=source_tags)
@@ -68,10 +80,15 @@ class WorkerMetrics:
             "Activations of the latest plan: as the profile expects, and as measured.",
             tag_keys=("worker", "model", "stages", "degree", "kind"),
         )
+        self._tiled = Counter(
+            "tridentserve_tiled_decodes_total",
+            "Requests decoded in tiles because memory was short.",
+            tag_keys=("worker", "model"),
+        )
 
     def plan_done(self, plan: DispatchPlan, spans: Iterable[Span]) -> None:
         for span in spans:
-            degree = plan.degree if span.stage is Stage.DIFFUSE else 1
+            degree = len(plan.workers_of(span.stage))
             tags = {**self._worker, "model": plan.model, "stage": span.stage.value, "degree": str(degree)}
             seconds = max(span.end_s - span.start_s, 0.0)
             self._stage_seconds.observe(seconds, tags=tags)
@@ -83,6 +100,10 @@ class WorkerMetrics:
         tags = {**self._worker, "model": plan.model, "stages": stages, "degree": str(plan.degree)}
         self._plan_peak.set(measured_bytes, tags={**tags, "kind": "measured"})
         self._plan_peak.set(expected_bytes, tags={**tags, "kind": "expected"})
+
+    def tiled_decodes(self, plan: DispatchPlan, num_requests: int) -> None:
+        if num_requests:
+            self._tiled.inc(num_requests, tags={**self._worker, "model": plan.model})
 
     def replica_loaded(self, load: ReplicaLoad) -> None:
         tags = {**self._worker, "model": load.loaded.model, "stage": load.loaded.stage.value, "source": load.source}
@@ -104,6 +125,13 @@ class WorkerMetrics:
     def handoff_level(self, buffer: HandoffBuffer) -> None:
         self._handoff_used.set(buffer.used_bytes, tags=self._worker)
         self._handoff_parcels.set(buffer.num_parcels, tags=self._worker)
+        self._copies_kept.set(len(buffer.copies), tags=self._worker)
+        self._copies_kept_bytes.set(buffer.copies.nbytes, tags=self._worker)
+
+    def state_saved(self, nbytes: int, seconds: float) -> None:
+        self._copies.inc(tags=self._worker)
+        self._copy_bytes.inc(max(nbytes, 1), tags=self._worker)
+        self._copy_seconds.inc(max(seconds, 1e-9), tags=self._worker)
 
 
 class EngineMetrics:
@@ -124,6 +152,11 @@ class EngineMetrics:
         self._running = Gauge("tridentserve_running_requests", "Requests that have been dispatched.")
         self._workers = Gauge("tridentserve_workers_alive", "Workers that are up.")
         self._retries = Counter("tridentserve_retries_total", "Requests put back into the queue.", tag_keys=("model",))
+        self._resumed_steps = Counter(
+            "tridentserve_resumed_steps_total",
+            "Steps that requests put back did not have to do again, as their state had been copied.",
+            tag_keys=("model",),
+        )
 
     def request_ended(self, record: RequestRecord) -> None:
         model = record.spec.model
@@ -137,8 +170,11 @@ class EngineMetrics:
         """A request that found the queue full."""
         self._requests.inc(tags={"model": model, "state": "refused"})
 
-    def retried(self, model: str) -> None:
+    def retried(self, model: str, steps_done: int) -> None:
+        """A request goes on from so many steps."""
         self._retries.inc(tags={"model": model})
+        if steps_done:
+            self._resumed_steps.inc(steps_done, tags={"model": model})
 
     def levels(self, queued: int, running: int, workers_alive: int) -> None:
         self._queue.set(queued)

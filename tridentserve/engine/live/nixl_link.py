@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tridentserve.engine.live.messages import LinkAddress
+from tridentserve.engine.live.nixl_memory import Memory, RegisteredMemory, memory_of
 from tridentserve.errors import HandoffError
 
 # Well above any transfer between live peers; a dead peer is an error of NIXL's within a second.
@@ -31,18 +32,6 @@ class TransferStuckError(HandoffError):
     """A write has neither ended nor failed in time: its memory on both sides must not be used again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """A run of bytes in registered memory of a process. `device_id` is 0 for host memory."""
-
-    address: int
-    nbytes: int
-    device_id: int
-
-    def part(self, offset: int, nbytes: int) -> Memory:
-        return Memory(self.address + offset, nbytes, self.device_id)
-
-
 @dataclass(slots=True)
 class _Transfer:
     """Something that is waited for, with what to say when it does not come."""
@@ -51,6 +40,8 @@ class _Transfer:
     ended: Future[None] = field(default_factory=Future)
     # Set later than `ended` when that failed for lack of time: the memory may be used again from then on.
     settled: Future[None] = field(default_factory=Future)
+    # Memory that is registered while it lasts.
+    held: list[Memory] = field(default_factory=list)
     deadline_s: float = field(default_factory=lambda: time.monotonic() + TRANSFER_TIMEOUT_S)
 
     def end(self, error: HandoffError | None = None) -> None:
@@ -71,7 +62,7 @@ class NixlLink:
         self._slab = slab
         self._kind = "VRAM" if slab.is_cuda else "DRAM"
         self._own = memory_of(slab)
-        self._registered: dict[Memory, Any] = {}
+        self._lasting: dict[Memory, Any] = {}
         self._peers: dict[str, LinkAddress] = {}
         self._writes: dict[Any, _Transfer] = {}  # by NIXL's handle
         self._expected: dict[bytes, _Transfer] = {}
@@ -79,6 +70,8 @@ class NixlLink:
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
         self._agent: Any = self._call(lambda: self._start(name)).result()
+        self._memory = RegisteredMemory(self._agent, self._kind)
+        self._call(lambda: self._memory.hold(self._own)).result()
         metadata = self._call(self._agent.get_agent_metadata).result()
         self.address = LinkAddress(name, metadata, self._own.address, self._own.device_id)
 
@@ -102,10 +95,9 @@ class NixlLink:
         memory = memory_of(tensor)
 
         def register() -> tuple[Memory, bytes]:
-            if memory not in self._registered:
-                region = (memory.address, memory.nbytes, memory.device_id, "")
-                self._registered[memory] = self._agent.register_memory([region], mem_type=self._kind)
-            return memory, self._agent.get_partial_agent_metadata(self._registered[memory], False, [])
+            if memory not in self._lasting:
+                self._lasting[memory] = self._memory.hold(memory)
+            return memory, self._agent.get_partial_agent_metadata(self._lasting[memory], False, [])
 
         return self._call(register)
 
@@ -113,8 +105,8 @@ class NixlLink:
         """The memory takes part no more; nothing may be under way there. It need not be registered."""
 
         def deregister() -> None:
-            if memory in self._registered:
-                self._agent.deregister_memory(self._registered.pop(memory))
+            if self._lasting.pop(memory, None) is not None:
+                self._memory.let_go(memory)
 
         return self._call(deregister)
 
@@ -123,22 +115,34 @@ class NixlLink:
         return self._call(lambda: self._agent.add_remote_agent(metadata))
 
     def write(
-        self, peer: str, local_offset: int, remote_offset: int, nbytes: int, note: bytes
+        self, peer: str, parts: Sequence[tuple[Memory, int]], remote_offset: int, note: bytes
     ) -> tuple[Future[None], Future[None]]:
-        """Copy bytes of the slab into the peer's, which gets `note` once they are there.
+        """Copy memory into the peer's slab, each part to its offset from `remote_offset` on; the peer gets `note` once
+        all is there. Memory outside this slab is registered meanwhile, and must live until the second future is done.
 
         The first future fails with `HandoffError` when the peer is gone, and with `TransferStuckError` when the bytes
         do not move in time; then the second is done once NIXL has let go of the memory on both sides."""
         address = self._peers.get(peer)
-        target = Memory(address.base + remote_offset, nbytes, address.device_id) if address else None
-        return self.write_memory(peer, self._own.part(local_offset, nbytes), target, note)
+        sources = [memory for memory, _ in parts]
+        targets: list[Memory] = []
+        if address is not None:
+            targets = [
+                Memory(address.base + remote_offset + offset, memory.nbytes, address.device_id)
+                for memory, offset in parts
+            ]
+        return self._write(peer, sources, targets, note, [memory for memory in sources if not self._own.holds(memory)])
 
     def write_memory(
         self, peer: str, source: Memory, target: Memory | None, note: bytes
     ) -> tuple[Future[None], Future[None]]:
         """As `write`, between registered memory here and as much of the peer's (None: the peer is not known)."""
-        transfer = _Transfer(f"writing {source.nbytes} bytes to {peer}")
-        self._call(lambda: self._begin_write(transfer, peer, source, target, note))
+        return self._write(peer, [source], [target] if target is not None else [], note, [])
+
+    def _write(
+        self, peer: str, sources: list[Memory], targets: list[Memory], note: bytes, to_register: list[Memory]
+    ) -> tuple[Future[None], Future[None]]:
+        transfer = _Transfer(f"writing {sum(memory.nbytes for memory in sources)} bytes to {peer}")
+        self._call(lambda: self._begin_write(transfer, peer, sources, targets, note, to_register))
         return transfer.ended, transfer.settled
 
     def expect(self, note: bytes, timeout_s: float = TRANSFER_TIMEOUT_S) -> Future[None]:
@@ -187,31 +191,42 @@ class NixlLink:
                 return
             call()
 
-    def _start(self, name: str) -> Any:
+    @staticmethod
+    def _start(name: str) -> Any:
         # Imported here: it takes over a second, and a machine where UCX cannot start must still serve.
         from nixl._api import nixl_agent, nixl_agent_config
 
-        agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
-        region = (self._own.address, self._own.nbytes, self._own.device_id, "")
-        agent.register_memory([region], mem_type=self._kind)
-        return agent
+        return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
 
-    def _begin_write(self, transfer: _Transfer, peer: str, source: Memory, target: Memory | None, note: bytes) -> None:
+    def _begin_write(
+        self,
+        transfer: _Transfer,
+        peer: str,
+        sources: list[Memory],
+        targets: list[Memory],
+        note: bytes,
+        to_register: list[Memory],
+    ) -> None:
         try:
-            if target is None or peer not in self._peers:
+            if not targets or peer not in self._peers:
                 raise HandoffError(f"{peer} is gone")
+            for memory in to_register:
+                self._memory.hold(memory)
+                transfer.held.append(memory)
             handle = self._agent.initialize_xfer(
-                "WRITE", self._descriptors(source), self._descriptors(target), peer, note
+                "WRITE", self._memory.descriptors(sources), self._memory.descriptors(targets), peer, note
             )
             self._agent.transfer(handle)
             self._writes[handle] = transfer
         except Exception as error:  # NIXL raises classes of its own, UCX what it likes
             transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
-            transfer.settled.set_result(None)
+            self._settle(transfer)
 
-    def _descriptors(self, memory: Memory) -> Any:
-        region = (memory.address, memory.nbytes, memory.device_id)
-        return self._agent.get_xfer_descs([region], mem_type=self._kind)
+    def _settle(self, transfer: _Transfer) -> None:
+        """NIXL has let go of the memory of a write."""
+        for memory in transfer.held:
+            self._memory.let_go(memory)
+        transfer.settled.set_result(None)
 
     def _give_up(self, note: bytes) -> None:
         transfer = self._expected.pop(note, None)
@@ -252,9 +267,4 @@ class NixlLink:
             return
         del self._writes[handle]
         transfer.end(error if state == "DONE" or error else HandoffError(f"NIXL failed {transfer.what}: {state}"))
-        transfer.settled.set_result(None)
-
-
-def memory_of(tensor: torch.Tensor) -> Memory:
-    """Where a contiguous tensor lies."""
-    return Memory(tensor.data_ptr(), tensor.nbytes, tensor.get_device() if tensor.is_cuda else 0)
+        self._settle(transfer)

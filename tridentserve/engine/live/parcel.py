@@ -9,6 +9,8 @@ import torch
 
 # Slots start at multiples of this many bytes, so that every dtype is aligned and copies are fast.
 ALIGNMENT_BYTES = 64
+# From here on another pass over memory on a CPU costs more than what it takes to do without.
+MANY_BYTES = 4 << 20
 
 
 def align(nbytes: int) -> int:
@@ -51,6 +53,14 @@ class Parcel:
             slots.append(TensorSlot(name, dtype, tuple(tensor.shape), offset, tensor.nbytes))
             offset += align(tensor.nbytes)
         return Layout(tuple(slots), offset, self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to(self, device: torch.device) -> Parcel:
+        """The same on a device; tensors that are there already are not copied."""
+        return Parcel({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.values)
 
     def pack_into(self, buffer: torch.Tensor, layout: Layout) -> None:
         """Copy the tensors into a uint8 buffer of at least `layout.nbytes` bytes."""

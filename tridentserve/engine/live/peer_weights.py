@@ -15,7 +15,8 @@ from typing import Protocol
 
 import torch
 
-from tridentserve.engine.live.nixl_link import TRANSFER_TIMEOUT_S, Memory, NixlLink, memory_of
+from tridentserve.engine.live.nixl_link import TRANSFER_TIMEOUT_S, NixlLink
+from tridentserve.engine.live.nixl_memory import Memory, memory_of
 from tridentserve.errors import HandoffError
 from tridentserve.plans import Replica, WorkerId
 

@@ -30,11 +30,8 @@ class RayPeer:
     def link_name(self) -> str | None:
         return self._link_name
 
-    async def reserve(self, key: HandoffKey, producer: WorkerId, nbytes: int) -> int | None:
-        return await _answer(self._handle.reserve.remote(key, producer, nbytes))
-
-    async def commit(self, key: HandoffKey, layout: Layout) -> None:
-        await _answer(self._handle.commit.remote(key, layout))
+    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+        return await _answer(self._handle.reserve.remote(key, producer, layout))
 
     async def release(self, key: HandoffKey) -> None:
         await _answer(self._handle.release.remote(key))
@@ -42,6 +39,9 @@ class RayPeer:
     async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
         # numpy travels beside the pickle without a copy; a torch tensor does not
         await _answer(self._handle.deliver.remote(key, layout, buffer.numpy()))
+
+    async def stow(self, key: HandoffKey) -> None:
+        await _answer(self._handle.stow.remote(key))
 
     async def send(self, key: HandoffKey, to: WorkerId) -> None:
         await _answer(self._handle.send.remote(key, to))

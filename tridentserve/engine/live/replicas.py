@@ -11,6 +11,7 @@ moves in blocks, and takes its own size and no more. The structure of its models
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -24,12 +25,11 @@ from tridentserve.engine.live.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.messages import Fetch, ReplicaLoad
 from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
-from tridentserve.pipelines import weights
+from tridentserve.pipelines import kernels, weights
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
-from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,16 @@ class DeviceThread(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """`total_bytes` of a worker, `reserve_bytes` of them for the handoff buffer."""
+    """`total_bytes` of a worker; of them `handoff_bytes` for the handoff buffer, `group_bytes` for process groups."""
 
     total_bytes: int
-    reserve_bytes: int
+    handoff_bytes: int
+    group_bytes: int = 0
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What weights and activations cannot have."""
+        return self.handoff_bytes + self.group_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +76,8 @@ class _Resident:
 
 
 def replicas_needed(plan: DispatchPlan, worker_id: WorkerId) -> tuple[Replica, ...]:
-    """What one worker of a plan runs: D everywhere, E and C on the leader."""
-    stages = plan.stages if worker_id == plan.leader else [stage for stage in plan.stages if stage is Stage.DIFFUSE]
-    return tuple(Replica(plan.model, stage) for stage in stages)
+    """What one worker of a plan runs."""
+    return tuple(Replica(plan.model, stage) for stage in plan.stages if worker_id in plan.workers_of(stage))
 
 
 def fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
@@ -176,7 +181,8 @@ class ReplicaStore:
             names = ", ".join(f"{replica.model}:{replica.stage.letter}" for replica in sorted(fixed))
             raise OutOfMemoryError(
                 f"{names} needs {least_bytes} bytes ({weights_bytes} for weights, {peak_bytes} for activations, "
-                f"{self._budget.reserve_bytes} for the handoff buffer), this worker has {self._budget.total_bytes}"
+                f"{self._budget.handoff_bytes} for the handoff buffer, {self._budget.group_bytes} for process groups), "
+                f"this worker has {self._budget.total_bytes}"
             )
 
     async def _load(self, replica: Replica, opened: _Opened) -> ReplicaLoad:
@@ -217,7 +223,17 @@ class ReplicaStore:
             self._adapters[replica] = load_adapter(
                 source.folder, stages, device=str(self._device), dtype=self._host.dtype(replica), weights=False
             )
+            kernels.install(self._adapters[replica], source.kernels)
         weights.attach(self._adapters[replica], copy.tensors(buffer))
+
+    async def unload(self, model: str) -> None:
+        """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
+        self.wanted = frozenset(replica for replica in self.wanted if replica.model != model)
+        for replica in [replica for replica in self._resident if replica.model == model]:
+            await self._evict(replica)
+        self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}
+        self._evicted = [replica for replica in self._evicted if replica.model != model]
+        await self._on_device(_give_back, self._device)
 
     async def _evict(self, replica: Replica) -> None:
         resident = self._resident.pop(replica)  # from here on nobody is offered it
@@ -247,6 +263,13 @@ class ReplicaStore:
             resident.readers -= 1
             if not resident.readers:
                 resident.unread.set()
+
+
+def _give_back(device: torch.device) -> None:
+    """Memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps what is freed."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def copy_blocks(target: torch.Tensor, source: torch.Tensor, block_bytes: int) -> None:

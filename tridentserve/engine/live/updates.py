@@ -6,9 +6,11 @@ from typing import Any
 
 from tridentserve.errors import http_status_of
 from tridentserve.lifecycle import RequestRecord
-from tridentserve.requests import GenerationInputs
+from tridentserve.requests import GenerationInputs, OutputFormat
 
 Update = dict[str, Any]
+# Under which key the outputs of a request stand.
+_OUTPUTS: dict[OutputFormat, str] = {"png": "images", "mp4": "videos", "frames": "frames"}
 
 
 def queued(request_id: str) -> Update:
@@ -35,10 +37,12 @@ def completed(
     inputs: GenerationInputs,
     images: list[Any],
     peak_memory_bytes: int,
+    tiled: bool,
     clock_offset_s: float,
 ) -> Update:
-    """The last update of a request with a result. `images` are PNG files, or references to them inside the cluster.
-    Times of the timeline are in seconds of the Unix clock (scheduler time + `clock_offset_s`)."""
+    """The last update of a request with a result. `images` are its outputs (PNG or MP4 files, arrays of frames), or
+    references to them inside the cluster. Times of the timeline are in seconds of the Unix clock (scheduler time +
+    `clock_offset_s`)."""
     timeline = [
         {
             "stage": run.stage.value,
@@ -54,7 +58,7 @@ def completed(
         "type": "completed",
         "request_id": request_id,
         "model": record.spec.model,
-        "images": images,
+        _OUTPUTS[inputs.output_format]: images,
         "seed": inputs.seed,
         "width": record.spec.shape.width,
         "height": record.spec.shape.height,
@@ -67,4 +71,6 @@ def completed(
         "stage_durations": record.stage_seconds(),
         "timeline": timeline,
         "peak_memory_mb": peak_memory_bytes / 2**20,
+        "tiled": tiled,
+        **({} if inputs.fps is None else {"num_frames": record.spec.shape.num_frames, "fps": inputs.fps}),
     }

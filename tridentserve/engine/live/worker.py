@@ -6,7 +6,6 @@ Device work happens in one thread; the event loop stays free for pings, cancels 
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -18,16 +17,20 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
+from tridentserve.engine.live.encoding import Output, encoded_outputs
 from tridentserve.engine.live.executor import Execution, StageExecutor, StepControl
 from tridentserve.engine.live.handoff import HandoffBuffer
 from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.host_copies import HostCopies
 from tridentserve.engine.live.messages import (
+    UNKNOWN_PEAK,
+    ExpectedPeak,
     LinkAddress,
+    ModelSource,
     PlanReport,
     ReplicaLoad,
+    StatesSaved,
     StepNote,
     WorkerConfig,
     WorkerReady,
@@ -39,8 +42,10 @@ from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.peers import RayPeer
 from tridentserve.engine.live.plan_peak import PlanPeak
 from tridentserve.engine.live.replicas import MemoryBudget, ReplicaStore, replicas_needed
+from tridentserve.engine.live.state_saver import StateSaver
 from tridentserve.engine.live.turns import Turns
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError
+from tridentserve.hot_set import GROUP_BYTES
 from tridentserve.parallel import GroupCache, connect_store
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -52,19 +57,18 @@ T = TypeVar("T")
 # The content of each member of a plan.
 Inputs = dict[str, GenerationInputs]
 # What a plan's call yields before its report; None ends it.
-Notes = asyncio.Queue[StepNote | ReplicaLoad | None]
-# Pictures are sent once and thrown away by most clients: speed counts more than the last tenth of their size.
-_PNG_COMPRESS_LEVEL = 1
+Note = StepNote | StatesSaved | ReplicaLoad
+Notes = asyncio.Queue[Note | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A plan with all that comes with it. `expected_bytes`: of its activations; `tell` hears of its loads."""
+    """A plan with all that comes with it. `expected`: of its activations; `tell` hears of its loads."""
 
     plan: DispatchPlan
     inputs: Inputs
     control: StepControl
-    expected_bytes: int
+    expected: ExpectedPeak
     tell: Callable[[ReplicaLoad], None]
     peak: PlanPeak
 
@@ -99,7 +103,8 @@ class StageWorker:
         config, peers = self._config, None
         if self._link is not None:
             peers = PeerWeights(self._link, self._peers, _node_id(), config.block_bytes)
-        budget = MemoryBudget(config.spec.memory_bytes, config.handoff_bytes)
+        group_bytes = config.max_groups * GROUP_BYTES[self._device.type]
+        budget = MemoryBudget(config.spec.memory_bytes, config.handoff_bytes, group_bytes)
         return ReplicaStore(
             self._host_copies,
             self._device,
@@ -118,7 +123,7 @@ class StageWorker:
         """Make the node's host copies, with its other workers, and load the replicas of the placement."""
         everything = [Replica(model, stage) for model in self._config.sources for stage in Stage]
         await self._on_device(self._host_copies.make_all, everything)
-        await self._replicas.start(self._config.replicas)
+        await self._replicas.start(frozenset(one for one in self._config.replicas if one.model in self._config.sources))
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
         address = self._link.address if self._link is not None else None
         return WorkerReady(address, _node_id())
@@ -127,6 +132,16 @@ class StageWorker:
         """Another placement is in force. Weights move when plans need them."""
         self._replicas.wanted = replicas
         self._config = replace(self._config, replicas=replicas, label=label)
+
+    async def learn(self, source: ModelSource) -> None:
+        """There is another model; its host copies have been made."""
+        self._host_copies.learn(source)
+
+    async def unload(self, number: int, model: str) -> None:
+        """Drop all that is kept of a model, in turn (see `run`): nothing of it runs or waits here any more."""
+        async with self._turns.turn(number):
+            await self._replicas.unload(model)
+            await self._on_device(self._host_copies.drop, model)
 
     async def connect(self, peers: dict[WorkerId, tuple[ray.actor.ActorHandle[Any], WorkerReady]]) -> None:
         """Get to know peers; a peer that came back replaces its former self."""
@@ -173,29 +188,32 @@ class StageWorker:
     # Plans.
 
     async def run(
-        self, number: int, plan: DispatchPlan, inputs: Inputs, peak_bytes: int = 0
-    ) -> AsyncIterator[StepNote | ReplicaLoad | PlanReport | bytes]:
-        """Run a plan when its turn (`number`, from 0 without gaps) comes. `peak_bytes`: what its activations are
-        expected to take here; a plan that cannot fit is refused.
+        self, number: int, plan: DispatchPlan, inputs: Inputs, expected: ExpectedPeak = UNKNOWN_PEAK
+    ) -> AsyncIterator[Note | PlanReport | Output]:
+        """Run a plan when its turn (`number`, from 0 without gaps) comes. `expected`: what its activations take here; a
+        plan that cannot fit, however frugally it is run, is refused.
 
-        Yields each replica that was loaded for it, then a note per request and denoising step (leader only), then one
-        report, then the pictures, request by request."""
+        Yields each replica that was loaded for it, then on the leader a note per request and denoising step and one for
+        each copy of the states, then one report, then the outputs, request by request."""
         notes: Notes = asyncio.Queue()
         loop = asyncio.get_running_loop()
         control = StepControl()
         if plan.leader == self._config.spec.worker_id:
             control.on_step = lambda request_id, done: _post(loop, notes, StepNote(request_id, done))
+        saver = StateSaver(plan, self._handoff, notes.put_nowait, self._metrics.state_saved)
+        control.on_snapshot = lambda snapshot: loop.call_soon_threadsafe(saver.offer, snapshot)
         self._controls[plan.plan_id] = control
         self._needed[plan.plan_id] = replicas_needed(plan, self._config.spec.worker_id)
         if plan.plan_id in self._stopped_early:
             control.stop()
         if plan.plan_id in self._paused_early:
             control.pause()
-        given = _Given(plan, inputs, control, peak_bytes, notes.put_nowait, PlanPeak(self._device))
+        given = _Given(plan, inputs, control, expected, notes.put_nowait, PlanPeak(self._device))
         task = loop.create_task(self._run_in_turn(number, given))
         task.add_done_callback(lambda _: notes.put_nowait(None))
         while (note := await notes.get()) is not None:
             yield note
+        saver.close()
         report, pictures = await task
         yield report
         for picture in pictures:
@@ -217,11 +235,12 @@ class StageWorker:
         else:
             self._paused_early.append(plan_id)
 
-    async def forget(self, request_id: str, last_plan_id: int) -> None:
-        """Drop what is kept of a request that has ended or starts again."""
-        self._handoff.forget(request_id, last_plan_id)
+    async def forget(self, request_id: str, last_plan_id: int, copies: bool = True) -> None:
+        """Drop what is kept of a request that has ended or starts again, with the copies of its state unless it goes on
+        from one of them."""
+        self._handoff.forget(request_id, last_plan_id, copies)
 
-    async def _run_in_turn(self, number: int, given: _Given) -> tuple[PlanReport, list[bytes]]:
+    async def _run_in_turn(self, number: int, given: _Given) -> tuple[PlanReport, list[Output]]:
         plan = given.plan
         try:
             async with self._turns.turn(number):
@@ -247,28 +266,44 @@ class StageWorker:
         try:
             # Weights and inputs come at the same time.
             incoming, loaded = await asyncio.gather(self._take_inputs(plan), self._load(given), return_exceptions=True)
-            for outcome in (loaded, incoming):
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            if isinstance(incoming, BaseException):
+                raise incoming
+            if isinstance(loaded, BaseException):
+                raise loaded
         except BaseException:
             await self._on_device(self._executor.abandon, plan)
             raise
         given.peak.begin()
-        staying = {name: inputs[name] for name in plan.request_ids if not self._handoff.has_left(name, plan.plan_id)}
-        execution = await self._on_device(self._executor.execute, plan, staying, incoming, control)
+        is_leader = plan.leader == self._config.spec.worker_id  # who says to the others who has left
+        staying = {
+            name: inputs[name]
+            for name in plan.request_ids
+            if name in inputs and not (is_leader and self._handoff.has_left(name, plan.plan_id))
+        }
+        execution = await self._on_device(self._executor.execute, plan, staying, incoming, control, loaded)
+        destinations = {member.request_id: member.push_to for member in plan.members}
         for request_id, parcel in execution.outputs.items():
             key = HandoffKey(request_id, plan.plan_id)
             self._handoff.keep(key, parcel)
+            push_to = destinations[request_id]
             is_done = execution.paused_after is None
-            if is_done and plan.push_to is not None and plan.push_to != self._config.spec.worker_id:
-                self._handoff.push(key, plan.push_to)
+            if is_done and push_to is not None and push_to != self._config.spec.worker_id:
+                self._handoff.push(key, push_to)
         return execution
 
-    async def _load(self, given: _Given) -> None:
-        """Have in memory what the plan runs here."""
+    async def _load(self, given: _Given) -> bool:
+        """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
         own_id = given.plan.plan_id
         queued = {replica for plan_id, needed in self._needed.items() if plan_id != own_id for replica in needed}
-        await self._replicas.prepare(self._needed[own_id], given.expected_bytes, queued, tell=given.tell)
+        needed, expected = self._needed[own_id], given.expected
+        try:
+            await self._replicas.prepare(needed, expected.num_bytes, queued, tell=given.tell)
+        except OutOfMemoryError:
+            if expected.frugal_bytes >= expected.num_bytes:
+                raise
+            await self._replicas.prepare(needed, expected.frugal_bytes, queued, tell=given.tell)
+            return True
+        return False
 
     async def _take_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """On the leader, what was made of each member before; a member of a batch that has left meanwhile needs
@@ -280,23 +315,25 @@ class StageWorker:
             if member.input_id is None or member.source is None:
                 continue
             try:
-                key = HandoffKey(member.request_id, member.input_id)
+                step = member.steps[0] if member.from_checkpoint and member.steps is not None else None
+                key = HandoffKey(member.request_id, member.input_id, step)
                 incoming[member.request_id] = await self._handoff.take(key, member.source)
             except HandoffError:
                 if len(plan.members) == 1 or not self._handoff.has_left(member.request_id, plan.plan_id):
                     raise
         return incoming
 
-    async def _report(self, given: _Given, execution: Execution) -> tuple[PlanReport, list[bytes]]:
+    async def _report(self, given: _Given, execution: Execution) -> tuple[PlanReport, list[Output]]:
         plan, peak = given.plan, given.peak
-        pictures: list[bytes] = []
+        pictures: list[Output] = []
         num_images: dict[str, int] = {}
         for request_id, images in execution.images.items():
-            pictures += await asyncio.to_thread(lambda images: [_png(image) for image in images], images)
+            pictures += await asyncio.to_thread(encoded_outputs, images, given.inputs[request_id])
             num_images[request_id] = len(images)
         self._metrics.plan_done(plan, execution.spans)
         if not execution.stopped:
-            self._metrics.plan_peak(plan, peak.growth_bytes, given.expected_bytes)
+            self._metrics.plan_peak(plan, peak.growth_bytes, given.expected.num_bytes)
+            self._metrics.tiled_decodes(plan, len(execution.images) if execution.tiled else 0)
         report = PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
@@ -305,7 +342,8 @@ class StageWorker:
             num_images=num_images,
             peak_memory_bytes=peak.total_bytes,
             peak_growth_bytes=peak.growth_bytes,
-            expected_peak_bytes=given.expected_bytes,
+            expected_peak_bytes=given.expected.num_bytes,
+            tiled=execution.tiled,
         )
         return report, pictures
 
@@ -314,17 +352,17 @@ class StageWorker:
 
     # The handoff buffer, as peers call it.
 
-    async def reserve(self, key: HandoffKey, producer: WorkerId, nbytes: int) -> int | None:
-        return await self._handoff.reserve(key, producer, nbytes)
-
-    async def commit(self, key: HandoffKey, layout: Layout) -> None:
-        await self._handoff.commit(key, layout)
+    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+        return await self._handoff.reserve(key, producer, layout)
 
     async def release(self, key: HandoffKey) -> None:
         await self._handoff.release(key)
 
     async def deliver(self, key: HandoffKey, layout: Layout, buffer: NDArray[np.uint8]) -> None:
         await self._handoff.deliver(key, layout, torch.from_numpy(buffer.copy()))
+
+    async def stow(self, key: HandoffKey) -> None:
+        await self._handoff.stow(key)
 
     async def send(self, key: HandoffKey, to: WorkerId) -> None:
         await self._handoff.send(key, to)
@@ -362,9 +400,3 @@ def _start_link(config: WorkerConfig, slab: torch.Tensor) -> NixlLink | None:
     except Exception as error:  # NIXL and UCX raise what they like; serving goes on without them
         logger.warning("NIXL cannot start, handoffs go through host memory: %s", error)
         return None
-
-
-def _png(image: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
-    return buffer.getvalue()

@@ -63,9 +63,9 @@ class SimulatedCore:
 
     def _handle_inbox(self) -> None:
         """Take in what has come, and go on from there."""
-        self._has_news |= bool(self._inbox)
         while self._inbox:
             posted_s, event = self._inbox.popleft()
+            self._has_news |= ev.may_change_plans(event)
             # The time of an event is when it was posted, as in the live engine: a solve in between is waiting.
             self._take(posted_s, event, self._scheduler.on(event, posted_s))
         self._is_busy = False
@@ -94,20 +94,21 @@ class SimulatedCore:
         self._is_busy = True
         now_s = self._agenda.now_s
         event = ev.Tick()
-        began_s = time.perf_counter()
+        waiting, began_s = self._scheduler.num_pending, time.perf_counter()
         effects = self._scheduler.on(event, now_s)
         measured_s = time.perf_counter() - began_s
+        has_decided = bool(effects) or self._scheduler.num_pending != waiting
         solve_s = measured_s if self._options.solve_time == "measured" else self._options.solve_time
         self._counts.ticks += 1
         self._counts.solve_seconds += measured_s
         if solve_s:
-            self._agenda.at(now_s + solve_s, self._solved, now_s, event, effects)
+            self._agenda.at(now_s + solve_s, self._solved, now_s, event, effects, has_decided)
         else:
-            self._solved(now_s, event, effects)
+            self._solved(now_s, event, effects, has_decided)
 
-    def _solved(self, ticked_s: float, event: ev.Tick, effects: list[ev.Effect]) -> None:
+    def _solved(self, ticked_s: float, event: ev.Tick, effects: list[ev.Effect], has_decided: bool) -> None:
         self._next_tick_s = self._agenda.now_s + self._options.tick_s
-        if effects:
+        if has_decided:
             self._take(ticked_s, event, effects)
         self._handle_inbox()
 

@@ -21,7 +21,7 @@ class PlanRun:
 
     `heads`: at how many of its workers it is first in the queue. `ready_s`: when they know of it. Once it has started,
     `spans` are its stages as they will run, and `end_s` is its end. `version` grows when that is moved: what was
-    entered in the agenda before does not count then."""
+    entered in the agenda before does not count then. `saved_steps`: those done when its states were copied last."""
 
     plan: DispatchPlan
     specs: tuple[RequestSpec, ...]
@@ -35,6 +35,7 @@ class PlanRun:
     spans: tuple[StageSpan, ...] = ()
     num_steps: int | None = None
     aborted: bool = False
+    saved_steps: int = 0
     used_bytes: tuple[int, ...] = ()
 
 
@@ -60,12 +61,12 @@ class Devices:
     """The workers of the cluster, and the memory that replicas take there."""
 
     def __init__(self, workers: Sequence[WorkerSpec], truth: Truth, reserve_bytes: int) -> None:
-        """`reserve_bytes`: of each worker, kept free for the handoff buffer."""
+        """`reserve_bytes`: of each worker, kept free for the handoff buffer and process groups."""
         self._truth = truth
         self._reserve_bytes = reserve_bytes
         self._devices = {spec.worker_id: Device(spec) for spec in workers}
-        # On how many workers of a node a replica is resident.
-        self._holders: Counter[tuple[str, Replica]] = Counter()
+        # On how many workers of a node a replica is resident (of a divided one: its shard of that number).
+        self._holders: Counter[tuple[str, Replica, int]] = Counter()
 
     def __getitem__(self, worker_id: WorkerId) -> Device:
         return self._devices[worker_id]
@@ -94,14 +95,25 @@ class Devices:
             self._remove(device, replica)
         device.evicted.clear()
 
+    def unload(self, model: str) -> None:
+        """Drop all replicas of a model, of which nothing runs any more."""
+        for device in self:
+            for replica in [replica for replica in device.resident if replica.model == model]:
+                self._remove(device, replica)
+            device.evicted = [replica for replica in device.evicted if replica.model != model]
+
     def add(self, device: Device, replica: Replica) -> None:
         device.resident[replica] = None
         device.resident_bytes += self._truth.weights_bytes(replica)
-        self._holders[device.spec.node_id, replica] += 1
+        self._holders[self._shard(device, replica)] += 1
+
+    def _shard(self, device: Device, replica: Replica) -> tuple[str, Replica, int]:
+        """What a worker has of a replica, which other workers of its node may have too."""
+        return device.spec.node_id, replica, device.spec.place % self._truth.unit(replica)
 
     def source(self, device: Device, replica: Replica) -> LoadSource:
         """Where a replica that the worker lacks comes from."""
-        return "peer" if self._holders[device.spec.node_id, replica] > 0 else "host"
+        return "peer" if self._holders[self._shard(device, replica)] > 0 else "host"
 
     def least_bytes(self, demand: RankDemand) -> int:
         """What a worker must have for a plan, with the handoff buffer."""
@@ -130,7 +142,7 @@ class Devices:
     def _remove(self, device: Device, replica: Replica) -> int:
         """Returns the bytes that are free now."""
         del device.resident[replica]
-        self._holders[device.spec.node_id, replica] -= 1
+        self._holders[self._shard(device, replica)] -= 1
         num_bytes = self._truth.weights_bytes(replica)
         device.resident_bytes -= num_bytes
         return num_bytes

@@ -24,6 +24,8 @@ from tridentserve.requests import RequestSpec
 
 # When a request comes, in seconds from the start, and what it asks for.
 Arrival = tuple[float, RequestSpec]
+# When a model comes or goes.
+ModelChange = tuple[float, ev.ModelAdded | ev.ModelDraining | ev.ModelRemoved]
 
 
 class SimulatedEngine:
@@ -46,7 +48,7 @@ class SimulatedEngine:
         self._num_workers = len(workers)
         self._agenda = Agenda()
         truth = self._truth = Truth(times, self._options.jitter, self._options.seed)
-        self._devices = Devices(workers, truth, self._options.handoff_capacity_bytes)
+        self._devices = Devices(workers, truth, self._options.handoff_capacity_bytes + self._options.group_bytes)
         self._handoff = Handoff(self._devices, truth, self._options.handoff_capacity_bytes)
         self._recorder = Recorder(self._options.keep_plans, self._options.on_progress)
         self._has_run = False
@@ -55,22 +57,22 @@ class SimulatedEngine:
         if unknown:
             raise ConfigError(f"failures name workers that are not in the cluster: {', '.join(unknown)}")
 
-    def run(self, arrivals: Iterable[Arrival]) -> SimulationResult:
-        """Simulate until all requests have ended (or `end_s`). To be called once. Raises `ConfigError` when a request
-        id comes twice."""
+    def run(self, arrivals: Iterable[Arrival], changes: Iterable[ModelChange] = ()) -> SimulationResult:
+        """Simulate until all requests have ended (or `end_s`). To be called once. Models that are added are at hand at
+        once. Raises `ConfigError` when a request id comes twice."""
         if self._has_run:
             raise ConfigError("a simulated engine runs once: make a new one, with a new scheduler")
         self._has_run = True
         with ExitStack() as stack:
             path = self._options.decision_log
             log = stack.enter_context(path.open("w", encoding="utf-8")) if path is not None else None
-            self._simulate(sorted(arrivals, key=lambda arrival: arrival[0]), log)
+            self._simulate(sorted(arrivals, key=lambda arrival: arrival[0]), list(changes), log)
         counts = self._recorder.counts
         counts.transfers, counts.transfer_bytes = self._handoff.transfers, self._handoff.transfer_bytes
         counts.spills = self._handoff.spills
         return self._recorder.result(self._num_workers)
 
-    def _simulate(self, arrivals: list[Arrival], log: IO[str] | None) -> None:
+    def _simulate(self, arrivals: list[Arrival], changes: list[ModelChange], log: IO[str] | None) -> None:
         _check_distinct(arrivals)
         core = SimulatedCore(self._scheduler, self._agenda, self._carry_out, self._options, self._recorder.counts, log)
         self._executor = Executor(
@@ -89,6 +91,8 @@ class SimulatedEngine:
             self._agenda.at(0.0, core.post, ev.WorkerJoined(device.spec))
         for arrival_s, spec in arrivals:
             self._agenda.at(arrival_s, self._arrive, core, spec)
+        for changed_s, change in changes:
+            self._agenda.at(changed_s, core.post, change)
         for failure in self._options.failures:
             self._agenda.at(failure.time_s, self._executor.lose, failure.worker_id)
             self._agenda.at(failure.time_s + failure.down_s, self._executor.join, failure.worker_id)
@@ -116,8 +120,13 @@ class SimulatedEngine:
                     recorder.placed(effect.plan, now_s)
                     self._devices.place(effect.plan)
                 case ev.Requeue():
-                    recorder.requeued(effect.request_id)
-                    self._handoff.drop(effect.request_id)
+                    recorder.requeued(effect)
+                    if effect.steps_done:
+                        self._handoff.drop_outputs(effect.request_id)
+                    else:
+                        self._handoff.drop(effect.request_id)
+                case ev.Unload():
+                    self._devices.unload(effect.model)
                 case ev.Finish() | ev.Reject():
                     recorder.ended(effect, now_s)
                     self._handoff.drop(effect.request_id)

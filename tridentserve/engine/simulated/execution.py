@@ -14,6 +14,7 @@ from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import PlanOutcome
+from tridentserve.engine.simulated.saving import Saving
 from tridentserve.engine.simulated.truth import Truth
 from tridentserve.errors import OutOfMemoryError, ProfileError
 from tridentserve.events import StageSpan
@@ -50,6 +51,7 @@ class Executor:
         )
         self._groups: set[str] = set()
         self._runs: dict[int, PlanRun] = {}
+        self._saving = Saving(agenda, devices, handoff, recorder, post, self._runs)
 
     # Plans come and are told to stop.
 
@@ -150,6 +152,9 @@ class Executor:
         if missing := self._handoff.missing(run.plan.members):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
+        if run.demand.frugal is not None and self._memory_error(run) is not None:
+            run.demand = run.demand.frugal
+            self._recorder.counts.frugal_plans += 1
         if (error := self._memory_error(run)) is not None:
             self._recorder.counts.out_of_memory += 1
             self._fail_soon(run, str(error), retry=False, code=error.code)
@@ -177,6 +182,7 @@ class Executor:
         run.version += 1
         run.end_s = end_s
         self._agenda.at(end_s, self._end, run, run.version)
+        self._saving.enter(run)
 
     def _memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
         for device, demand in zip(run.devices, run.demand.ranks, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,7 +19,8 @@ _STATE = (Stage.ENCODE, Stage.DIFFUSE)
 @dataclass(slots=True)
 class _Output:
     """What the last plan of a request left. `holder` keeps it; a copy is on its way to `pushed_to`, or there, from
-    `ready_s` on, and takes `buffered_bytes` of its handoff buffer. `spilled`: it waits in the holder's host memory."""
+    `ready_s` on, and takes `buffered_bytes` of its handoff buffer. `spilled`: it waits in the holder's host memory.
+    `steps_done`: of a copy that was made while the plan ran."""
 
     plan_id: int
     spec: RequestSpec
@@ -29,6 +30,7 @@ class _Output:
     ready_s: float = 0.0
     buffered_bytes: int = 0
     spilled: bool = False
+    steps_done: int | None = None
 
 
 class Handoff:
@@ -39,6 +41,7 @@ class Handoff:
         self._truth = truth
         self._capacity_bytes = capacity_bytes
         self._outputs: dict[str, _Output] = {}
+        self._copies: dict[str, _Output] = {}
         self._buffered: Counter[WorkerId] = Counter()
         self.transfers = 0
         self.transfer_bytes = 0
@@ -46,18 +49,23 @@ class Handoff:
 
     def missing(self, members: Iterable[PlanMember]) -> list[str]:
         """The requests whose inputs are not there (any more)."""
-        return [
-            member.request_id
-            for member in members
-            if member.input_id is not None
-            and ((output := self._outputs.get(member.request_id)) is None or output.plan_id != member.input_id)
-        ]
+        return [member.request_id for member in members if member.input_id is not None and self._input(member) is None]
+
+    def _input(self, member: PlanMember) -> _Output | None:
+        """What a member begins with; None when it is not there (any more)."""
+        if not member.from_checkpoint:
+            output = self._outputs.get(member.request_id)
+            return output if output is not None and output.plan_id == member.input_id else None
+        copy = self._copies.get(member.request_id)
+        if copy is None or member.steps is None:
+            return None
+        return copy if (copy.plan_id, copy.steps_done) == (member.input_id, member.steps[0]) else None
 
     def ready_s(self, run: PlanRun) -> float:
         """When all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
         ready_s = 0.0
         for member in run.plan.members:
-            output = self._outputs.get(member.request_id)
+            output = self._input(member)
             if member.input_id is not None and output is not None and output.pushed_to == run.plan.leader:
                 ready_s = max(ready_s, output.ready_s)
         return ready_s
@@ -67,11 +75,13 @@ class Handoff:
         leader = run.plan.leader
         seconds = 0.0
         for member in run.plan.members:
-            if member.input_id is None:
+            output = self._input(member)
+            if member.input_id is None or output is None:
                 continue
-            output = self._outputs[member.request_id]
             if leader not in (output.holder, output.pushed_to):
                 seconds += self._move(output, leader)
+            if member.from_checkpoint:
+                continue  # it stays where it is: this plan may be lost, too
             self._unbuffer(output)
             output.holder, output.pushed_to, output.spilled = leader, None, False
         return seconds
@@ -80,26 +90,45 @@ class Handoff:
         """A plan has ended after its last stage or step: its outputs replace what was kept of its requests, and what
         the next plan needs is pushed."""
         last = run.spans[-1].stage
-        pushed: list[_Output] = []
+        pushed: defaultdict[WorkerId, list[_Output]] = defaultdict(list)
         for member, spec in zip(run.plan.members, run.specs, strict=True):
             if last is Stage.DECODE:
-                self.drop(spec.request_id)
+                self.drop_outputs(spec.request_id)
                 continue
             stages: tuple[Stage, ...] = (last,)
             if last is Stage.DIFFUSE and member.steps is not None:
                 done = member.steps[0] + (run.plan.num_steps if run.num_steps is None else run.num_steps)
                 stages = (last,) if done == spec.num_inference_steps else _STATE
-            self.drop(spec.request_id)
+            self.drop_outputs(spec.request_id)
             output = _Output(run.plan.plan_id, spec, stages, run.plan.leader)
             self._outputs[spec.request_id] = output
-            if run.num_steps is None and stages == (last,):
-                pushed.append(output)
-        target = run.plan.push_to
-        if pushed and target is not None and target != run.plan.leader and self._devices[target].alive:
-            self._push(pushed, target, now_s)
+            target = member.push_to
+            if run.num_steps is None and stages == (last,) and target is not None and target != run.plan.leader:
+                pushed[target].append(output)
+        for target, outputs in pushed.items():
+            if self._devices[target].alive:
+                self._push(outputs, target, now_s)
+
+    def save(self, plan_id: int, spec: RequestSpec, keeper: WorkerId, steps_done: int) -> None:
+        """A copy of a request's state has arrived: it replaces the one before."""
+        self._copies[spec.request_id] = _Output(plan_id, spec, _STATE, keeper, steps_done=steps_done)
+
+    def copy_seconds(self, run: PlanRun, to: WorkerId) -> float:
+        """Until copies of the states of a running plan are on another worker."""
+        return sum(self._move(_Output(run.plan.plan_id, spec, _STATE, run.plan.leader), to) for spec in run.specs)
+
+    @property
+    def kept(self) -> int:
+        """Outputs and copies of all requests: 0 when none is under way."""
+        return len(self._outputs) + len(self._copies)
 
     def drop(self, request_id: str) -> None:
         """Nobody needs what is kept of a request."""
+        self.drop_outputs(request_id)
+        self._copies.pop(request_id, None)
+
+    def drop_outputs(self, request_id: str) -> None:
+        """As `drop`, but for a copy of the state."""
         output = self._outputs.pop(request_id, None)
         if output is not None:
             self._unbuffer(output)
@@ -113,7 +142,9 @@ class Handoff:
             elif output.holder == worker_id and output.pushed_to is not None and output.ready_s <= now_s:
                 output.holder = output.pushed_to
             if output.holder == worker_id:
-                self.drop(request_id)
+                self.drop_outputs(request_id)
+        for request_id in [name for name, copy in self._copies.items() if copy.holder == worker_id]:
+            del self._copies[request_id]
 
     def _push(self, outputs: list[_Output], target: WorkerId, now_s: float) -> None:
         """All in one transfer, while the workers go on. What does not fit stays in host memory until it is fetched."""

@@ -38,6 +38,7 @@ class SimulationOptions:
     several workers, which wait for each other; empty: as `slowdown`.
     `group_setup_s`: the first use of a process group's name. `handoff_capacity_bytes`: of each worker's buffer; it is
     taken from the worker's memory, and what does not fit waits in the host memory of the worker that made it.
+    `group_bytes`: of each worker's memory, for its process groups.
     `max_idle_s`: when nothing has happened for so long, and nothing will, requests that still wait are left unfinished.
     `end_s`: stop here, whatever still runs. `keep_plans`: the result holds every plan and the stages of every request.
     `on_progress`: called with the time and how many requests have ended, whenever one ends.
@@ -55,6 +56,7 @@ class SimulationOptions:
     wide_slowdown: tuple[float, ...] = ()
     group_setup_s: float = 0.0
     handoff_capacity_bytes: int = 64 * 2**20
+    group_bytes: int = 0
     failures: tuple[WorkerFailure, ...] = ()
     max_idle_s: float = 60.0
     end_s: float = math.inf
@@ -73,6 +75,7 @@ class SimulationOptions:
             ("picture_s_per_pixel", self.picture_s_per_pixel),
             ("group_setup_s", self.group_setup_s),
             ("handoff_capacity_bytes", self.handoff_capacity_bytes),
+            ("group_bytes", self.group_bytes),
             ("max_idle_s", self.max_idle_s),
         ):
             if not (math.isfinite(value) and value >= 0):

@@ -42,6 +42,7 @@ class _Entry:
     error: str | None = None
     start_s: float | None = None
     timeline: list[StageRun] = field(default_factory=list)
+    saved_timeline: list[StageRun] = field(default_factory=list)
 
     def virtual_replica(self) -> VirtualReplica | None:
         """E counts as held by the primary when it ran on a worker of the first segment of D, C by the last one's."""
@@ -83,12 +84,29 @@ class Recorder:
         """A tick led to this plan."""
         self.counts.methods[effect.reason.rsplit(", ", 1)[-1]] += 1
 
-    def requeued(self, request_id: str) -> None:
+    def has_ended(self, request_id: str) -> bool:
+        return self._entries[request_id].end_s is not None
+
+    def saved(self, run: PlanRun, spans: tuple[ev.StageSpan, ...], steps: int) -> None:
+        """The states of a running plan were copied, after so many of its steps."""
+        self.counts.checkpoints += 1
+        if not self._keep_plans:
+            return
+        for spec in run.specs:
+            entry = self._entries[spec.request_id]
+            ran = zip(spans, run.demand.degrees, strict=False)  # those that ran come first
+            entry.saved_timeline = [*entry.timeline, *(self._stage_run(run, span, k, steps) for span, k in ran)]
+
+    def requeued(self, effect: ev.Requeue) -> None:
         self.counts.retries += 1
-        entry = self._entries[request_id]
+        entry = self._entries[effect.request_id]
         entry.retries += 1
-        entry.start_s = None
-        entry.timeline.clear()
+        if effect.steps_done:
+            self.counts.resumed_steps += effect.steps_done
+            entry.timeline = list(entry.saved_timeline)
+        else:
+            entry.start_s = None
+            entry.timeline.clear()
 
     def ended(self, effect: ev.Finish | ev.Reject, now_s: float) -> None:
         entry = self._entries[effect.request_id]
@@ -110,7 +128,7 @@ class Recorder:
         for span, degree in zip(run.spans, run.demand.degrees, strict=False):  # those that ran come first
             self._busy_s[span.stage] += degree * span.seconds
             for spec in run.specs:
-                self._stage_ran(self._entries[spec.request_id], run, span, plan.workers[:degree])
+                self._stage_ran(self._entries[spec.request_id], run, span, degree)
         if self._keep_plans and run.started_s is not None:
             self._plans.append(
                 PlanRecord(
@@ -126,21 +144,26 @@ class Recorder:
                 )
             )
 
-    def _stage_ran(self, entry: _Entry, run: PlanRun, span: ev.StageSpan, workers: tuple[WorkerId, ...]) -> None:
+    def _stage_ran(self, entry: _Entry, run: PlanRun, span: ev.StageSpan, degree: int) -> None:
         if entry.start_s is None:
             entry.start_s = span.start_s
-        steps = None
+        workers = run.plan.workers[:degree]
         match span.stage:
             case Stage.ENCODE:
                 entry.encode, entry.first_diffuse = workers[0], ()
             case Stage.DIFFUSE:
                 entry.first_diffuse = entry.first_diffuse or workers
                 entry.last_diffuse = workers
-                steps = run.plan.num_steps if run.num_steps is None else run.num_steps
             case Stage.DECODE:
                 entry.decode = workers[0]
         if self._keep_plans:
-            entry.timeline.append(StageRun(span.stage, workers, span.start_s, span.end_s, steps))
+            steps = run.plan.num_steps if run.num_steps is None else run.num_steps
+            entry.timeline.append(self._stage_run(run, span, degree, steps))
+
+    @staticmethod
+    def _stage_run(run: PlanRun, span: ev.StageSpan, degree: int, steps: int) -> StageRun:
+        done = steps if span.stage is Stage.DIFFUSE else None
+        return StageRun(span.stage, run.plan.workers[:degree], span.start_s, span.end_s, done)
 
     def result(self, num_workers: int) -> SimulationResult:
         requests = [

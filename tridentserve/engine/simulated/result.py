@@ -68,13 +68,16 @@ class PlanRecord:
 class Counts:
     """What happened how often, and how much was moved.
 
-    `plans`: started or not; `out_of_memory`: plans that did not fit; `switches`: changes of the placement; `loads`:
+    `plans`: started or not; `out_of_memory`: plans that did not fit; `frugal_plans`: those that fitted with C in tiles,
+    or E one request after another; `switches`: changes of the placement; `loads`:
     replicas that were fetched; `spills`: outputs that found no room in a handoff buffer; `methods`: what the reasons of
-    assignments end with, after the last comma."""
+    assignments end with, after the last comma; `checkpoints`: copies made of the states of a running plan;
+    `resumed_steps`: those that need not be done again because of them."""
 
     plans: int = 0
     failed_plans: int = 0
     out_of_memory: int = 0
+    frugal_plans: int = 0
     yields: int = 0
     retries: int = 0
     switches: int = 0
@@ -85,6 +88,8 @@ class Counts:
     transfers: int = 0
     transfer_bytes: int = 0
     spills: int = 0
+    checkpoints: int = 0
+    resumed_steps: int = 0
     ticks: int = 0
     solve_seconds: float = 0.0
     worker_losses: int = 0

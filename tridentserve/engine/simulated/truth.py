@@ -13,6 +13,7 @@ from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
+from tridentserve.tiles import TILED_SLOWDOWN, tiled_shape
 
 _NORMAL = NormalDist()
 
@@ -29,11 +30,13 @@ class RankDemand:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What plans of one kind take: per stage, how many of the workers run it and its seconds (per step for DIFFUSE),
-    both in the plan's order; per worker, the memory."""
+    both in the plan's order; per worker, the memory. `frugal`: as it is run where that memory is not there, with E one
+    request after another and C in tiles; None where that needs no less."""
 
     degrees: tuple[int, ...]
     seconds: tuple[float, ...]
     ranks: tuple[RankDemand, ...]
+    frugal: Demand | None = None
 
 
 class Truth:
@@ -62,19 +65,54 @@ class Truth:
         self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
     ) -> Demand:
         times, batch = self._times, sum(outputs)
-        degrees = [stage_degree(times, model, stage, degree) for stage in stages]
-        seconds = [times.seconds(model, stage, shape, k, batch) for stage, k in zip(stages, degrees, strict=True)]
+        degrees = tuple([stage_degree(times, model, stage, degree) for stage in stages])
+        seconds = tuple(
+            [times.seconds(model, stage, shape, k, batch) for stage, k in zip(stages, degrees, strict=True)]
+        )
+        peaks, frugal_peaks = (
+            rank_peaks(times, model, stages, degree, shape, outputs, frugal) for frugal in (False, True)
+        )
+        frugal = None
+        if frugal_peaks != peaks:
+            frugal_s = self._frugal_seconds(model, stages, degrees, seconds, shape, outputs)
+            frugal = Demand(degrees, frugal_s, self._ranks(model, stages, degrees, frugal_peaks))
+        return Demand(degrees, seconds, self._ranks(model, stages, degrees, peaks), frugal)
+
+    def _ranks(
+        self, model: str, stages: tuple[Stage, ...], degrees: tuple[int, ...], peaks: tuple[int, ...]
+    ) -> tuple[RankDemand, ...]:
         ranks = []
-        for rank, peak_bytes in enumerate(rank_peaks(times, model, stages, degree, shape, outputs)):
+        for rank, peak_bytes in enumerate(peaks):
             replicas = tuple(Replica(model, stage) for stage, k in zip(stages, degrees, strict=True) if rank < k)
             ranks.append(RankDemand(replicas, sum(map(self.weights_bytes, replicas)), peak_bytes))
-        return Demand(tuple(degrees), tuple(seconds), tuple(ranks))
+        return tuple(ranks)
+
+    def _frugal_seconds(
+        self,
+        model: str,
+        stages: tuple[Stage, ...],
+        degrees: tuple[int, ...],
+        plain: tuple[float, ...],
+        shape: Shape,
+        outputs: tuple[int, ...],
+    ) -> tuple[float, ...]:
+        seconds = dict(zip(stages, plain, strict=True))
+        if Stage.ENCODE in seconds:
+            k = degrees[stages.index(Stage.ENCODE)]
+            seconds[Stage.ENCODE] = sum(self._times.seconds(model, Stage.ENCODE, shape, k, n) for n in outputs)
+        if Stage.DECODE in seconds and tiled_shape(shape) is not None:
+            seconds[Stage.DECODE] *= TILED_SLOWDOWN
+        return tuple(seconds.values())
 
     def weights_bytes(self, replica: Replica) -> int:
         found = self._weights.get(replica)
         if found is None:
             found = self._weights[replica] = self._times.weights_bytes(replica.model, replica.stage)
         return found
+
+    def unit(self, replica: Replica) -> int:
+        """How many workers hold its weights together."""
+        return self._times.unit(replica.model, replica.stage)
 
     def load_seconds(self, replica: Replica, source: LoadSource) -> float:
         return self._times.load_seconds(replica.model, replica.stage, source)

@@ -1,0 +1,138 @@
+"""The routes of videos: jobs that are submitted, asked about and fetched; and videos in one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query, Request
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from deployments.backend import Backend
+from deployments.handle_api import final_update
+from deployments.http_body import read_fields, until_disconnect
+from deployments.models import ServedModel
+from deployments.schemas import REQUEST_ID
+from deployments.video_backend import VideoBackend
+from deployments.video_schemas import VideoRequest, parse_video, to_video_request
+from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
+
+VIDEO_ROUTES = (
+    "POST /v1/videos",
+    "POST /v1/videos/sync",
+    "GET /v1/videos",
+    "GET /v1/videos/{video_id}",
+    "GET /v1/videos/{video_id}/content",
+    "DELETE /v1/videos/{video_id}",
+)
+MP4 = "video/mp4"
+# Proxies refuse answers with longer ones; only the timeline of a request that was stopped often is.
+_MAX_HEADER_BYTES = 6144
+_ENCODINGS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
+_SCHEMA = {"schema": VideoRequest.model_json_schema()}
+_BODY = {"required": True, "content": dict.fromkeys(_ENCODINGS, _SCHEMA)}
+
+
+def add_video_routes(
+    api: FastAPI,
+    backend: Backend,
+    models: Mapping[str, ServedModel],
+    videos: VideoBackend | None,
+    max_body_bytes: int,
+) -> None:
+    """Jobs go through `videos`; what is answered at once comes from `backend`."""
+
+    async def asked(request: Request) -> VideoRequest:
+        fields, is_form = await read_fields(request, max_body_bytes)
+        return parse_video(fields, strict=not is_form)
+
+    def jobs() -> VideoBackend:
+        if videos is None:
+            raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
+        return videos
+
+    @api.post("/v1/videos", openapi_extra={"requestBody": _BODY})
+    async def submit_video(request: Request) -> Response:
+        body = await asked(request)
+        spec, inputs = to_video_request(body, models)
+        return JSONResponse(_told(await jobs().submit(spec, inputs, body.priority), request))
+
+    @api.post("/v1/videos/sync", openapi_extra={"requestBody": _BODY})
+    async def make_video(request: Request) -> Response:
+        spec, inputs = to_video_request(await asked(request), models)
+        if spec.num_outputs != 1:
+            raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
+        update = await until_disconnect(request.receive, final_update(backend.generate(spec, inputs)))
+        return Response(update["videos"][0], media_type=MP4, headers=_facts(update))
+
+    @api.get("/v1/videos")
+    async def list_videos(
+        request: Request,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:
+        found, more = ([], False) if videos is None else await videos.page(after, limit, order == "desc")
+        ids = [video["id"] for video in found]
+        about = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": more}
+        return {"object": "list", "data": [_told(video, request) for video in found], **about}
+
+    @api.get("/v1/videos/{video_id}")
+    async def get_video(video_id: str, request: Request) -> dict[str, Any]:
+        return _told(await jobs().get(_checked(video_id)), request)
+
+    @api.get("/v1/videos/{video_id}/content", response_class=FileResponse)
+    async def get_content(
+        video_id: str, index: Annotated[int, Query(ge=0, le=1000)] = 0, variant: Literal["video"] = "video"
+    ) -> Response:
+        name = f"{_checked(video_id)}{f'-{index}' if index else ''}.mp4"
+        path = await jobs().local_file(video_id, index)
+        if path is not None:
+            return FileResponse(path, media_type=MP4, filename=name)
+        # FileResponse knows of ranges, so a file it is.
+        path = await asyncio.to_thread(_temporary, await jobs().content(video_id, index))
+        return FileResponse(path, media_type=MP4, filename=name, background=BackgroundTask(path.unlink))
+
+    @api.delete("/v1/videos/{video_id}")
+    async def delete_video(video_id: str) -> dict[str, Any]:
+        await jobs().delete(_checked(video_id))
+        return {"id": video_id, "object": "video.deleted", "deleted": True}
+
+
+def _checked(video_id: str) -> str:
+    if not REQUEST_ID.fullmatch(video_id):
+        raise RequestNotFoundError("there is no video with this id")
+    return video_id
+
+
+def _told(video: dict[str, Any], request: Request) -> dict[str, Any]:
+    """With the address of its content, once there is any."""
+    if video["status"] != "completed":
+        return video
+    return {**video, "url": f"{str(request.base_url).rstrip('/')}/v1/videos/{video['id']}/content"}
+
+
+def _facts(update: Mapping[str, Any]) -> dict[str, str]:
+    """What is known of a video that is answered at once, as headers: those that clients look for, and all in one."""
+    facts = {key: value for key, value in update.items() if key not in ("type", "videos", "timeline")}
+    whole = json.dumps({**facts, "timeline": update["timeline"]})
+    return {
+        "X-Request-Facts": whole if len(whole) <= _MAX_HEADER_BYTES else json.dumps(facts),
+        "X-Video-Id": update["request_id"],
+        "X-Model": update["model"],
+        "X-Seed": str(update["seed"]),
+        "X-Inference-Time-S": str(update["latency_s"]),
+        "X-Stage-Durations": json.dumps(update["stage_durations"]),
+        "X-Peak-Memory-MB": str(update["peak_memory_mb"]),
+    }
+
+
+def _temporary(content: bytes) -> Path:
+    with tempfile.NamedTemporaryFile(prefix="tridentserve-", suffix=".mp4", delete=False) as file:
+        file.write(content)
+    return Path(file.name)

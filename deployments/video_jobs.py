@@ -1,0 +1,297 @@
+"""Works off video jobs: leases them from the store, has the service make them, and keeps their files.
+
+Several processes may do so over one store. All calls of the store are made in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from deployments.backend import Backend, Update, closing
+from deployments.config_videos import VideosArgs
+from deployments.errors_http import body_of
+from deployments.video_results import VideoResults
+from deployments.video_store import VideoJob, VideoStore
+from deployments.video_views import video_view
+from tridentserve.errors import (
+    OverloadedError,
+    RequestCancelledError,
+    RequestNotFoundError,
+    TridentServeError,
+    VideoStorageError,
+    WorkerError,
+)
+from tridentserve.requests import GenerationInputs, RequestSpec
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DATABASE = "jobs.sqlite3"
+# What is told of a completed job beside what the request says.
+_TOLD = ("seed", "queue_s", "latency_s", "slo_s", "slo_met", "retries", "stage_durations", "timeline", "peak_memory_mb")
+# Renewals before a lease runs out; how long a job waits that the service could not take; how often old jobs are
+# looked for.
+_RENEWALS, _PAUSE_S, _SWEEP_S = 3.0, 1.0, 30.0
+_MIB = 2**20
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job of this process. `steps_done` of all its steps, `began` once the scheduler has taken it."""
+
+    job: VideoJob
+    task: asyncio.Task[None] | None = None
+    steps_done: int = 0
+    began: bool = False
+
+
+class VideoJobs:
+    """The jobs of `POST /v1/videos`: a `deployments.video_backend.VideoBackend`. `start` it in a running event loop."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        options: VideosArgs,
+        data_dir: Path,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises `ConfigError` when `data_dir` holds something else's database. `clock`: seconds of the Unix clock."""
+        self._backend = backend
+        self._options = options
+        self._clock = clock
+        self._owner = f"{os.getpid()}-{uuid.uuid4().hex}"
+        self._store = VideoStore(data_dir / DATABASE)
+        self.results = VideoResults(results_url(options, data_dir))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="video-store")
+        self._runs: dict[int, _Run] = {}
+        self._wake = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Begin to work, with what earlier processes left as soon as their leases have run out."""
+        self._pump = asyncio.get_running_loop().create_task(self._work())
+
+    async def stop(self) -> None:
+        """Give all jobs back, for the next process to go on with at once."""
+        self._is_stopping = True
+        tasks = [task for task in (self._pump, *(run.task for run in self._runs.values())) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for number in self._runs:
+            await self._stored(partial(self._store.release, self._owner, number, 0.0, counted=False))
+        await self._stored(self._store.close)
+        self._thread.shutdown()
+
+    @property
+    def healthy(self) -> bool:
+        return self._pump is None or not self._pump.done()
+
+    # What clients ask for.
+
+    async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
+        most, now_s = self._options.max_unfinished, self._clock()
+        job = await self._stored(lambda: self._store.submit(spec, inputs, priority, now_s, most))
+        self._wake.set()
+        return self._view(job)
+
+    async def get(self, job_id: str) -> dict[str, Any]:
+        return self._view(await self._found(job_id))
+
+    async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
+        jobs = await self._stored(lambda: self._store.page(after, limit + 1, newest_first))
+        return [self._view(job) for job in jobs[:limit]], len(jobs) > limit
+
+    async def delete(self, job_id: str) -> None:
+        job = await self._found(job_id)
+        error = body_of(RequestCancelledError("the video was deleted before it was finished"))["error"]
+        if await self._stored(lambda: self._store.fail(None, job.number, error, self._clock())):
+            if (run := self._runs.get(job.number)) is not None and run.task is not None:
+                run.task.cancel()
+            return
+        await self._discard(await self._found(job_id))
+
+    async def local_file(self, job_id: str, index: int) -> Path | None:
+        return await asyncio.to_thread(self.results.local_file, await self.file_name(job_id, index), index)
+
+    async def file_name(self, job_id: str, index: int) -> str:
+        """Of a video of a completed job. Raises `RequestNotFoundError`."""
+        job = await self._found(job_id)
+        if job.state != "completed" or index >= job.spec.num_outputs:
+            raise RequestNotFoundError("this video has no such content, or not yet")
+        return job.file_name
+
+    async def content(self, job_id: str, index: int) -> bytes:
+        name = await self.file_name(job_id, index)
+        try:
+            return await asyncio.to_thread(self.results.read, name, index)
+        except FileNotFoundError:
+            raise RequestNotFoundError("the file of this video has been removed") from None
+
+    # Working.
+
+    async def _work(self) -> None:
+        swept_s = float("-inf")
+        while True:
+            self._wake.clear()
+            try:
+                await self._keep_leases()
+                await self._claim()
+                if time.monotonic() - swept_s >= _SWEEP_S:
+                    await self._sweep(orphans=swept_s < 0)
+                    swept_s = time.monotonic()
+            except Exception:  # the disk is full, say: jobs wait until it works again
+                logger.exception("video jobs: will try again")
+                await asyncio.sleep(_PAUSE_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until there may be something to do."""
+        try:
+            async with asyncio.timeout(min(_PAUSE_S, self._options.lease_s / _RENEWALS)):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _keep_leases(self) -> None:
+        steps = {number: run.steps_done for number, run in self._runs.items()}
+        if not steps:
+            return
+        now_s, lease_s = self._clock(), self._options.lease_s
+        kept = await self._stored(lambda: self._store.renew(self._owner, steps, now_s, lease_s))
+        for number in steps.keys() - kept:  # deleted through another process, or taken over
+            if (run := self._runs.get(number)) is not None and run.task is not None:
+                run.task.cancel()
+
+    async def _claim(self) -> None:
+        free = self._options.max_in_flight - len(self._runs)
+        now_s, lease_s = self._clock(), self._options.lease_s
+        for job in await self._stored(lambda: self._store.claim(self._owner, free, now_s, lease_s)):
+            run = self._runs[job.number] = _Run(job)
+            run.task = asyncio.get_running_loop().create_task(self._run(run))
+
+    async def _run(self, run: _Run) -> None:
+        job = run.job
+        try:
+            try:
+                if job.attempts > self._options.max_attempts:
+                    ends = job.attempts - 1
+                    raise WorkerError(f"given up: the service has ended {ends} times while it made this video")
+                await self._make(run)
+            except TridentServeError as error:
+                await self._failed(run, body_of(error)["error"])
+        except Exception:  # a defect, or the disk: its lease runs out, and it is tried again a few times
+            logger.exception("video job %s was interrupted", job.job_id)
+        finally:
+            if not self._is_stopping:
+                del self._runs[job.number]
+                self._wake.set()
+
+    async def _make(self, run: _Run) -> None:
+        """Raises what is wrong with the job; gives it back when the service cannot take it now."""
+        try:
+            update = await self._last_update(run)
+        except (OverloadedError, WorkerError) as error:  # not the request's end: the way to the scheduler is lost
+            await self._give_back(run, error)
+            return
+        if update is None:
+            raise TridentServeError("the request ended without a result")
+        if update["type"] == "completed":
+            await self._completed(run, update)
+        elif update["error"].get("code") == OverloadedError.code:
+            await self._give_back(run, OverloadedError("the queue is full"))
+        else:
+            await self._failed(run, update["error"])
+
+    async def _last_update(self, run: _Run) -> Update | None:
+        async with closing(self._backend.generate(run.job.spec, run.job.inputs)) as updates:
+            async for update in updates:
+                run.began = run.began or update["type"] in ("queued", "progress")
+                if update["type"] == "progress":
+                    run.steps_done = update["step"]
+                elif update["type"] in ("completed", "failed"):
+                    return update
+        return None
+
+    async def _give_back(self, run: _Run, error: TridentServeError) -> None:
+        logger.info("video job %s waits: %s", run.job.job_id, error)
+        again_s, number = self._clock() + _PAUSE_S, run.job.number
+        await self._stored(lambda: self._store.release(self._owner, number, again_s, counted=run.began))
+
+    async def _completed(self, run: _Run, update: Update) -> None:
+        job, videos = run.job, update["videos"]
+        num_bytes = sum(len(video) for video in videos)
+        limit_mb = self._options.max_results_mb
+        if num_bytes > limit_mb * _MIB:
+            raise VideoStorageError(f"the video has more than videos.max_results_mb ({limit_mb} MiB)")
+        try:
+            await asyncio.to_thread(self.results.write, job.file_name, videos)
+        except Exception as error:  # file systems raise classes of their own
+            logger.exception("the files of video job %s cannot be kept", job.job_id)
+            raise VideoStorageError(f"the video was made, but cannot be kept ({type(error).__name__})") from None
+        told = {name: update[name] for name in _TOLD if name in update}
+        ended_s = self._clock()
+        if not await self._stored(lambda: self._store.complete(self._owner, job.number, told, num_bytes, ended_s)):
+            now = await self._stored(lambda: self._store.find(job.job_id))
+            if now is None or now.number != job.number or now.state == "failed":  # else another process has it now
+                await asyncio.to_thread(self.results.delete, job.file_name, len(videos))
+        await self._make_room()
+
+    async def _failed(self, run: _Run, error: dict[str, Any]) -> None:
+        number, ended_s = run.job.number, self._clock()
+        await self._stored(lambda: self._store.fail(self._owner, number, error, ended_s))
+
+    # Clearing away.
+
+    async def _make_room(self) -> None:
+        for job in await self._stored(lambda: self._store.surplus(self._options.max_results_mb * _MIB)):
+            await self._discard(job)
+
+    async def _sweep(self, orphans: bool) -> None:
+        """Drop what is too old, or too much; at the start also files that no job has."""
+        before_s = self._clock() - self._options.retention_s
+        for job in await self._stored(lambda: self._store.ended_before(before_s)):
+            await self._discard(job)
+        await self._make_room()
+        if orphans:
+            files = await asyncio.to_thread(self.results.files)
+            known = await self._stored(self._store.file_names)
+            for name in files.keys() - known:
+                await asyncio.to_thread(self.results.delete, name, files[name])
+
+    async def _discard(self, job: VideoJob) -> None:
+        """A job that has ended, with its files."""
+        if job.state == "completed":
+            await asyncio.to_thread(self.results.delete, job.file_name, job.spec.num_outputs)
+        await self._stored(lambda: self._store.delete(job.number))
+
+    async def _found(self, job_id: str) -> VideoJob:
+        job = await self._stored(lambda: self._store.find(job_id))
+        if job is None:
+            raise RequestNotFoundError("there is no video with this id, or it has been removed")
+        return job
+
+    def _view(self, job: VideoJob) -> dict[str, Any]:
+        run = self._runs.get(job.number)
+        steps_done = job.steps_done if run is None else run.steps_done
+        return video_view(job, steps_done, self._options.retention_s)
+
+    async def _stored(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def results_url(options: VideosArgs, data_dir: Path) -> str:
+    """Where the files are."""
+    return options.results_url or str(data_dir / "results")

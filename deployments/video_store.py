@@ -1,0 +1,251 @@
+"""Video jobs in SQLite: what was asked for, who works on it, how it ended.
+
+A job is queued, then leased by one process, which renews its lease while it works; then completed or failed. A lease
+that runs out, as its process died, is taken over by the next process that asks. Whoever has lost a lease cannot end the
+job any more. So each job ends, and ends once, whatever processes come and go.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError
+from tridentserve.requests import GenerationInputs, RequestSpec
+
+JobState = Literal["queued", "leased", "completed", "failed"]
+
+_VERSION = 1
+_BUSY_TIMEOUT_S = 10.0
+_SPEC, _INPUTS = TypeAdapter(RequestSpec), TypeAdapter(GenerationInputs)
+_SCHEMA = """
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order in which they were submitted
+    id TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL CHECK (state IN ('queued', 'leased', 'completed', 'failed')),
+    priority INTEGER NOT NULL,
+    spec TEXT NOT NULL,
+    inputs TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    not_before_s REAL NOT NULL DEFAULT 0,
+    owner TEXT,
+    lease_until_s REAL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    steps_done INTEGER NOT NULL DEFAULT 0,
+    ended_s REAL,
+    result TEXT,
+    result_bytes INTEGER NOT NULL DEFAULT 0,
+    error TEXT
+) STRICT;
+CREATE INDEX by_turn ON jobs (priority DESC, number) WHERE state IN ('queued', 'leased');
+CREATE INDEX by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
+"""
+_MAY_BE_CLAIMED = "(state = 'queued' AND not_before_s <= :now_s OR state = 'leased' AND lease_until_s <= :now_s)"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoJob:
+    """A job as it is stored. Times are of the Unix clock. `result`: what is told of a completed one; `error`: of a
+    failed one, in OpenAI's form."""
+
+    number: int
+    job_id: str
+    state: JobState
+    priority: int
+    spec: RequestSpec
+    inputs: GenerationInputs
+    created_s: float
+    attempts: int
+    steps_done: int
+    ended_s: float | None
+    result: dict[str, Any] | None
+    error: dict[str, Any] | None
+
+    @property
+    def file_name(self) -> str:
+        """Of its videos, without index and suffix."""
+        return file_name(self.job_id, self.number)
+
+
+class VideoStore:
+    """The jobs in one file. Calls block, for as long as the disk takes; one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` when the file is not ours, or of a newer version."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Autocommit: transactions are opened by hand, for writing from their first statement on.
+        self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        self._db.row_factory = sqlite3.Row
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")  # a job that was answered outlives a power cut
+            with self._writing():
+                self._prepare(path)
+        except sqlite3.DatabaseError as error:
+            self._db.close()
+            raise ConfigError(f"videos.data_dir: {path} is no database of video jobs ({error})") from None
+
+    def _prepare(self, path: Path) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            for statement in _SCHEMA.split(";\n"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        elif version != _VERSION:
+            raise ConfigError(f"videos.data_dir: {path} is of version {version}, this service writes {_VERSION}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # What clients ask for.
+
+    def submit(
+        self, spec: RequestSpec, inputs: GenerationInputs, priority: int, now_s: float, max_unfinished: int
+    ) -> VideoJob:
+        """A new job; or the one with the same id and the same request; or a new attempt of one that failed.
+
+        Raises `InvalidRequestError` for an id that was used for another request, and `OverloadedError`."""
+        with self._writing():
+            known = self.find(spec.request_id)
+            if known is not None and known.state != "failed":
+                if _is_same(known, spec, inputs):
+                    return known
+                message = "request_id has been used for another request: choose a new one"
+                raise InvalidRequestError(message, "request_id")
+            unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'leased')"
+            if self._db.execute(unfinished).fetchone()[0] >= max_unfinished:
+                raise OverloadedError(f"{max_unfinished} video jobs have not ended yet, try again later")
+            self._db.execute("DELETE FROM jobs WHERE id = ?", (spec.request_id,))
+            self._db.execute(
+                "INSERT INTO jobs (id, state, priority, spec, inputs, created_s) VALUES (?, 'queued', ?, ?, ?, ?)",
+                (spec.request_id, priority, _SPEC.dump_json(spec).decode(), _INPUTS.dump_json(inputs).decode(), now_s),
+            )
+            job = self.find(spec.request_id)
+        if job is None:
+            raise RuntimeError("the job that was just written is not there")
+        return job
+
+    def find(self, job_id: str) -> VideoJob | None:
+        row = self._db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return None if row is None else _job(row)
+
+    def page(self, after: str | None, limit: int, newest_first: bool) -> list[VideoJob]:
+        """Up to `limit` jobs, from the one behind `after` on; from the first one when there is no such job."""
+        order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
+        start = None if after is None else self.find(after)
+        where = "" if start is None else f"WHERE number {sign} {start.number}"
+        rows = self._db.execute(f"SELECT * FROM jobs {where} ORDER BY number {order} LIMIT ?", (limit,))
+        return [_job(row) for row in rows]
+
+    def delete(self, number: int) -> None:
+        """Forget a job that has ended; others stay."""
+        self._db.execute("DELETE FROM jobs WHERE number = ? AND ended_s IS NOT NULL", (number,))
+
+    # What processes do that work on jobs.
+
+    def claim(self, owner: str, count: int, now_s: float, lease_s: float) -> list[VideoJob]:
+        """Lease up to `count` jobs that nobody works on: higher priority first, then in order of arrival."""
+        if count <= 0:
+            return []
+        with self._writing():
+            rows = self._db.execute(
+                "UPDATE jobs SET state = 'leased', owner = :owner, lease_until_s = :until_s, attempts = attempts + 1, "
+                f"steps_done = 0 WHERE number IN (SELECT number FROM jobs WHERE {_MAY_BE_CLAIMED} "
+                "ORDER BY priority DESC, number LIMIT :count) RETURNING *",
+                {"owner": owner, "until_s": now_s + lease_s, "now_s": now_s, "count": count},
+            ).fetchall()
+        return sorted((_job(row) for row in rows), key=lambda job: (-job.priority, job.number))
+
+    def renew(self, owner: str, steps_done: Mapping[int, int], now_s: float, lease_s: float) -> set[int]:
+        """Keep the leases of jobs, with how far they are, by number. Returns those that are still the owner's."""
+        with self._writing():
+            return {
+                number
+                for number, steps in steps_done.items()
+                if self._update(owner, number, "lease_until_s = ?, steps_done = ?", (now_s + lease_s, steps))
+            }
+
+    def release(self, owner: str, number: int, not_before_s: float, counted: bool) -> None:
+        """Give a job back unfinished. Unless `counted`, it was no attempt."""
+        change = "state = 'queued', owner = NULL, not_before_s = ?, attempts = attempts - ?, steps_done = 0"
+        self._update(owner, number, change, (not_before_s, 0 if counted else 1))
+
+    def complete(self, owner: str, number: int, result: Mapping[str, Any], result_bytes: int, now_s: float) -> bool:
+        """False when the job is not the owner's any more."""
+        change = "state = 'completed', owner = NULL, result = ?, result_bytes = ?, ended_s = ?"
+        return self._update(owner, number, change, (json.dumps(result), result_bytes, now_s))
+
+    def fail(self, owner: str | None, number: int, error: Mapping[str, Any], now_s: float) -> bool:
+        """False when the job is not the owner's any more, or has ended; with None whoever works on it, if anybody."""
+        change = "state = 'failed', owner = NULL, error = ?, ended_s = ?"
+        return self._update(owner, number, change, (json.dumps(error), now_s))
+
+    def _update(self, owner: str | None, number: int, change: str, values: tuple[Any, ...]) -> bool:
+        mine = "state IN ('queued', 'leased')" if owner is None else "state = 'leased' AND owner = ?"
+        keys = (number,) if owner is None else (number, owner)
+        done = self._db.execute(f"UPDATE jobs SET {change} WHERE number = ? AND {mine}", (*values, *keys))
+        return done.rowcount == 1
+
+    # What is cleared away.
+
+    def ended_before(self, time_s: float) -> list[VideoJob]:
+        rows = self._db.execute("SELECT * FROM jobs WHERE ended_s < ?", (time_s,))
+        return [_job(row) for row in rows]
+
+    def surplus(self, max_bytes: int) -> list[VideoJob]:
+        """The oldest completed jobs beyond the newest ones whose files have `max_bytes` together."""
+        rows = self._db.execute(
+            "SELECT * FROM (SELECT *, SUM(result_bytes) OVER (ORDER BY ended_s DESC, number DESC) AS total FROM jobs "
+            "WHERE state = 'completed') WHERE total > ?",
+            (max_bytes,),
+        )
+        return [_job(row) for row in rows]
+
+    def file_names(self) -> set[str]:
+        """Of all jobs that have files, or may get some."""
+        rows = self._db.execute("SELECT id, number FROM jobs WHERE state != 'failed'")
+        return {file_name(row["id"], row["number"]) for row in rows}
+
+
+def file_name(job_id: str, number: int) -> str:
+    """Unique, also where an id is used again."""
+    return f"{job_id}-{number}"
+
+
+def _job(row: sqlite3.Row) -> VideoJob:
+    return VideoJob(
+        number=row["number"],
+        job_id=row["id"],
+        state=row["state"],
+        priority=row["priority"],
+        spec=_SPEC.validate_json(row["spec"]),
+        inputs=_INPUTS.validate_json(row["inputs"]),
+        created_s=row["created_s"],
+        attempts=row["attempts"],
+        steps_done=row["steps_done"],
+        ended_s=row["ended_s"],
+        result=None if row["result"] is None else json.loads(row["result"]),
+        error=None if row["error"] is None else json.loads(row["error"]),
+    )
+
+
+def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs) -> bool:
+    """A client that asks again may have left the seed to the service: it does not count."""
+    return job.spec == spec and replace(job.inputs, seed=0) == replace(inputs, seed=0)

@@ -1,0 +1,207 @@
+"""Video jobs in SQLite: each ends, and ends once, whichever processes come and go."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from deployments.video_store import VideoJob, VideoStore
+from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+
+SHAPE = Shape(64, 64, 9)
+LEASE_S = 10.0
+
+
+def request(job_id: str, prompt: str = "a fox", seed: int = 7) -> tuple[RequestSpec, GenerationInputs]:
+    spec = RequestSpec(job_id, "tiny-wan", SHAPE, 4, slo_s=2.5)
+    return spec, GenerationInputs(prompt, SHAPE, 4, 5.0, seed, fps=8.0, output_format="mp4")
+
+
+def submit(store: VideoStore, job_id: str, priority: int = 0, now_s: float = 0.0, most: int = 100) -> VideoJob:
+    return store.submit(*request(job_id), priority, now_s, most)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[VideoStore]:
+    store = VideoStore(tmp_path / "jobs.sqlite3")
+    yield store
+    store.close()
+
+
+def test_a_job_is_what_was_submitted_also_for_the_next_process(store: VideoStore, tmp_path: Path) -> None:
+    job = submit(store, "a", priority=3, now_s=5.0)
+    other = VideoStore(tmp_path / "jobs.sqlite3")
+    assert other.find("a") == job
+    assert (job.spec, job.inputs) == request("a")
+    assert (job.state, job.priority, job.created_s, job.attempts) == ("queued", 3, 5.0, 0)
+    other.close()
+
+
+def test_jobs_are_claimed_by_priority_and_then_in_order(store: VideoStore) -> None:
+    for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)):
+        submit(store, name, priority)
+    assert store.claim("p", 0, 0.0, LEASE_S) == []
+    assert [job.job_id for job in store.claim("p", 3, 0.0, LEASE_S)] == ["b", "d", "a"]
+    assert [job.job_id for job in store.claim("q", 9, 0.0, LEASE_S)] == ["c", "e"]
+    assert store.claim("q", 9, 0.0, LEASE_S) == []
+
+
+def test_a_lease_that_runs_out_is_taken_over_and_its_first_owner_cannot_end_the_job(store: VideoStore) -> None:
+    submit(store, "a")
+    (job,) = store.claim("p", 1, 0.0, LEASE_S)
+    assert store.renew("p", {job.number: 2}, 8.0, LEASE_S) == {job.number}
+    assert store.claim("q", 1, 17.0, LEASE_S) == []
+    (again,) = store.claim("q", 1, 18.0, LEASE_S)
+    assert (again.number, again.attempts, again.steps_done) == (job.number, 2, 0)
+    assert store.renew("p", {job.number: 3}, 18.0, LEASE_S) == set()
+    assert not store.complete("p", job.number, {"seed": 1}, 10, 19.0)
+    assert not store.fail("p", job.number, {"code": "x"}, 19.0)
+    assert store.complete("q", job.number, {"seed": 7}, 20, 20.0)
+    assert not store.complete("q", job.number, {"seed": 8}, 20, 21.0)
+    done = store.find("a")
+    assert done is not None
+    assert (done.state, done.result, done.ended_s) == ("completed", {"seed": 7}, 20.0)
+
+
+def test_a_job_that_was_given_back_waits_and_counts_as_an_attempt_or_not(store: VideoStore) -> None:
+    submit(store, "a")
+    (job,) = store.claim("p", 1, 0.0, LEASE_S)
+    store.release("p", job.number, 5.0, counted=False)
+    assert store.claim("q", 1, 4.0, LEASE_S) == []
+    (again,) = store.claim("q", 1, 5.0, LEASE_S)
+    assert again.attempts == 1
+    store.release("q", job.number, 0.0, counted=True)
+    assert store.claim("p", 1, 5.0, LEASE_S)[0].attempts == 2
+
+
+def test_the_same_id_joins_and_another_request_may_not_use_it(store: VideoStore) -> None:
+    job = submit(store, "a")
+    spec, inputs = request("a", seed=99)  # a client that left the seed to the service
+    assert store.submit(spec, inputs, 0, 1.0, 100) == job
+    for other in (request("a", prompt="a dog"), (replace(spec, num_inference_steps=5), inputs)):
+        with pytest.raises(InvalidRequestError, match="another request"):
+            store.submit(*other, 0, 1.0, 100)
+    assert store.fail(None, job.number, {"code": "cancelled"}, 2.0)
+    again = store.submit(*request("a", prompt="a dog"), 0, 3.0, 100)
+    assert again.number != job.number
+    assert again.file_name != job.file_name
+    assert again.error is None
+
+
+def test_jobs_that_have_not_ended_are_bounded(store: VideoStore) -> None:
+    submit(store, "a", most=2)
+    (job,) = store.claim("p", 1, 0.0, LEASE_S)
+    submit(store, "b", most=2)
+    with pytest.raises(OverloadedError, match="2 video jobs"):
+        submit(store, "c", most=2)
+    submit(store, "b", most=2)  # it is there already
+    store.complete("p", job.number, {}, 0, 1.0)
+    submit(store, "c", most=2)
+
+
+def test_pages(store: VideoStore) -> None:
+    for name in "abcde":
+        submit(store, name)
+    assert [job.job_id for job in store.page(None, 2, newest_first=True)] == ["e", "d"]
+    assert [job.job_id for job in store.page("d", 2, newest_first=True)] == ["c", "b"]
+    assert [job.job_id for job in store.page("b", 9, newest_first=False)] == ["c", "d", "e"]
+    assert [job.job_id for job in store.page("gone", 1, newest_first=False)] == ["a"]
+
+
+def test_what_is_cleared_away(store: VideoStore) -> None:
+    for at, name in enumerate("abc"):
+        submit(store, name)
+        (job,) = store.claim("p", 1, 0.0, LEASE_S)
+        store.complete("p", job.number, {}, 100, float(at))
+    submit(store, "d")
+    assert [job.job_id for job in store.ended_before(1.5)] == ["a", "b"]
+    assert [job.job_id for job in store.surplus(250)] == ["a"]
+    assert [job.job_id for job in store.surplus(99)] == ["c", "b", "a"]
+    assert store.surplus(300) == []
+    for job in (*store.ended_before(9.0), *store.page("c", 1, newest_first=False)):
+        store.delete(job.number)
+    assert [job.job_id for job in store.page(None, 9, newest_first=True)] == ["d"]
+    assert {name.partition("-")[0] for name in store.file_names()} == {"d"}
+
+
+def test_files_that_are_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database " * 100)
+    with pytest.raises(ConfigError, match="no database of video jobs"):
+        VideoStore(tmp_path / "text")
+    newer = sqlite3.connect(tmp_path / "newer")
+    newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    with pytest.raises(ConfigError, match="of version 99, this service writes 1"):
+        VideoStore(tmp_path / "newer")
+
+
+class Processes(RuleBasedStateMachine):
+    """Three processes over one file, of which any may stop renewing at any time."""
+
+    NAMES = st.sampled_from(["a", "b", "c", "d"])
+    OWNERS = st.sampled_from(["p", "q", "r"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = VideoStore(Path(self.folder.name) / "jobs.sqlite3")
+        self.now_s = 0.0
+        self.leases: dict[int, tuple[str, float]] = {}  # who holds which job, until when
+        self.ended: dict[int, int] = {}
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    @rule(name=NAMES, priority=st.integers(-1, 1))
+    def submit(self, name: str, priority: int) -> None:
+        submit(self.store, name, priority, self.now_s)
+
+    @rule(seconds=st.floats(0.5, 8.0))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule(owner=OWNERS, count=st.integers(1, 3))
+    def claim(self, owner: str, count: int) -> None:
+        for job in self.store.claim(owner, count, self.now_s, LEASE_S):
+            assert self.leases.get(job.number, ("", 0.0))[1] <= self.now_s, "it was someone else's"
+            assert job.number not in self.ended
+            self.leases[job.number] = owner, self.now_s + LEASE_S
+
+    @rule(owner=OWNERS)
+    def renew(self, owner: str) -> None:
+        mine = {number for number, (holder, _) in self.leases.items() if holder == owner}
+        assert self.store.renew(owner, dict.fromkeys(self.leases, 1), self.now_s, LEASE_S) == mine
+        self.leases |= dict.fromkeys(mine, (owner, self.now_s + LEASE_S))
+
+    @rule(owner=OWNERS, data=st.data(), good=st.booleans())
+    def end(self, owner: str, data: st.DataObject, good: bool) -> None:
+        if not (known := [*self.leases, *self.ended]):
+            return
+        number = data.draw(st.sampled_from(known))
+        done = (
+            self.store.complete(owner, number, {}, 1, self.now_s)
+            if good
+            else self.store.fail(owner, number, {"code": "x"}, self.now_s)
+        )
+        assert done == (self.leases.get(number, ("",))[0] == owner)
+        if done:
+            del self.leases[number]
+            self.ended[number] = self.ended.get(number, 0) + 1
+
+    @invariant()
+    def each_ends_once(self) -> None:
+        assert set(self.ended.values()) <= {1}
+
+
+TestProcesses = Processes.TestCase
+TestProcesses.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

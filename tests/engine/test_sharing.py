@@ -1,0 +1,168 @@
+"""E of several requests in one pass, and C of one on several workers, on simulated workers and on real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.core.fakes import MODEL
+from tests.engine import sharing
+from tridentserve.decisions import Decision, decode_decision, replay
+from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.fleet import WorkerResources
+from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
+from tridentserve.parallel import connect_store
+from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.stages import Stage
+
+MEMORY_BYTES = 1 << 30
+STEPS = 2
+AT_ONCE = ("at-once-1", "at-once-2", "at-once-3")
+
+
+def spec_of(name: str, shape: Shape) -> RequestSpec:
+    return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0)
+
+
+def read(log: Path) -> list[Decision]:
+    return [decode_decision(line) for line in log.read_text().splitlines()]
+
+
+def test_simulated_workers_share(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    specs = sharing.specs_of(MEMORY_BYTES)
+    scheduler = sharing.scheduler(MEMORY_BYTES)
+    options = SimulationOptions(decision_log=log, keep_plans=True)
+    engine = SimulatedEngine(scheduler, specs, sharing.placement(), sharing.Times(), options)
+    arrivals = [(0.0, spec_of(name, sharing.SMALL)) for name in AT_ONCE]
+    result = engine.run([*arrivals, (50.0, spec_of("lone", sharing.SMALL)), (90.0, spec_of("large", sharing.LARGE))])
+    assert [one.outcome for one in result.requests] == ["finished"] * 5
+    sharing.check_shared(read(log), AT_ONCE)
+    sharing.check_decoded_by_two(read(log), "lone")
+    # Two of three encode at once for half a second, the third after them; two steps; C takes 2 s.
+    assert sorted(one.latency_s or 0.0 for one in result.requests[:3]) == pytest.approx([4.5, 4.5, 5.0])
+    assert result.requests[3].latency_s == pytest.approx(0.5 + 1.0 + 1.0)
+    assert result.requests[4].latency_s == pytest.approx(0.5 + 1.0 + 1.5), "tiles take half as long again"
+    assert result.counts.frugal_plans == 1
+
+
+@dataclass
+class Service:
+    engine: LiveEngine
+    folder: Path
+    log: Path
+
+    async def generate(self, name: str, inputs: GenerationInputs) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+        updates = [update async for update in self.engine.generate(spec_of(name, inputs.shape), inputs)]
+        assert updates[-1]["type"] == "completed", updates[-1]
+        (png,) = await asyncio.gather(*updates[-1]["images"])
+        return updates[-1], np.asarray(Image.open(io.BytesIO(png)))
+
+
+@pytest.fixture(scope="module")
+async def service(
+    ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
+    source = ModelSource(MODEL, ensure_tiny("flux", tiny_cache))
+    store = connect_store(is_server=True)
+    placed = sharing.placement()
+    configs = [
+        WorkerConfig(
+            spec=spec,
+            incarnation=0,
+            label=placed.describe(spec.worker_id),
+            replicas=placed.replicas[spec.worker_id],
+            sources={MODEL: source},
+            store_host="127.0.0.1",
+            store_port=store.port,
+            handoff_bytes=4 << 20,
+            host_dir=tiny_cache / "host",
+        )
+        for spec in sharing.specs_of(MEMORY_BYTES)
+    ]
+    log = tmp_path_factory.mktemp("sharing") / "decisions.jsonl"
+    engine = LiveEngine(
+        sharing.scheduler(MEMORY_BYTES),
+        configs,
+        WorkerResources(0.1),
+        lambda group, rank, plan_id: None,
+        EngineOptions(decision_log=log),
+        sharing.Times(),
+    )
+    await engine.start()
+    yield Service(engine, source.folder, log)
+    await engine.stop()
+    del store
+
+
+@pytest.fixture(scope="module")
+def alone(service: Service) -> PipelineAdapter:
+    """All stages in this process."""
+    torch.set_num_threads(1)
+    return load_adapter(service.folder, frozenset(Stage))
+
+
+def inputs_of(prompt: str, shape: Shape = sharing.SMALL) -> GenerationInputs:
+    return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt))
+
+
+def picture_of(adapter: PipelineAdapter, inputs: GenerationInputs, tile: int | None = None) -> np.ndarray[Any, Any]:
+    state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), STEPS)
+    (picture,) = adapter.decode(adapter.latents(state), inputs, tile)
+    return np.asarray(picture)
+
+
+def assert_rounded_alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
+    assert np.abs(one.astype(int) - other.astype(int)).max() <= 1
+
+
+async def test_live_workers_encode_together_what_comes_together(service: Service, alone: PipelineAdapter) -> None:
+    """Each gets the picture of its own prompt, as it would alone."""
+    requests = {name: inputs_of(f"a {name} " * (index + 1)) for index, name in enumerate(AT_ONCE)}
+    answers = await asyncio.gather(*(service.generate(name, inputs) for name, inputs in requests.items()))
+    for (answer, picture), inputs in zip(answers, requests.values(), strict=True):
+        assert np.array_equal(picture, picture_of(alone, inputs)), "FLUX pads prompts to one length"
+        assert answer["tiled"] is False
+    sharing.check_shared(read(service.log), AT_ONCE)
+
+
+async def test_live_workers_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
+    answer, picture = await service.generate("lone", inputs_of("a lone one"))
+    sharing.check_decoded_by_two(read(service.log), "lone")
+    assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
+        ("encode", 1),
+        ("diffuse", 2),
+        ("decode", 2),
+    ]
+    assert_rounded_alike(picture, picture_of(alone, inputs_of("a lone one")))
+
+
+async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
+    service: Service, alone: PipelineAdapter
+) -> None:
+    inputs = inputs_of("a wide one", sharing.LARGE)
+    answer, picture = await service.generate("large", inputs)
+    assert answer["tiled"] is True
+    whole, in_tiles = picture_of(alone, inputs), picture_of(alone, inputs, tile=512)
+    assert_rounded_alike(picture, in_tiles)
+    assert np.abs(whole.astype(int) - in_tiles.astype(int)).max() > 1
+    small, _ = await service.generate("small", replace(inputs, shape=sharing.SMALL))
+    assert small["tiled"] is False
+
+
+async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:
+    handles = [service.engine._fleet.handle(worker_id) for worker_id in service.engine.workers_alive()]
+    assert await asyncio.gather(*(handle.ping.remote() for handle in handles)) == [0, 0, 0, 0]
+    for logged, effects in replay(read(service.log), sharing.scheduler(MEMORY_BYTES)):
+        assert effects == logged.effects

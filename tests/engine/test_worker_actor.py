@@ -1,0 +1,28 @@
+"""The class by which workers are started has the methods of those that do the work, and brings no torch along."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+from tridentserve.engine.live.worker import StageWorker
+from tridentserve.engine.live.worker_actor import actor_class
+
+
+def kinds(of: type[Any]) -> dict[str, bool]:
+    """Public methods, and whether they yield."""
+    methods = inspect.getmembers(of, inspect.isfunction)
+    return {name: inspect.isasyncgenfunction(one) for name, one in methods if not name.startswith("_")}
+
+
+def test_it_has_the_methods_of_the_worker() -> None:
+    assert kinds(actor_class()) == kinds(StageWorker)
+    assert kinds(StageWorker)["run"]
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, tridentserve.engine.live.fleet as fleet; fleet.actor_class(); print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"

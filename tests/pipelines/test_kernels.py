@@ -1,0 +1,85 @@
+"""Attention kernels and compilation change how fast a denoising model is, and what it gives by rounding only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.pipelines.models import families, final_latents, make_inputs, start
+from tridentserve.errors import ConfigError
+from tridentserve.kernels import ATTENTIONS, Kernels
+from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
+from tridentserve.pipelines.weights import attach, detach, named_tensors
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+Model = Callable[[str], Path]
+
+
+def adapter_with(folder: Path, chosen: Kernels) -> PipelineAdapter:
+    adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
+    kernels.install(adapter, chosen)
+    return adapter
+
+
+def difference(adapter: PipelineAdapter, folder: Path, inputs: GenerationInputs) -> float:
+    """To what the model gives without any choice."""
+    state = start(folder, inputs)
+    latents = adapter.latents(adapter.step(state, state.num_steps))["latents"]
+    return float((latents - final_latents(folder, inputs)).abs().max())
+
+
+@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("family", families("sd3", "flux", "wan", "mochi", "sdxl", quick=("sd3", "wan")))
+def test_every_attention_kernel_gives_the_same(model: Model, family: str, attention: str) -> None:
+    assert attention in ATTENTIONS
+    adapter = adapter_with(model(family), Kernels(attention))
+    assert difference(adapter, model(family), make_inputs(64, 96, variant=family)) < 1e-4
+
+
+@pytest.mark.parametrize(("attention", "kernel"), [("flash", 1), ("math", 0)])
+def test_the_kernel_that_was_named_is_the_one_that_runs(model: Model, attention: str, kernel: int) -> None:
+    adapter, inputs = adapter_with(model("sd3"), Kernels(attention)), make_inputs(64, 64)  # type: ignore[arg-type]
+    state = start(model("sd3"), inputs)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        adapter.step(state)
+    ran = {event.key for event in profile.key_averages()}
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) is (kernel == 1)
+    assert ("aten::_scaled_dot_product_attention_math" in ran) is (kernel == 0)
+
+
+def test_attention_that_a_kernel_cannot_compute_is_told(model: Model) -> None:
+    adapter = adapter_with(model("sd3"), Kernels("cudnn"))
+    with pytest.raises(ConfigError, match=r"kernel 'cudnn' cannot compute the attention of sd3 here.*use `sdpa`"):
+        adapter.step(start(model("sd3"), make_inputs(64, 64)))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_same_at_any_size_and_after_its_weights_were_away(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced as for the compiler, whose own work (minutes on a small CPU) is left out."""
+    traced: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    folder = model("flux")
+    adapter = adapter_with(folder, Kernels(compiled=True))
+    assert not traced
+    for width in (64, 96):
+        assert difference(adapter, folder, make_inputs(64, width, variant="flux")) < 1e-4
+    # Two kinds of blocks, for the first size and then for all.
+    num_traced = len(traced)
+    assert num_traced >= 2
+    tensors = named_tensors(load_adapter(folder, frozenset({Stage.DIFFUSE})))
+    detach(adapter)
+    attach(adapter, tensors)
+    assert difference(adapter, folder, make_inputs(64, 128, variant="flux")) < 1e-4
+    assert len(traced) == num_traced

@@ -1,0 +1,111 @@
+"""Models that come and go while an engine runs: copies for every node, word to the workers, and what the scheduler says
+of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tridentserve import events as ev
+from tridentserve.engine.live.fleet import Fleet
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.stages import Stage
+
+_Kind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
+
+
+class ModelChanges:
+    """Lives in the engine's event loop. One change of a model at a time."""
+
+    def __init__(self, post: Callable[[ev.Event], None], fleet: Fleet) -> None:
+        """`post` gives the scheduler an event."""
+        self._post = post
+        self._fleet = fleet
+        self._awaited: defaultdict[tuple[_Kind, str], list[asyncio.Future[None]]] = defaultdict(list)
+        self._drained: set[str] = set()
+        # The one in force, once it has changed.
+        self.placement: PlacementPlan | None = None
+
+    async def prepare(self, source: ModelSource) -> None:
+        """Make the host copies of a model on every node, by a process of their own that ends with it, and tell the
+        workers where they are. Raises the `TridentServeError` of a model that cannot be read, `RayError` else."""
+        await asyncio.gather(*(self._make_copies(node_id, source) for node_id in self._fleet.nodes))
+        await self._fleet.learn(source)
+
+    async def add(self, event: ev.ModelAdded) -> None:
+        """Have the scheduler take requests of a model that has been prepared; returns when it does."""
+        heard = self._expect(ev.ModelAdded, event.model)
+        self._post(event)
+        await heard
+
+    def close(self, model: str) -> None:
+        """Take no new requests of a model."""
+        self._post(ev.ModelDraining(model))
+
+    async def drained(self, model: str) -> None:
+        """Returns when the last request of a closed model has ended. May be cancelled by who waits no longer."""
+        if model not in self._drained:
+            await self._expect(ev.Drained, model)
+
+    async def remove(self, event: ev.ModelRemoved) -> None:
+        """End what is left of a model; returns when its weights and its host copies are gone."""
+        heard = self._expect(ev.Unload, event.model)
+        self._post(event)
+        await heard
+        await self._fleet.unload(event.model)
+
+    async def discard(self, model: str) -> None:
+        """Undo `prepare`, also where it did not come to its end."""
+        await self._fleet.unload(model)
+
+    def heard(self, event: ev.Event, effects: Iterable[ev.Effect]) -> None:
+        """What the scheduler has taken in, and what came of it."""
+        if isinstance(event, ev.ModelAdded):
+            self._drained.discard(event.model)
+            self._tell(ev.ModelAdded, event.model)
+        for effect in effects:
+            match effect:
+                case ev.Place():
+                    self.placement = effect.plan
+                case ev.Drained() | ev.Unload():
+                    self._drained.add(effect.model)
+                    self._tell(type(effect), effect.model)
+                case _:
+                    pass
+
+    def _expect(self, kind: _Kind, model: str) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited[kind, model].append(future)
+        return future
+
+    def _tell(self, kind: _Kind, model: str) -> None:
+        for future in self._awaited.pop((kind, model), []):
+            if not future.done():
+                future.set_result(None)
+
+    async def _make_copies(self, node_id: str, source: ModelSource) -> None:
+        config = self._fleet.any_config
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = ray.remote(_make_copies).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy)
+        try:
+            await task.remote(config.host_dir, source, config.torch_device)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, Exception):
+                raise error.cause from None
+            raise
+
+
+def _make_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
+    """Run on a node: its host copies of all stages of a model, where they are not there yet."""
+    import torch
+
+    from tridentserve.engine.live.host_copies import HostCopies
+
+    copies = HostCopies(folder, {source.name: source}, torch.device(torch_device))
+    copies.make_all(Replica(source.name, stage) for stage in Stage)

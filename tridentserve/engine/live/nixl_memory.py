@@ -1,0 +1,71 @@
+"""Memory that takes part in NIXL's writes: where it is, and for how long NIXL knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A run of bytes in registered memory of a process. `device_id` is 0 for host memory."""
+
+    address: int
+    nbytes: int
+    device_id: int
+
+    def part(self, offset: int, nbytes: int) -> Memory:
+        return Memory(self.address + offset, nbytes, self.device_id)
+
+    def holds(self, other: Memory) -> bool:
+        """Whether `other` lies in it."""
+        first, last = other.address - self.address, other.address + other.nbytes - self.address
+        return self.device_id == other.device_id and first >= 0 and last <= self.nbytes
+
+
+def memory_of(tensor: torch.Tensor) -> Memory:
+    """Where a contiguous tensor lies."""
+    return Memory(tensor.data_ptr(), tensor.nbytes, tensor.get_device() if tensor.is_cuda else 0)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What NIXL knows of memory, and how many hold it."""
+
+    registration: Any
+    holders: int = 0
+
+
+class RegisteredMemory:
+    """Of one agent. All is called in the agent's thread.
+
+    Memory is registered once, however many hold it: NIXL would not tell two registrations of the same memory apart."""
+
+    def __init__(self, agent: Any, kind: str) -> None:
+        self._agent = agent
+        self._kind = kind
+        self._held: dict[Memory, _Held] = {}
+
+    def hold(self, memory: Memory) -> Any:
+        """Memory is registered until it has been let go of as often; returns NIXL's registration."""
+        if memory not in self._held:
+            region = (memory.address, memory.nbytes, memory.device_id, "")
+            self._held[memory] = _Held(self._agent.register_memory([region], mem_type=self._kind))
+        self._held[memory].holders += 1
+        return self._held[memory].registration
+
+    def let_go(self, memory: Memory) -> None:
+        """Nothing may be under way there."""
+        held = self._held[memory]
+        held.holders -= 1
+        if not held.holders:
+            del self._held[memory]
+            self._agent.deregister_memory(held.registration)
+
+    def descriptors(self, memories: Iterable[Memory]) -> Any:
+        """As a transfer wants them, of this agent's memory or another's."""
+        regions = [(memory.address, memory.nbytes, memory.device_id) for memory in memories]
+        return self._agent.get_xfer_descs(regions, mem_type=self._kind)

@@ -1,0 +1,63 @@
+"""What goes with the calls of a plan to its workers, and what their reports come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tridentserve import events as ev
+from tridentserve.engine.live.fleet import PlanCall
+from tridentserve.engine.live.jobs import Job
+from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, Span
+from tridentserve.errors import ProfileError, WorkerError
+from tridentserve.estimates import rank_peaks
+from tridentserve.plans import DispatchPlan
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import RequestSpec
+
+
+def expected_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
+    """Expected bytes of activations on each worker of a plan for these requests."""
+    nobody_knows = [ExpectedPeak()] * plan.degree
+    if times is None or not specs:
+        return nobody_knows
+    outputs = [spec.num_outputs for spec in specs]
+    try:
+        plain, frugal = (
+            rank_peaks(times, plan.model, plan.stages, plan.degree, specs[0].shape, outputs, frugal)
+            for frugal in (False, True)
+        )
+    except ProfileError:
+        return nobody_knows
+    return [ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)]
+
+
+async def take_images(job: Job | None, call: PlanCall, num_images: int) -> None:
+    """Give a job its pictures, which follow the report. Raises `WorkerError`."""
+    # Only references: the pictures themselves need not pass through this process. A worker that dies before
+    # it has sent all leaves an error in the place of one, and nothing for the others.
+    images = [await anext(call, None) for _ in range(num_images)]
+    if None in images or call.completed() in images:
+        raise WorkerError("the worker was lost before it had sent all pictures")
+    if job is not None:
+        job.images = images
+
+
+def outcome(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s: float) -> ev.Event:
+    """What the reports of all workers of a plan, in rank order, mean to the scheduler, whose time is the Unix clock's
+    less `offset_s`."""
+    failures = [report for report in reports if report.outcome == "failed"]
+    if failures:
+        errors = "; ".join(dict.fromkeys(report.error for report in failures))
+        final = next((report for report in failures if not report.retry), None)
+        if final is not None:
+            return ev.PlanFailed(plan.plan_id, final.error, retry=False, code=final.code)
+        return ev.PlanFailed(plan.plan_id, errors)
+    leader = reports[0]
+    if leader.outcome == "stopped":
+        return ev.PlanStopped(plan.plan_id)
+    return ev.StageFinished(plan.plan_id, stage_spans(leader.spans, offset_s), leader.paused_after)
+
+
+def stage_spans(spans: Iterable[Span], offset_s: float) -> tuple[ev.StageSpan, ...]:
+    """Spans of a worker in the scheduler's time."""
+    return tuple(ev.StageSpan(span.stage, span.start_s - offset_s, span.end_s - offset_s) for span in spans)

@@ -1,0 +1,219 @@
+"""Exact decoding by several workers: each computes a share of the rows of every layer of a VAE's decoder.
+
+Between layers a rank holds contiguous rows of the picture, of all frames. A convolution borrows the rows next to its
+own from its neighbours, a group norm adds up its statistics over all ranks, and in the attention of the middle each
+rank asks with its own pixels for the keys and values of all. What is per pixel, and upsampling to the next neighbour,
+needs nobody. So the result is that of one worker up to rounding, unlike that of tiles which know nothing of each other.
+(As the parallel VAE of xDiT, arXiv 2411.01738.)
+
+Hooks are installed once, when the model is loaded. They act inside `sequence_parallel(group)` only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from tridentserve.errors import ConfigError
+from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.ulysses import current_group
+
+
+class _Rows:
+    """How the rows of the running decoder are shared among the ranks of a group. `sizes`: rows of latents by rank;
+    later layers have a multiple of them."""
+
+    def __init__(self, group: SequenceGroup, latent_rows: int) -> None:
+        self.group = group
+        self.sizes = [len(rows) for rows in torch.arange(latent_rows).tensor_split(group.size)]
+        # Of the video that is decoded; attention masks tell frames apart.
+        self.frames = 1
+
+    def shard(self, latents: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of (..., rows, columns)."""
+        return torch.split(latents, self.sizes, dim=-2)[self.group.rank].contiguous()
+
+    def gather(self, shard: torch.Tensor) -> torch.Tensor:
+        """All rows of (..., rows, columns), on every rank."""
+        return torch.cat(self._from_all(shard, dim=-2), dim=-2)
+
+    def _from_all(self, shard: torch.Tensor, dim: int) -> list[torch.Tensor]:
+        """What each rank holds, which along `dim` has a length in proportion to its rows."""
+        shapes = []
+        for size in self.sizes:
+            shape = list(shard.shape)
+            shape[dim] = shape[dim] // self.sizes[self.group.rank] * size
+            shapes.append(tuple(shape))
+        return self.group.all_gather(shard, shapes)
+
+    def with_neighbours(self, shard: torch.Tensor, rows: int, mode: str = "constant", value: float = 0) -> torch.Tensor:
+        """The shard (..., rows, columns) with so many more rows above and below: of the neighbours, at the edges of the
+        picture as `functional.pad` makes them."""
+        rank, last = self.group.rank, self.group.size - 1
+        if shard.shape[-2] < rows:
+            raise ConfigError(
+                f"a convolution over {2 * rows + 1} rows cannot be shared; use a smaller degree for decode"
+            )
+        top, bottom = shard[..., :rows, :], shard[..., -rows:, :]
+        nothing = shard.new_empty(0)
+        sent = [nothing] * (last + 1)
+        shapes: list[tuple[int, ...]] = [(0,)] * (last + 1)
+        neighbours = {rank - 1: top, rank + 1: bottom}
+        for neighbour, edge in neighbours.items():
+            if 0 <= neighbour <= last:
+                sent[neighbour], shapes[neighbour] = edge, edge.shape
+        received = self.group.all_to_all(sent, shapes)
+        above = received[rank - 1] if rank > 0 else _edge(top[..., :1, :], rows, mode, value)
+        below = received[rank + 1] if rank < last else _edge(bottom[..., -1:, :], rows, mode, value)
+        return torch.cat([above, shard, below], dim=-2)
+
+    def pad(self, shard: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+        """`functional.pad`, whose rows are the neighbours'."""
+        if len(pad) < 4 or not (pad[2] or pad[3]):
+            return functional.pad(shard, list(pad), mode, value)
+        if pad[2] != pad[3] or mode not in ("constant", "replicate"):
+            raise ConfigError(
+                f"padding {tuple(pad)} ({mode}) cannot be shared by several workers; use degree 1 for decode"
+            )
+        others = [*pad[:2], 0, 0, *pad[4:]]
+        return self.with_neighbours(functional.pad(shard, others, mode, value), pad[2], mode, value or 0)
+
+    def group_norm(
+        self,
+        shard: torch.Tensor,
+        num_groups: int,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        """`functional.group_norm` over the rows of all ranks."""
+        if shard.ndim == 5:
+            self.frames = shard.shape[2]
+        batch, channels = shard.shape[:2]
+        grouped = shard.reshape(batch, num_groups, -1)
+        # In float64, so that the difference of squares below has all its digits.
+        total = grouped.sum(dim=-1, dtype=torch.float64)
+        squares = torch.linalg.vector_norm(grouped, dim=-1, dtype=torch.float64).square()
+        mine = torch.stack([total, squares])
+        total, squares = torch.stack(self.group.all_gather(mine, [tuple(mine.shape)] * self.group.size)).sum(0)
+        count = grouped.shape[-1] // self.sizes[self.group.rank] * sum(self.sizes)
+        mean: torch.Tensor = total / count
+        scale: torch.Tensor = (squares / count - mean.square()).clamp(min=0).add(eps).rsqrt()
+        normed = ((grouped - mean.float()[..., None]) * scale.float()[..., None]).reshape(shard.shape)
+        per_channel = (1, channels, *[1] * (shard.ndim - 2))
+        if weight is not None:
+            normed = normed * weight.view(per_channel)
+        if bias is not None:
+            normed = normed + bias.view(per_channel)
+        return normed.to(shard.dtype)
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Attention of this rank's pixels, (batch, heads, pixels, channels), to those of all."""
+        keys, values = torch.cat(self._from_all(torch.stack([key, value]), dim=-2), dim=-2)
+        if attn_mask is not None:
+            attn_mask = self._mask_of_all(attn_mask)
+        return functional.scaled_dot_product_attention(query, keys, values, attn_mask=attn_mask, **kwargs)
+
+    def _mask_of_all(self, mask: torch.Tensor) -> torch.Tensor:
+        """A mask over this rank's keys, (..., queries, frames * pixels), over those of all ranks. It depends on the
+        frame of a key only, as in causal attention over frames."""
+        pixels = mask.shape[-1] // self.frames // self.sizes[self.group.rank]
+        by_frame = mask.reshape(*mask.shape[:-1], self.frames, -1)[..., :1]
+        return torch.cat([by_frame.expand(*by_frame.shape[:-1], pixels * n).flatten(-2) for n in self.sizes], dim=-1)
+
+
+def _edge(row: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor:
+    """What is beyond the first or the last row of the picture."""
+    beyond = row.expand(*row.shape[:-2], rows, row.shape[-1])
+    return beyond if mode == "replicate" else torch.full_like(beyond, value)
+
+
+_ACTIVE: ContextVar[_Rows | None] = ContextVar("rows", default=None)
+
+
+class _Redirect(TorchFunctionMode):
+    """Sends what looks beyond a pixel to the sharing of rows. Convolutions have hooks of their own."""
+
+    def __init__(self, rows: _Rows) -> None:
+        super().__init__()
+        self._instead: dict[Any, Callable[..., Any]] = {
+            functional.pad: rows.pad,
+            functional.group_norm: rows.group_norm,
+            functional.scaled_dot_product_attention: rows.attention,
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self._instead.get(func, func)(*args, **(kwargs or {}))
+
+
+def install(decoder: torch.nn.Module) -> None:
+    """Hook the decoder of a VAE, whose first argument is latents (..., rows, columns) and whose result is pixels, or
+    pixels and something that stays with the rank (a cache of features).
+
+    Inside `sequence_parallel(group)` it is called with the same arguments on all members, who all get all pixels. With
+    fewer rows than members each computes all of them."""
+    for module in decoder.modules():
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)) and _row_padding(module):
+            module.forward = _borrowing(module)  # type: ignore[method-assign]
+    decoder.forward = _sharing(decoder.forward)
+
+
+def _row_padding(convolution: torch.nn.Conv2d | torch.nn.Conv3d) -> int:
+    return int(convolution.padding[-2])  # all convolutions of these decoders say it in numbers
+
+
+def _borrowing(convolution: Any) -> Callable[..., Any]:
+    """The forward of a convolution, which in a group has its neighbours' rows instead of padding.
+
+    By module, not by call of the function: CogVideoX cuts its inputs into as many calls as the memory of a shard wants,
+    which ranks need not agree on."""
+    stock, padding = convolution.forward, convolution.padding
+    rows = _row_padding(convolution)
+
+    @functools.wraps(stock)
+    def forward(shard: torch.Tensor) -> Any:
+        active = _ACTIVE.get()
+        if active is None:
+            return stock(shard)
+        if convolution.stride[-2] != 1 or convolution.dilation[-2] != 1 or convolution.kernel_size[-2] != 2 * rows + 1:
+            raise ConfigError(f"{convolution} cannot be shared by several workers; use degree 1 for decode")
+        convolution.padding = (*padding[:-2], 0, padding[-1])
+        try:
+            return stock(active.with_neighbours(shard, rows))
+        finally:
+            convolution.padding = padding
+
+    return forward
+
+
+def _sharing(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def forward(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        group = current_group()
+        if group is None or latents.shape[-2] < group.size:
+            return stock(latents, *args, **kwargs)
+        rows = _Rows(group, latents.shape[-2])
+        token = _ACTIVE.set(rows)
+        try:
+            with _Redirect(rows):
+                output = stock(rows.shard(latents), *args, **kwargs)
+        finally:
+            _ACTIVE.reset(token)
+        return (rows.gather(output[0]), *output[1:]) if isinstance(output, tuple) else rows.gather(output)
+
+    return forward

@@ -1,0 +1,82 @@
+"""Makes the denoising models of an adapter compute as `tridentserve.kernels` says.
+
+The attention kernels are those of torch's scaled_dot_product_attention, where attention of every family ends, also
+under sequence parallelism. (Attention backends of diffusers are not used: half of the families would ignore them.)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tridentserve.errors import ConfigError
+from tridentserve.kernels import Attention, Kernels
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+
+_BACKENDS: dict[Attention, SDPBackend] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_DENOISERS = ("transformer", "transformer_2", "unet")
+
+
+def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
+    """Apply to a fresh adapter, once; of stages other than D nothing changes.
+
+    Raises (from the forward pass) `ConfigError` for attention that the kernel cannot compute, such as with a mask.
+    """
+    pipe = cast(DiffusersAdapter, adapter).pipe
+    for model in (getattr(pipe, name, None) for name in _DENOISERS):
+        if not isinstance(model, torch.nn.Module):
+            continue
+        if kernels.compiled:
+            # As `weights.attach` leaves them: what was compiled for one kind of parameter is not for the other.
+            model.requires_grad_(False)
+            for block in _blocks(model):
+                block.forward = _compiled(block.forward)
+        if kernels.attention != "sdpa":
+            model.forward = _restricted(model.forward, kernels.attention, adapter.family)
+
+
+def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The members of the model's lists of layers: alike, so that one compilation serves all of a list."""
+    for child in model.children():
+        if isinstance(child, torch.nn.ModuleList):
+            yield from child
+
+
+def _compiled(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # One compilation for all sizes, and for all blocks of a kind.
+    compiled = torch.compile(stock, dynamic=True)
+
+    @functools.wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        ulysses.tell_compiled_code()
+        return compiled(*args, **kwargs)
+
+    return forward
+
+
+def _restricted(stock: Callable[..., Any], attention: Attention, family: str) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with sdpa_kernel(_BACKENDS[attention]):
+                return stock(*args, **kwargs)
+        except RuntimeError as error:
+            if "No available kernel" not in str(error) and "no viable backend" not in str(error).lower():
+                raise
+            raise ConfigError(
+                f"the attention kernel {attention!r} cannot compute the attention of {family} here (device, number "
+                "format or a mask); use `sdpa`, which chooses by itself"
+            ) from error
+
+    return forward

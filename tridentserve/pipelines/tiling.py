@@ -1,0 +1,57 @@
+"""Decoding in tiles, as the VAEs of diffusers do it themselves (`enable_tiling`): overlapping tiles, blended.
+
+The size of the tiles is given, not left to the VAE, whose own is that of its training pictures or a share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_SIDES = ("height", "width")
+
+
+@contextmanager
+def tiled(vae: Any, tile: int | None) -> Iterator[None]:
+    """Inside, `vae.decode` cuts what is larger than that into overlapping tiles of `tile` pixels a side, or a little
+    less where the overlap would not be whole latents; None changes nothing."""
+    if tile is None:
+        yield
+        return
+    settings = {"use_tiling": True} | _sizes(vae, tile)
+    before = {name: getattr(vae, name) for name in settings}
+    try:
+        _set(vae, settings)
+        yield
+    finally:
+        _set(vae, before)
+
+
+def _set(vae: Any, settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        setattr(vae, name, value)
+
+
+def _sizes(vae: Any, tile: int) -> dict[str, Any]:
+    """The attributes of a VAE that say how large its tiles are. Three generations of them name them differently."""
+    if hasattr(vae, "tile_latent_min_size"):
+        return _with_latents(vae, "size", tile, vae.tile_overlap_factor)
+    if hasattr(vae, "tile_latent_min_height"):
+        common = getattr(vae, "tile_overlap_factor", None)
+        overlaps = {side: getattr(vae, f"tile_overlap_factor_{side}", common) for side in _SIDES}
+        return {
+            name: size
+            for side, overlap in overlaps.items()
+            for name, size in _with_latents(vae, side, tile, overlap).items()
+        }
+    stride = tile * 3 // 4
+    return {f"tile_sample_{name}_{side}": size for name, size in (("min", tile), ("stride", stride)) for side in _SIDES}
+
+
+def _with_latents(vae: Any, side: str, tile: int, overlap: Any) -> dict[str, Any]:
+    """CogVideoX, whose tiles overlap by a sixth and a fifth, gives a wrong size where that is not whole latents."""
+    factor = getattr(vae, "spatial_compression_ratio", None) or 2 ** (len(vae.config.block_out_channels) - 1)
+    whole = round(1 / overlap)
+    latents = max(tile // factor // whole, 1) * whole
+    return {f"tile_latent_min_{side}": latents, f"tile_sample_min_{side}": latents * factor}
