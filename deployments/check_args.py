@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from deployments.config import AppArgs, ModelArgs
 from deployments.config_base import describe_problems
 from deployments.config_live import live_args
-from deployments.models import ServedModel, family_of
+from deployments.models import ServedModel, served_model
 from deployments.planning import make_scheduler, plan_placement, policy_of, worker_specs
 from deployments.profiles import cost_model
 from profiler import CostModel
@@ -60,7 +60,7 @@ def problems_of(parsed: AppArgs) -> list[str]:
     models: dict[str, ServedModel] = {}
     for index, model in enumerate(parsed.models):
         try:
-            models[model.name] = ServedModel(model.name, family_of(model), model.limits)
+            models[model.name] = served_model(model)
             if model.path is not None:
                 weights[model.name] = stage_weights_bytes(model.path, _element_bytes(model, parsed.cluster.device))
         except CheckpointError as error:

@@ -32,8 +32,8 @@ async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
 
 
 async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES) -> tuple[Any, bool]:
-    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as texts (files as objects), but for
-    `extra_body`, which is JSON there. True with a form: its numbers are texts.
+    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as texts (files as objects that
+    are closed), but for `extra_body`, which is JSON there. True with a form: its numbers are texts.
 
     Raises as `read_json` does, and `InvalidRequestError` for a form that is broken or names a field twice."""
     if _check_content_type(request, (_JSON, *_FORMS)) == _JSON:
@@ -47,6 +47,7 @@ async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES) -> tupl
         form = await Request(request.scope, again).form(max_files=_MAX_FILES, max_part_size=max_bytes)
     except (HTTPException, MultiPartException):
         raise InvalidRequestError("the body is not a valid form, or has too many fields") from None
+    await form.close()  # its files: no field takes one
     fields: dict[str, Any] = {}
     for name, value in form.multi_items():
         if name in fields:

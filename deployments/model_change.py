@@ -12,7 +12,7 @@ from deployments.check_args import problems_of
 from deployments.config import AppArgs, ModelArgs
 from deployments.config_base import describe_problems
 from deployments.config_planning import POLICIES_FOR_ONE_LOAD, LoadArgs
-from deployments.models import ServedModel, family_of
+from deployments.models import ServedModel, served_model
 from deployments.planning import plan_placement, policy_of
 from placement import align
 from profiler import CostModel
@@ -52,7 +52,7 @@ class KnownModel:
 def known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
     """Raises `CheckpointError`."""
     load = tuple(load for load in args.expected_load if load.model == model.name)
-    return KnownModel(ServedModel(model.name, family_of(model), model.limits), model, load, state)
+    return KnownModel(served_model(model), model, load, state)
 
 
 def refusals(args: AppArgs, now: AppArgs) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from deployments.config import Limits, ModelArgs
 from tridentserve.checkpoints import detect_family
 from tridentserve.families import FAMILIES, Family
+from tridentserve.loras import lora_names
 from tridentserve.requests import Shape
 
 _DEFAULT_SIDE = 1024
@@ -19,11 +20,13 @@ _DEFAULT_FPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model as clients see it: a family that makes pictures, or one that makes videos."""
+    """One model as clients see it: a family that makes pictures, or one that makes videos. `loras`: the names of those
+    that a request may be denoised with."""
 
     name: str
     family: Family
     limits: Limits
+    loras: tuple[str, ...] = ()
 
     @property
     def makes_videos(self) -> bool:
@@ -119,6 +122,7 @@ class ServedModel:
         return {
             "family": self.family.name,
             "output_modality": "video" if self.makes_videos else "image",
+            "loras": list(self.loras),
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},
             "defaults": {
                 **size,
@@ -130,7 +134,14 @@ class ServedModel:
 
 def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
     """By name, in the order of the configuration: the first is the default. Raises `CheckpointError`."""
-    return {model.name: ServedModel(model.name, family_of(model), model.limits) for model in models}
+    return {model.name: served_model(model) for model in models}
+
+
+def served_model(model: ModelArgs) -> ServedModel:
+    """Raises `CheckpointError`."""
+    family = family_of(model)
+    loras = lora_names(Path(model.path)) if model.path is not None and family.loras else ()
+    return ServedModel(model.name, family, model.limits, loras)
 
 
 def family_of(model: ModelArgs) -> Family:

@@ -76,6 +76,7 @@ class GenerationRequest(BaseModel):
     guidance_scale: float | None = Field(default=None, ge=0, le=MAX_GUIDANCE_SCALE)
     negative_prompt: Text = ""
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="None: a random one, told in the answer")
+    lora: Text | None = Field(default=None, description="one of the model's LoRAs; None: the model as it is")
     slo_ms: float | None = Field(
         default=None, gt=0, le=MAX_SLO_MS, description="from arrival to answer; None: the service's"
     )
@@ -172,6 +173,7 @@ def made(
         num_inference_steps=steps,
         num_outputs=request.n,
         slo_s=None if request.slo_ms is None else request.slo_ms / 1000,
+        lora=request.lora,
     )
     inputs = GenerationInputs(
         prompt=request.prompt,
@@ -181,6 +183,7 @@ def made(
         seed=secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed,
         negative_prompt=request.negative_prompt,
         num_outputs=request.n,
+        lora=request.lora,
     )
     return spec, inputs
 
@@ -199,13 +202,16 @@ def model_of(name: str | None, models: Mapping[str, ServedModel], videos: bool) 
 
 
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:
-    """Outputs, steps and texts. Raises `InvalidRequestError`."""
+    """Outputs, steps, texts and the LoRA. Raises `InvalidRequestError`."""
     limits = model.limits
     _at_most("n", request.n, limits.max_outputs)
     _at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
     for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
         if len(text) > limits.max_prompt_chars:
             raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
+    if request.lora is not None and request.lora not in model.loras:
+        there = ", ".join(model.loras) or "none"
+        raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
 
 
 def _at_most(name: str, value: int, limit: int) -> None:

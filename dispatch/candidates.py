@@ -36,17 +36,19 @@ class Work(NamedTuple):
     num_steps: int
     needs_encode: bool
     batch: int = 1
+    lora: str | None = None
 
     @classmethod
     def of_spec(cls, spec: RequestSpec) -> Work:
-        return cls(spec.model, spec.shape, spec.num_outputs, spec.num_inference_steps, needs_encode=True)
+        steps = spec.num_inference_steps
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, lora=spec.lora)
 
     @classmethod
     def of(cls, pending: PendingRequest) -> Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
-        num_steps = spec.num_inference_steps - pending.steps_done
-        return cls(spec.model, spec.shape, spec.num_outputs, max(num_steps, 0), not pending.encoded)
+        num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, lora=spec.lora)
 
     def outputs_at_once(self, stage: Stage) -> int:
         """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""

@@ -77,7 +77,7 @@ class MemoryModel:
         for replica in VirtualReplica:
             if (fit := self.fit(model, replica, shapes)) is not None:
                 return fit
-        self._check_weights(model)
+        self._check_weights(model, shapes)
         kinds = (PlacementType.E, PlacementType.D, PlacementType.C)
         needs = [
             (min(self.needed_bytes(model, kind, shape).values()), kind, shape) for kind in kinds for shape in shapes
@@ -89,7 +89,7 @@ class MemoryModel:
             f"use workers with more memory, or leave this size out"
         )
 
-    def _check_weights(self, model: str) -> None:
+    def _check_weights(self, model: str, shapes: Sequence[Shape]) -> None:
         """Weights that exceed a worker have to be divided among several of one node (`placement.units`)."""
         usable_bytes = self.memory_bytes - self.handoff_reserve_bytes
         for stage in Stage:
@@ -97,19 +97,26 @@ class MemoryModel:
             if self.times.weights_bytes(model, stage) <= usable_bytes:
                 continue
             weights_bytes = unit * self.times.weights_bytes(model, stage)
-            size = 1 << max(math.ceil(weights_bytes / usable_bytes) - 1, 0).bit_length() if usable_bytes > 0 else None
-            if size is None:
-                found = "no group of them would hold them"
-            elif size > self.largest_node:
-                found = f"{size} would hold them together, and no node has more than {self.largest_node}"
-            elif stage is Stage.DIFFUSE and size > self.degrees[-1]:
-                found = f"{size} would hold them together, and degree {self.degrees[-1]} is the widest to run it"
-            else:
-                found = (
-                    f"{size} of a node would hold them together (model parallelism), which simulations can plan with "
-                    f"and a live service cannot"
-                )
             raise PlacementError(
                 f"{model}: the weights of {stage} alone are {weights_bytes} bytes and a worker has {usable_bytes} for "
-                f"them; {found}; use workers with more memory, or a model in a smaller precision"
+                f"them; {self._together(model, stage, shapes, weights_bytes, usable_bytes)}; use workers with more "
+                f"memory, or a model in a smaller precision"
             )
+
+    def _together(
+        self, model: str, stage: Stage, shapes: Sequence[Shape], weights_bytes: int, usable_bytes: int
+    ) -> str:
+        """Which group of workers could hold such weights together, and why that is of no use here."""
+        unit = self.times.unit(model, stage)
+        degrees = [degree for degree in self.degrees if degree >= unit] if stage is Stage.DIFFUSE else [1]
+        peaks = [peak_bytes_by_degree(self.times, model, (stage,), shape, degrees) for shape in shapes]
+        room_bytes = usable_bytes - max(min(peak.values()) for peak in peaks)
+        if room_bytes <= 0:
+            return "no group of them would hold them"
+        size = 1 << (math.ceil(weights_bytes / room_bytes) - 1).bit_length()
+        found = f"with activations, {size} of them would hold them together"
+        if size > self.largest_node:
+            return f"{found}, and no node has more than {self.largest_node}"
+        if stage is Stage.DIFFUSE and size > self.degrees[-1]:
+            return f"{found}, and degree {self.degrees[-1]} is the widest to run it"
+        return f"{found}, which a live service does not do, nor a simulation of a policy without model parallelism"

@@ -18,13 +18,17 @@ from typing import Any, cast
 
 import diffusers
 import torch
+import transformers
 
-from profiler.published import Component, published_model
+from profiler.published import published_model
+from profiler.published_parts import Component
 from tridentserve.checkpoints import MODEL_INDEX, detect_family
 from tridentserve.pipelines import PipelineAdapter, load_adapter, tiny_parts
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.tiny_flux2 import mistral_tokenizer
 from tridentserve.pipelines.tiny_video_hunyuan_video import llama_tokenizer
+from tridentserve.pipelines.tiny_video_hunyuan_video_15 import qwen_tokenizer
 from tridentserve.pipelines.weights import attach, named_tensors
 from tridentserve.stages import Stage
 
@@ -37,7 +41,11 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "T5": tiny_parts.t5_tokenizer,
     "UMT5": tiny_parts.t5_tokenizer,
     "Llama": llama_tokenizer,
+    "Mistral3": mistral_tokenizer,
+    "Qwen2_5": qwen_tokenizer,
+    "ByT5": transformers.ByT5Tokenizer,
 }
+_CONFIG_NAMES = {"scheduler": "scheduler_config.json", "guider": "guider_config.json"}
 
 
 def write_published(name: str, folder: Path, *, few_text_layers: bool = False) -> Path:
@@ -47,12 +55,12 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False) -
     layers, for conditions of the right shape at little cost. Raises `ProfileError` for a name that is not known.
     """
     model = published_model(name)
-    index: dict[str, Any] = {"_class_name": model.pipeline_class}
+    index: dict[str, Any] = {"_class_name": model.pipeline_class, **model.options}
     for part, component in model.components.items():
         index[part] = [component.library, component.class_name]
         if few_text_layers and component.library == "transformers":
             fewer: dict[str, Any] = {key: _FEW_LAYERS for key in _LAYERS if key in component.config}
-            component = component.changed(**fewer)
+            component = component.changed(**(component.cheap or fewer))
         _write_component(folder / part, component)
         if part.startswith("text_encoder"):
             tokenizer = _tokenizer(component)
@@ -64,14 +72,14 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False) -
 
 def _write_component(folder: Path, component: Component) -> None:
     folder.mkdir(parents=True)
-    name = "scheduler_config.json" if folder.name == "scheduler" else "config.json"
+    name = _CONFIG_NAMES.get(folder.name, "config.json")
     named = {"_class_name": component.class_name} if component.library == "diffusers" else {}
     (folder / name).write_text(json.dumps(named | dict(component.config)))
 
 
 def _tokenizer(encoder: Component) -> Any:
-    kind = max((kind for kind in _TOKENIZERS if encoder.class_name.startswith(kind)), key=len)
-    return _TOKENIZERS[kind]()
+    kinds = (kind for kind in _TOKENIZERS if encoder.class_name.startswith(kind))
+    return _TOKENIZERS[encoder.tokenizer or max(kinds, key=len)]()
 
 
 def random_adapter(

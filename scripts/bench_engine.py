@@ -25,7 +25,7 @@ import ray
 from benching.checkpoint import make_checkpoint
 from benching.handing_off import measure_handoff
 from benching.loading import measure_load
-from benching.pausing import measure_pause
+from benching.pausing import measure_pause, measure_service_pause
 from benching.regrouping import measure_regroup
 from benching.switching import measure_switch
 from benching.workers import started
@@ -85,7 +85,8 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             if "pause_resume" in options.only:
                 figures = await measure_pause(workers, options.side, steps=2, runs=options.pauses)
                 small = await measure_pause(workers, options.small_side, steps=4, runs=options.runs)
-                add("pause_resume", figures | {"small": small})
+                service = await measure_service_pause(tiny.folder, folder / "host", options.small_side, 4, options.runs)
+                add("pause_resume", figures | {"small": small | service})
     if {"load", "switch"}.intersection(options.only):
         large = make_checkpoint(folder / "large", options.layers)
         if "load" in options.only:

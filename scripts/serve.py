@@ -149,23 +149,32 @@ def _health(url: str) -> dict[str, Any] | None:
 
 def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: float) -> None:
     workers = "\n".join(f"    {worker}: {kind}" for worker, kind in health["placement"].items())
-    side, steps = model.side_near(_SIDE), min(_STEPS, model.limits.max_steps)
-    prompt = _PROMPT[: model.limits.max_prompt_chars]
-    size = f'"size": "{side}x{side}", "num_inference_steps": {steps}'
-    body = f'{{"model": "{model.name}", "prompt": "{prompt}", {size}}}'
-    decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     _say(
         f"""
 TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
 {workers}
 Try it:
-    curl -s {url}/v1/images/generations -H 'Content-Type: application/json' \\
-      -d '{body}' \\
-      | python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})"
+{_example(url, model)}
 Ctrl-C ends it.
 """,
         sys.stdout,
     )
+
+
+def _example(url: str, model: ServedModel) -> str:
+    """A command that asks for one picture or video, small enough to come soon."""
+    steps, prompt = min(_STEPS, model.limits.max_steps), _PROMPT[: model.limits.max_prompt_chars]
+    if model.makes_videos:
+        form = {"model": model.name, "prompt": f"'{prompt}'", "num_inference_steps": steps}
+        fields = " ".join(f"-F {name}={value}" for name, value in form.items())
+        return f"    curl -s {url}/v1/videos/sync {fields} -o video.mp4"
+    side = model.side_near(_SIDE)
+    size = f'"size": "{side}x{side}", "num_inference_steps": {steps}'
+    body = f'{{"model": "{model.name}", "prompt": "{prompt}", {size}}}'
+    decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
+    return f"""    curl -s {url}/v1/images/generations -H 'Content-Type: application/json' \\
+      -d '{body}' \\
+      | python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})\""""
 
 
 if __name__ == "__main__":

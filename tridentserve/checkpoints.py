@@ -99,7 +99,7 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     if not base.is_dir():
         raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
     # Tokenizers come from transformers too and schedulers from diffusers: only the name tells them from models.
-    if component.startswith(("tokenizer", "scheduler")):
+    if component.startswith(("tokenizer", "scheduler", "guider")):
         return ()
     stem = _WEIGHT_NAMES[library]
     single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"

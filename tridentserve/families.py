@@ -17,6 +17,7 @@ class Family:
     `components`: the pipeline components each stage needs, by their names in `model_index.json`.
     `optional`: those of them that a model folder may leave out.
     `shares_tokens`: whether D can run at degrees above 1 (not of U-Nets).
+    `loras`: whether diffusers knows LoRAs of it.
     `negative_prompt`: whether one has an effect; guidance that is an embedding takes none.
     `options`: entries of `model_index.json` that are no components but settings of the pipeline.
     `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
@@ -32,6 +33,7 @@ class Family:
     optional: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
     shares_tokens: bool = True
+    loras: bool = True
     negative_prompt: bool = True
     frame_multiple: int | None = None
     default_shape: Shape | None = None
@@ -91,6 +93,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
+            loras=False,
         ),
         Family(
             name="qwen_image",
@@ -129,6 +132,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DIFFUSE: ("transformer", "scheduler"),
                 Stage.DECODE: ("vae",),
             },
+            loras=False,
         ),
         Family(
             name="flux2_klein",
@@ -203,6 +207,22 @@ FAMILIES: dict[str, Family] = {
             frame_multiple=4,
             default_shape=Shape(720, 1280, 129),
             default_fps=24,
+        ),
+        Family(
+            name="hunyuan_video_15",
+            pipeline_class="HunyuanVideo15Pipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=6.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "guider"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            frame_multiple=4,
+            default_shape=Shape(480, 848, 121),
+            default_fps=24,
+            loras=False,
         ),
         Family(
             name="mochi",

@@ -38,6 +38,7 @@ class RequestSpec:
     """One request as the scheduler sees it: no prompt, no tensor.
 
     `slo_s` counts from arrival; None means the service's default (a multiple of the latency at the optimal degrees).
+    `lora`: the name of the LoRA that it is denoised with; only requests with the same one share forward passes of D.
     """
 
     request_id: str
@@ -46,13 +47,15 @@ class RequestSpec:
     num_inference_steps: int
     num_outputs: int = 1
     slo_s: float | None = None
+    lora: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationInputs:
     """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan.
 
-    `fps`: frames per second of a video, None for a picture."""
+    `fps`: frames per second of a video, None for a picture. `lora`: a file of the model folder's `loras/`, by its name
+    without the ending."""
 
     prompt: str
     shape: Shape
@@ -63,3 +66,4 @@ class GenerationInputs:
     num_outputs: int = 1
     fps: float | None = None
     output_format: OutputFormat = "png"
+    lora: str | None = None

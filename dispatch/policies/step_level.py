@@ -25,12 +25,12 @@ from tridentserve.stages import PlacementType, Stage
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
 # Requests of one batch kind can run in one batch.
-BatchKind = tuple[str, Shape, int]
+BatchKind = tuple[str, Shape, int, str | None]
 
 
 def batch_kind(spec: RequestSpec) -> BatchKind:
-    """Model, shape and outputs: what is equal in a batch. Steps may differ."""
-    return spec.model, spec.shape, spec.num_outputs
+    """Model, shape, outputs and LoRA: what is equal in a batch. Steps may differ."""
+    return spec.model, spec.shape, spec.num_outputs, spec.lora
 
 
 class StepLevelDispatcher:

@@ -11,7 +11,7 @@ from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
 
-Kind = tuple[str, Shape, int, int, bool]
+Kind = tuple[str, Shape, int, int, bool, str | None]
 
 
 def needs_encode(request: PendingRequest) -> bool:
@@ -26,7 +26,8 @@ def steps_left(request: PendingRequest) -> int:
 def kind_of(request: PendingRequest) -> Kind:
     """Requests of one kind have the same work left: they differ in their deadlines only."""
     spec, done = request.spec, request.steps_done
-    return spec.model, spec.shape, spec.num_outputs, spec.num_inference_steps - done, not (request.encoded or done)
+    steps = spec.num_inference_steps - done
+    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.lora
 
 
 def fresh(spec: RequestSpec) -> PendingRequest:

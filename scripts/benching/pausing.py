@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benching.figures import median_ms
+from benching.service import serving
 from benching.workers import Workers
 from tridentserve.plans import DispatchPlan, PlanMember
-from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.protocols import Assignment, ClusterView, Decisions, Dispatcher, WorkerView
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.stages import Stage
 
 _MODEL = "tiny"
@@ -59,3 +64,48 @@ async def _denoise(
         previous = plan
     await workers.forget(["r"])
     return beside_s, steps_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """A dispatcher whose requests do half of their steps, and wait to be dispatched again."""
+
+    inner: Dispatcher
+
+    def decide(self, view: ClusterView) -> Decisions:
+        waiting = {request.spec.request_id: request for request in view.pending}
+
+        def cut(one: Assignment) -> Assignment:
+            request = waiting[one.request_ids[0]]
+            if request.steps_done:
+                return one
+            return dataclasses.replace(one, decode=(), num_steps=request.spec.num_inference_steps // 2)
+
+        decisions = self.inner.decide(view)
+        return dataclasses.replace(decisions, assignments=[cut(one) for one in decisions.assignments])
+
+    def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
+        return self.inner.can_ever_run(spec, workers)
+
+
+async def measure_service_pause(folder: Path, host_dir: Path, side: int, steps: int, runs: int) -> dict[str, Any]:
+    """The same through the whole engine, scheduler included: between the last step of the one half of D and the first
+    one of the other, on the same worker."""
+    args: dict[str, Any] = {
+        "models": [{"name": _MODEL, "path": str(folder), "profile_as": "tiny-sd3"}],
+        "cluster": {"workers_per_node": 1, "memory_mb": 4096},
+        "placement": ["EDC"],
+        "dispatch": {"policy": "edf", "max_degree": 1},
+    }
+    inputs = GenerationInputs("pause", Shape(side, side), steps, 5.0, seed=1)
+    gaps_s: list[float] = []
+    async with serving(args, folder, host_dir, _Halves) as service:
+        for run in range(1 + runs):
+            answer = await service.ask(f"r{run}", _MODEL, inputs)
+            first, second = (ran for ran in answer["timeline"] if ran["stage"] == Stage.DIFFUSE.value)
+            if run > 0:
+                gaps_s.append(second["start_s"] - first["end_s"])
+    return {
+        "service_ms": median_ms(gaps_s),
+        "service_range_ms": [round(1000 * gap, 3) for gap in (min(gaps_s), max(gaps_s))],
+    }

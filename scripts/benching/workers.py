@@ -154,6 +154,8 @@ class Workers:
                 report = item
             elif isinstance(item, bytes):
                 pictures.append(item)
+            if report is not None and len(pictures) == sum(report.num_images.values()):
+                break  # what follows is the end of the call, for which the engine does not wait either
         if report is None or report.outcome == "failed":
             raise RuntimeError(report.error if report is not None else "a plan ended without a report")
         return report, pictures

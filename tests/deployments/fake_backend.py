@@ -20,7 +20,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
 MODELS = {
     "tiny-sd3": ServedModel("tiny-sd3", FAMILIES["sd3"], LIMITS),
-    "tiny-flux": ServedModel("tiny-flux", FAMILIES["flux"], Limits()),
+    "tiny-flux": ServedModel("tiny-flux", FAMILIES["flux"], Limits(), loras=("ink", "pastel")),
 }
 VIDEO_LIMITS = Limits(min_side=32, max_side=256, max_frames=33, max_pixel_frames=128 * 128 * 17, max_outputs=2)
 WITH_VIDEOS = {**MODELS, "tiny-wan": ServedModel("tiny-wan", FAMILIES["wan"], VIDEO_LIMITS)}

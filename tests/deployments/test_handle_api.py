@@ -10,7 +10,7 @@ import pytest
 
 from deployments.handle_api import generate, generate_stream
 from tests.deployments.clients import until
-from tests.deployments.fake_backend import MODELS, FakeBackend
+from tests.deployments.fake_backend import MODELS, WITH_VIDEOS, FakeBackend, video
 from tridentserve.errors import (
     InvalidRequestError,
     RequestCancelledError,
@@ -28,6 +28,17 @@ async def test_a_result() -> None:
     assert (result["request_id"], result["model"], result["seed"]) == ("r1", "tiny-sd3", 7)
     assert (result["width"], result["height"]) == (64, 32)
     assert [image[:4] for image in result["images"]] == [b"\x89PNG"] * 2
+
+
+async def test_a_video() -> None:
+    backend = FakeBackend()
+    body = {**BODY, "model": "tiny-wan", "size": "64x64", "num_frames": 5}
+    result = await generate(backend, WITH_VIDEOS, body)
+    assert (result["videos"], result["num_frames"], result["fps"]) == ([video("a cat")], 5, 16.0)
+    await generate(backend, WITH_VIDEOS, {**body, "output_format": "frames", "stream": True})
+    assert [inputs.output_format for _, inputs in backend.seen] == ["mp4", "frames"]
+    with pytest.raises(InvalidRequestError, match="num_frames"):
+        await generate(backend, WITH_VIDEOS, {"model": "tiny-sd3", "prompt": "a cat", "num_frames": 5})
 
 
 async def test_a_stream() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config import Limits
-from deployments.models import ServedModel
+from deployments.config import Limits, ModelArgs
+from deployments.models import ServedModel, served_models
 from tridentserve.families import FAMILIES
 from tridentserve.requests import Shape
 
@@ -54,3 +56,16 @@ def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
     multiple = model.family.frame_multiple or 1
     assert model.family.allows_frames(model.frames_near(asked))
     assert abs(model.frames_near(asked) - max(1.0, asked)) <= multiple / 2
+
+
+def test_loras_are_the_files_of_their_folder(tmp_path: Path) -> None:
+    for family in ("flux", "pixart_sigma"):
+        folder = tmp_path / family / "loras"
+        folder.mkdir(parents=True)
+        index = f'{{"_class_name": "{FAMILIES[family].pipeline_class}"}}'
+        (tmp_path / family / "model_index.json").write_text(index)
+        for name in ("pastel.safetensors", "ink.safetensors", "notes.txt"):
+            (folder / name).touch()
+    served = served_models([ModelArgs(name=name, path=tmp_path / name) for name in ("flux", "pixart_sigma")])
+    assert served["flux"].to_json()["loras"] == ["ink", "pastel"]
+    assert served["pixart_sigma"].loras == ()

@@ -66,6 +66,16 @@ def test_all_fields_arrive() -> None:
     assert inputs == GenerationInputs("a cat", Shape(128, 64), 4, 0.0, 0, "blurry", 2)
 
 
+def test_a_lora_is_one_of_the_models() -> None:
+    spec, inputs = accept(model="tiny-flux", lora="ink")
+    assert (spec.lora, inputs.lora) == ("ink", "ink")
+    assert accept(model="tiny-flux", lora=None)[0].lora is None
+    for name in (CANARY, "../ink", ""):
+        error = refuse(model="tiny-flux", lora=name)
+        assert (error.param, "there are: ink, pastel" in str(error)) == ("lora", True)
+    assert "there are: none" in str(refuse(lora="ink"))
+
+
 def test_extra_body_counts_like_the_top_level() -> None:
     spec, inputs = accept(extra_body={"width": 64, "height": 32, "seed": 5, "slo_ms": None})
     assert (spec.shape, inputs.seed, spec.slo_s) == (Shape(32, 64), 5, None)

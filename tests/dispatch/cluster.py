@@ -39,9 +39,10 @@ def request(
     steps_done: int = 0,
     num_outputs: int = 1,
     arrival_s: float = 0.0,
+    lora: str | None = None,
 ) -> PendingRequest:
     """A request that arrived at `arrival_s`."""
-    spec = RequestSpec(request_id, model, shape, steps, num_outputs)
+    spec = RequestSpec(request_id, model, shape, steps, num_outputs, lora=lora)
     return PendingRequest(spec, arrival_s, arrival_s + slo_s, steps_done, encoded=steps_done > 0)
 
 

@@ -62,6 +62,7 @@ def test_only_equal_work_is_shared() -> None:
         request("longer", SMALL, 2000.0, steps=21),
         request("more", SMALL, 2000.0, num_outputs=2),
         request("begun", SMALL, 2000.0, steps=41, steps_done=1),
+        request("styled", SMALL, 2000.0, lora="ink"),
     ]
     assert ids([*small(2), *others], workers(1, "EDC")) == [("r0", "r1")]
     assert ids([request(f"r{i}", MIDDLE, 1000.0 + i) for i in range(3)], workers(1, "EDC")) == [("r0",)]

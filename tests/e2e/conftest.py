@@ -1,4 +1,4 @@
-"""One running service for the end-to-end tests: two tiny models on four CPU workers, reached over HTTP and handles."""
+"""One service for the end-to-end tests: three tiny models on four CPU workers, reached over HTTP and handles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-# E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder.
+# E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder, all of tiny-wan beside
+# the decoder.
 PLACEMENT: list[dict[str, str]] = [
     {"tiny-flux": "E", "tiny-sd3": "EDC"},
     {"tiny-flux": "D"},
     {"tiny-flux": "D"},
-    {"tiny-flux": "C"},
+    {"tiny-flux": "C", "tiny-wan": "EDC"},
 ]
 
 
@@ -60,7 +61,10 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
         "models": [
             {"name": "tiny-flux", "tiny": "flux", "limits": {"max_side": 512, "max_steps": 1000}},
             {"name": "tiny-sd3", "tiny": "sd3", "limits": {"max_side": 512}},
+            {"name": "tiny-wan", "tiny": "wan", "limits": {"max_side": 64, "max_frames": 9, "max_steps": 1000}},
         ],
+        "profiles": ["tiny-cpu", "tiny-video-cpu"],
+        "videos": {"lease_s": 2},
         "cluster": {"workers_per_node": 4, "memory_mb": 512, "cpus_per_worker": 0.1},
         "placement": PLACEMENT,
         "cache_dir": str(tiny_cache),

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_ready(service: Service) -> None:
     health = httpx.get(f"{service.url}/health").json()
     assert (health["status"], health["workers"]) == ("ready", 4)
-    assert health["placement"]["n0w3"] == "tiny-flux:C"
+    assert health["placement"]["n0w3"] == "tiny-flux:C+tiny-wan:EDC"
 
 
 @pytest.mark.parametrize("model", ["tiny-flux", "tiny-sd3"])

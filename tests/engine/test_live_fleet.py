@@ -20,6 +20,7 @@ from tridentserve.engine.live.fleet import Fleet, WorkerResources
 from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
 from tridentserve.engine.live.parcel import Layout
+from tridentserve.engine.live.plan_calls import untold_steps
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
@@ -69,15 +70,15 @@ class Plans:
     async def run(
         self, plan: DispatchPlan, inputs: GenerationInputs | dict[str, GenerationInputs] = INPUTS
     ) -> tuple[PlanReport, list[bytes], int]:
-        """The leader's report, the pictures, the number of step notes. Any member's failure raises."""
+        """The leader's report, the pictures, the number of steps told. Any member's failure raises."""
         content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
         calls = [self.fleet.run(worker_id, plan, content) for worker_id in plan.workers]
-        results = await asyncio.gather(*(self._listen(call) for call in calls))
+        results = await asyncio.gather(*(self._listen(plan, call) for call in calls))
         for report, _, _ in results:
             assert report.outcome != "failed", report.error
         return results[0]
 
-    async def _listen(self, call: Any) -> tuple[PlanReport, list[bytes], int]:
+    async def _listen(self, plan: DispatchPlan, call: Any) -> tuple[PlanReport, list[bytes], int]:
         report, pictures, notes = None, [], 0
         async for reference in call:
             item = await reference
@@ -85,6 +86,7 @@ class Plans:
                 notes += 1
             elif isinstance(item, PlanReport):
                 report = item
+                notes += len(untold_steps(plan, report))
             elif isinstance(item, ReplicaLoad):
                 continue
             else:

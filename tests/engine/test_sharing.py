@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from PIL import Image
 
 from tests.core.fakes import MODEL
 from tests.engine import sharing
+from tests.pipelines.loras import random_lora, save_lora
 from tridentserve.decisions import Decision, decode_decision, replay
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
@@ -31,8 +33,8 @@ STEPS = 2
 AT_ONCE = ("at-once-1", "at-once-2", "at-once-3")
 
 
-def spec_of(name: str, shape: Shape) -> RequestSpec:
-    return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0)
+def spec_of(name: str, shape: Shape, lora: str | None = None) -> RequestSpec:
+    return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0, lora=lora)
 
 
 def read(log: Path) -> list[Decision]:
@@ -64,7 +66,7 @@ class Service:
     log: Path
 
     async def generate(self, name: str, inputs: GenerationInputs) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-        updates = [update async for update in self.engine.generate(spec_of(name, inputs.shape), inputs)]
+        updates = [update async for update in self.engine.generate(spec_of(name, inputs.shape, inputs.lora), inputs)]
         assert updates[-1]["type"] == "completed", updates[-1]
         (png,) = await asyncio.gather(*updates[-1]["images"])
         return updates[-1], np.asarray(Image.open(io.BytesIO(png)))
@@ -74,7 +76,9 @@ class Service:
 async def service(
     ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Service]:
-    source = ModelSource(MODEL, ensure_tiny("flux", tiny_cache))
+    folder = Path(shutil.copytree(ensure_tiny("flux", tiny_cache), tmp_path_factory.mktemp("flux") / "flux"))
+    save_lora(folder, "ink", random_lora(folder))
+    source = ModelSource(MODEL, folder)
     store = connect_store(is_server=True)
     placed = sharing.placement()
     configs = [
@@ -113,8 +117,8 @@ def alone(service: Service) -> PipelineAdapter:
     return load_adapter(service.folder, frozenset(Stage))
 
 
-def inputs_of(prompt: str, shape: Shape = sharing.SMALL) -> GenerationInputs:
-    return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt))
+def inputs_of(prompt: str, shape: Shape = sharing.SMALL, lora: str | None = None) -> GenerationInputs:
+    return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt), lora=lora)
 
 
 def picture_of(adapter: PipelineAdapter, inputs: GenerationInputs, tile: int | None = None) -> np.ndarray[Any, Any]:
@@ -146,6 +150,17 @@ async def test_live_workers_decode_one_picture_together(service: Service, alone:
         ("decode", 2),
     ]
     assert_rounded_alike(picture, picture_of(alone, inputs_of("a lone one")))
+
+
+async def test_a_lora_changes_the_picture_of_its_request_only(service: Service, alone: PipelineAdapter) -> None:
+    """On two workers, who each read the file; the next request on them sees nothing of it."""
+    styled, plain = inputs_of("in ink", lora="ink"), inputs_of("in ink")
+    answer, picture = await service.generate("styled", styled)
+    assert [run["degree"] for run in answer["timeline"]] == [1, 2, 2]
+    assert_rounded_alike(picture, picture_of(alone, styled))
+    _, unstyled = await service.generate("unstyled", plain)
+    assert_rounded_alike(unstyled, picture_of(alone, plain))
+    assert np.abs(picture.astype(int) - unstyled.astype(int)).max() > 5
 
 
 async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
 PICTURES = ("sd3", "flux", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
-VIDEOS = ("cogvideox", "wan", "hunyuan_video", "mochi")
+VIDEOS = ("cogvideox", "wan", "hunyuan_video", "hunyuan_video_15", "mochi")
 ALL = (*PICTURES, *VIDEOS)
 # Of them those that several workers can denoise together.
 PARALLEL = tuple(name for name in ALL if FAMILIES[name].shares_tokens)
@@ -255,8 +255,11 @@ def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     """How each family is asked for several outputs, and for frames."""
     if family not in VIDEOS:
         return {"num_images_per_prompt": inputs.num_outputs}
-    frames = {"num_frames": inputs.shape.num_frames}
-    return frames if family == "cogvideox" else frames | {"num_videos_per_prompt": inputs.num_outputs}
+    frames: dict[str, Any] = {"num_frames": inputs.shape.num_frames}
+    if family not in ("cogvideox", "hunyuan_video_15"):
+        return frames | {"num_videos_per_prompt": inputs.num_outputs}
+    # They ignore how many outputs a prompt is to have, or fail.
+    return frames | {"prompt": [inputs.prompt] * inputs.num_outputs}
 
 
 def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:
@@ -266,10 +269,12 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
     match family:
         case "flux" | "flux2" | "hunyuan_video":
             return scale
-        case "cogvideox" if inputs.num_outputs > 1:
-            # It ignores how many outputs a prompt is to have.
-            prompts = {"prompt": inputs.prompt, "negative_prompt": inputs.negative_prompt}
-            return scale | {name: [text] * inputs.num_outputs for name, text in prompts.items()}
+        case "cogvideox":
+            return scale | {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}
+        case "hunyuan_video_15":
+            pipe.guider = pipe.guider.new(guidance_scale=inputs.guidance_scale)
+            pipe.vae.enable_slicing()  # its attention takes one video at a time
+            return {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}
         case "flux2_klein":
             return scale | {"negative_prompt_embeds": pipe.encode_prompt(inputs.negative_prompt)[0]}
         case "qwen_image":

@@ -11,8 +11,9 @@ from tridentserve.families import FAMILIES, Family
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
 HEADER = (
-    "| family | pipeline of diffusers | makes | sides | steps | guidance | negative prompt | passes | degrees of D |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    "| family | pipeline of diffusers | makes | sides | steps | guidance | negative prompt | passes | degrees of D "
+    "| LoRAs |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
 
 
@@ -32,6 +33,7 @@ def row(family: Family) -> str:
         "yes" if family.negative_prompt else "no effect",
         passes,
         "divisors of its heads" if family.shares_tokens else "1",
+        "yes" if family.loras else "no",
     )
     return f"| {' | '.join(cells)} |\n"
 

@@ -157,7 +157,7 @@ def test_what_is_planned_for_wide_degrees_can_run_there() -> None:
 
 def test_weights_that_no_worker_holds_are_named() -> None:
     with pytest.raises(
-        PlacementError, match=r"one: the weights of diffuse alone .*; 2 of a node would hold them together"
+        PlacementError, match=r"one: the weights of diffuse alone .* 2 of them would hold them together"
     ):
         orchestrator().plan([LoadShare("one", SMALL, 20)], cluster(1, 8, 800 * MIB))
     with pytest.raises(PlacementError, match="no group of them would hold them"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import permutations, product
 
 import pytest
 from hypothesis import assume, given, settings
@@ -85,9 +86,7 @@ def test_what_no_node_holds_is_refused_with_the_numbers() -> None:
     """D weighs 800 MiB: two of 300 do not hold it, and nodes have two."""
     workers = cluster([2, 2, 2, 2], 300)
     assert D not in units_for(TIMES, [LoadShare("one", SMALL, 20)], workers, RESERVE_BYTES)
-    message = (
-        r"one: the weights of diffuse alone are 838860800 bytes .* 4 would hold them together, and no node has more"
-    )
+    message = r"one: the weights of diffuse alone are 838860800 bytes .* 4 of them would hold them .* no node has more"
     with pytest.raises(PlacementError, match=message):
         planned([LoadShare("one", SMALL, 20)], workers)
 
@@ -169,6 +168,25 @@ def test_split_makes_whole_units(
 
 
 @settings(deadline=None)
+@given(st.sampled_from(VirtualReplica), st.integers(0, 12), rates_of_types, units_of_types)
+def test_split_equals_brute_force_over_units(
+    replica: VirtualReplica, extra: int, rates: dict[PlacementType, float], units: dict[PlacementType, int]
+) -> None:
+    """No more primaries would leave auxiliaries that keep up, however these are shared out; those beyond are of workers
+    that make no unit of an auxiliary."""
+    minimum = units[replica.primary]
+    budget = smallest_workable(replica, minimum, units) + extra
+    counts = split(replica, budget, rates, minimum, units)
+    kinds = (replica.primary, *replica.auxiliaries)
+    choices = product(*(range(units[kind], budget + 1, units[kind]) for kind in kinds))
+    tried = [dict(zip(kinds, choice, strict=True)) for choice in choices if sum(choice) <= budget]
+    most = max([each[replica.primary] for each in tried if keeps_up(replica, each, rates)], default=minimum)
+    beyond = counts[replica.primary] - most
+    assert 0 <= beyond < min([units[kind] for kind in replica.auxiliaries], default=1)
+    assert beyond or keeps_up(replica, counts, rates) or most == minimum
+
+
+@settings(deadline=None)
 @given(node_sizes, st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4)), min_size=1, max_size=3))
 def test_packing_puts_units_on_aligned_blocks(sizes: list[int], wanted: list[tuple[int, int]]) -> None:
     workers = cluster(sizes, 1)
@@ -219,6 +237,30 @@ def test_a_transition_keeps_units_whole(sizes: list[int], before: int, after: in
     assert sorted(map(sorted, aligned.replicas.values())) == sorted(map(sorted, wanted.replicas.values()))
     moved = sum(moved_bytes(aligned, current, workers, times).values())
     assert moved <= sum(moved_bytes(wanted, current, workers, times).values())
+
+
+stage_sets = st.sampled_from([frozenset[Replica](), frozenset({D}), frozenset({Replica("one", Stage.DECODE)})])
+
+
+@settings(deadline=None)
+@given(st.lists(stage_sets, min_size=4, max_size=4), st.lists(stage_sets, min_size=4, max_size=4), st.booleans())
+def test_a_transition_of_units_equals_brute_force(
+    before: list[frozenset[Replica]], after: list[frozenset[Replica]], apart: bool
+) -> None:
+    """Four pairs of workers, of one node or of two: no other order of nodes and pairs moves less."""
+    workers, times = cluster([4, 4] if apart else [8], 1), TIMES.divided({D: 2})
+    ids = [worker.worker_id for worker in workers]
+
+    def plan(pairs: Iterable[frozenset[Replica]]) -> PlacementPlan:
+        return PlacementPlan(dict(zip(ids, [held for held in pairs for _ in range(2)], strict=True)))
+
+    current, wanted = plan(before), plan(after)
+    orders = list(permutations(after))
+    if apart:  # what is in one node stays in one node
+        nodes = ((after[:2], after[2:]), (after[2:], after[:2]))
+        orders = [(*a, *b) for first, second in nodes for a in permutations(first) for b in permutations(second)]
+    least = min(sum(moved_bytes(plan(order), current, workers, times).values()) for order in orders)
+    assert sum(moved_bytes(align(wanted, current, workers, times), current, workers, times).values()) == least
 
 
 def test_a_switch_moves_shards_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from profiler import CostModel, read_table
+from profiler.measure_random import write_published
 from profiler.measure_stages import Sample, Source, sample_decode
 from tests.pipelines.models import edit_json
 from tridentserve.cache import CACHE_ENV
@@ -43,11 +45,13 @@ def fail_decode_above(width: int, error: BaseException, monkeypatch: pytest.Monk
     monkeypatch.setattr("profiler.measure_processes.sample_decode", decode)
 
 
-def test_a_table_is_written(tiny_cache: Path, tmp_path: Path) -> None:
+def test_a_table_is_written_where_ray_is_not_installed(tiny_cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "mine.csv"
+    (tmp_path / "ray.py").write_text("raise ImportError('no Ray on this machine')")
     command = [sys.executable, str(SCRIPT), str(ensure_tiny("sd3", tiny_cache)), *QUICK]
     command += ["--sizes", "64,96x64", "--name", "mine", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}: 6 points of mine\n"
     table = read_table(out)
@@ -98,6 +102,34 @@ def test_a_table_that_was_begun_is_gone_on_with(main: Main, tmp_path: Path, caps
     assert main([*arguments, "--sizes", "64", "--resume", "--attention", "math"]) == 1
     assert "attention math" in capsys.readouterr().err
     assert read_table(out).rows == resumed
+
+
+@pytest.mark.slow
+def test_a_published_model_of_two_blocks_goes_the_whole_way(
+    main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SD3-medium in its real widths, 24 blocks cut to two, three layers of each CLIP and no T5 (2 GB in all): begun at
+    one size, gone on with at another, into a table that planning takes."""
+    folder = write_published("sd3-medium", tmp_path / "sd3-two-blocks", few_text_layers=True)
+    edit_json(folder / "transformer" / "config.json", num_layers=2)
+    edit_json(folder / "model_index.json", text_encoder_3=[None, None], tokenizer_3=[None, None])
+    arguments = [str(folder), "--random-weights", *QUICK, "--out", str(tmp_path / "t.csv")]
+    assert main([*arguments, "--sizes", "64"]) == 0
+    begun = read_table(tmp_path / "t.csv").rows
+    capsys.readouterr()
+    assert main([*arguments, "--sizes", "64,128", "--resume"]) == 0
+    table = read_table(tmp_path / "t.csv")
+    assert (len(begun), table.rows[:3], len(table.rows)) == (3, begun, 6)
+    assert "3/3" in capsys.readouterr().err, "the bar counts what is left"
+    assert all(row.source.startswith("measured: ") and "random weights" in row.source for row in table.rows)
+    times = CostModel([table], "cpu")
+    for stage in Stage:
+        assert times.seconds(folder.name, stage, Shape(128, 128)) > 0
+    # The maps of 128 channels that the decoder holds grow with the pixels.
+    small, large = (times.peak_bytes(folder.name, Stage.DECODE, Shape(side, side)) for side in (64, 128))
+    assert 3 * small < large < 5 * small
+    # Two blocks of 1536 wide and the embeddings, in four bytes each.
+    assert 6e8 < times.weights_bytes(folder.name, Stage.DIFFUSE) < 12e8
 
 
 def test_points_that_do_not_fit_are_skipped_and_told(

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.simulated.conservation import violations
@@ -48,7 +48,25 @@ scenarios = st.builds(
 )
 
 
+# A member is lost while another one loads for the plan, and that one's next plan needs the same weights.
+LOST_WHILE_LOADING = Scenario(
+    seed=4816,
+    policy=Greedy(degree=4, segment=1),
+    num_nodes=2,
+    num_requests=7,
+    num_failures=1,
+    switch_every_s=11.0,
+    memory_bytes=46,
+    solve_time=0.0,
+    jitter=0.3,
+    overhead_s=0.2,
+    slowdown=(1.0, 1.5, 2.0),
+    checkpoint_s=0.5,
+)
+
+
 @given(scenarios)
+@example(LOST_WHILE_LOADING)
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     watched = Watched(scenario.scheduler())

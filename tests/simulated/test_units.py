@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.check_args import args_problems
 from deployments.simulation import SimulationSetup, simulate
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES_WITH_UNITS
@@ -113,8 +114,26 @@ def test_a_worker_that_is_lost_takes_its_unit_with_it_until_it_is_back(tmp_path:
 
 def test_what_no_node_and_no_policy_can_do_is_said() -> None:
     with pytest.raises(
-        PlacementError, match=r"encode alone are 16000000000 .* 16 would hold them together, and no node"
+        PlacementError, match=r"encode alone are 16000000000 .* 16 of them would hold them together, and no node"
     ):
         served(cluster(3, 2.5))
-    with pytest.raises(PlacementError, match=r"diffuse alone are 26000000000 .* 2 of a node would hold them together"):
+    with pytest.raises(PlacementError, match=r"diffuse alone are 26000000000 .* 2 of them .* nor a simulation"):
         served(cluster(2, 24), policy="wo-stage-aware")
+
+
+def test_a_live_service_refuses_what_only_several_workers_hold() -> None:
+    """The tiny model's D weighs 5.2 MiB, and workers of 14 MiB have 5 for it: as `auto` plans it, and as pinned."""
+    args = {
+        "models": [{"name": "tiny-sd3", "tiny": "sd3", "limits": {"max_side": 256}}],
+        "cluster": {"nodes": 1, "workers_per_node": 4, "memory_mb": 14},
+        "handoff": {"capacity_mb": 1},
+        "expected_load": [{"model": "tiny-sd3", "width": 256, "height": 256, "num_inference_steps": 4}],
+    }
+    (found,) = args_problems({**args, "placement": "auto"})
+    assert found.startswith(
+        "args.placement: tiny-sd3: the weights of diffuse alone are 5489792 bytes and a worker has "
+    )
+    assert "4 of them would hold them together, which a live service does not do" in found
+    pinned = args_problems({**args, "placement": ["EDC"] * 4})
+    assert pinned
+    assert all("the weights of EDC workers exceed their memory by" in line for line in pinned)

@@ -208,6 +208,8 @@ def _sharing(stock: Callable[..., Any]) -> Callable[..., Any]:
         if group is None or latents.shape[-2] < group.size:
             return stock(latents, *args, **kwargs)
         rows = _Rows(group, latents.shape[-2])
+        if latents.ndim == 5:
+            rows.frames = latents.shape[2]
         token = _ACTIVE.set(rows)
         try:
             with _Redirect(rows):

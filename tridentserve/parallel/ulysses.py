@@ -93,15 +93,24 @@ class _Sharding:
         return torch.cat(group.all_to_all(blocks, [(batch, share, length, channels)] * group.size), dim=1)
 
     def _whole_mask(self, mask: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
-        """A mask of keys, (batch, 1, 1, text + local), for all image tokens. Only text can be masked."""
-        if mask.shape[-2] != 1:
+        """A mask of keys, (batch, 1, 1, text + local), or of queries and keys, for all image tokens. Only text can be
+        masked: image tokens are alike."""
+        whole = self._of_all(mask.transpose(-1, -2), text, text_first).transpose(-1, -2)
+        if mask.shape[-2] == 1:
+            return whole
+        _, image = _split(mask, text, text_first)
+        if bool((image != image[..., :1, :]).any()):
             raise ConfigError(
-                f"an attention masks queries one by one (mask of shape {tuple(mask.shape)}), which cannot be shared by "
-                "several workers; use degree 1"
+                f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
+                "shared by several workers; use degree 1"
             )
-        of_text, _ = _split(mask.transpose(-1, -2), text, text_first)
-        image = of_text.new_full((*of_text.shape[:-2], sum(self.sizes), 1), mask.dtype == torch.bool)
-        return _join(of_text, image, text_first).transpose(-1, -2)
+        return self._of_all(whole, text, text_first)
+
+    def _of_all(self, rows: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
+        """Rows of a mask, (..., text + local, columns), with those of all image tokens."""
+        of_text, image = _split(rows, text, text_first)
+        everyone = image[..., :1, :].expand(*image.shape[:-2], sum(self.sizes), -1)
+        return _join(of_text, everyone, text_first)
 
 
 def _split(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:

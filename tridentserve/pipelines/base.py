@@ -63,6 +63,10 @@ class PipelineAdapter(ABC):
         different numbers of steps, guidance and outputs. `ValueError` unless all have the same `batch_key`."""
 
     @abstractmethod
+    def let_go(self) -> None:
+        """Give back the memory of what only steps need (a LoRA); steps that come load it again."""
+
+    @abstractmethod
     def batch_key(self, state: DenoisingState) -> Hashable:
         """Equal for states that can share a forward pass."""
 

@@ -21,11 +21,13 @@ from tridentserve.families import FAMILIES
 from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines import scheduler_state
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.lora import Loras
 from tridentserve.pipelines.tiling import tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 _SCHEDULER = "scheduler."
+_LORA = "lora"
 # Where the request's generator stands, if its scheduler draws noise at each step.
 _GENERATOR = "generator"
 
@@ -37,6 +39,8 @@ class DiffusersAdapter(PipelineAdapter):
     """
 
     passes_share_a_call: ClassVar[bool] = True
+    # Of the folder that the model was loaded from.
+    loras: Loras
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         self.pipe = pipe
@@ -60,6 +64,7 @@ class DiffusersAdapter(PipelineAdapter):
 
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
         self._check_size(inputs.shape)
+        self.loras.check(inputs.lora)
         with self._running(Stage.DIFFUSE):
             tensors = self._on_device(condition)
             # A CPU generator: the noise of a seed is the same on every device.
@@ -78,6 +83,7 @@ class DiffusersAdapter(PipelineAdapter):
             values={
                 "guidance_scale": inputs.guidance_scale,
                 "size": str(inputs.shape),
+                _LORA: inputs.lora,
                 "scheduler": scheduler_values,
             },
         )
@@ -87,20 +93,23 @@ class DiffusersAdapter(PipelineAdapter):
             if n < 1 or state.step + n > state.num_steps:
                 raise ValueError(f"{n} more steps asked for, but {state.step} of {state.num_steps} are done")
         if len({self.batch_key(state) for state in states}) != 1:
-            raise ValueError("these states cannot share a forward pass: they differ in size, number format or guidance")
-        with self._running(Stage.DIFFUSE):
+            raise ValueError("these states cannot share a forward pass: they differ in size, format, guidance or LoRA")
+        with self._running(Stage.DIFFUSE), self.loras.applied(states[0].values.get(_LORA)):
             requests = [_Denoising.of(state, self) for state in states]
             rows = self._join([request.rows for request in requests])
             for _ in range(n):
                 self._step_together(requests, rows)
             return [request.state(n) for request in requests]
 
+    def let_go(self) -> None:
+        self.loras.drop()
+
     def batch_key(self, state: DenoisingState) -> Hashable:
         latents, num_outputs = state.tensors["latents"], state.tensors["latents"].shape[0]
         rows = self._rows(state.tensors, state.values, num_outputs)
         shapes = tuple((name, row.shape[0], *row.shape[2:], row.dtype) for name, row in sorted(rows.items()))
         # Packed latents of other proportions may have the same shape, but not the same positions.
-        return (state.values["size"], *latents.shape[1:], latents.dtype, shapes)
+        return (state.values["size"], *latents.shape[1:], latents.dtype, state.values.get(_LORA), shapes)
 
     def _step_together(self, requests: list[_Denoising], rows: Tensors) -> None:
         """One step of all: one forward pass, then each request's own scheduler."""
@@ -154,13 +163,9 @@ class DiffusersAdapter(PipelineAdapter):
         """Equal for requests whose prompts can be encoded together."""
         return inputs.guidance_scale > 1
 
+    @abstractmethod
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        """The conditions of requests with one `_encode_key`, in one pass. A family has this or `_encode`."""
-        return [self._encode(inputs) for inputs in batch]
-
-    def _encode(self, inputs: GenerationInputs) -> Tensors:
-        """The condition of one output; outputs of a request share it."""
-        return self._encode_together([inputs])[0]
+        """The conditions of requests with one `_encode_key`, in one pass; outputs of a request share one."""
 
     @abstractmethod
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:

@@ -12,6 +12,7 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from diffusers.guiders import BaseGuidance
 from diffusers.utils import is_accelerate_available
 
 from tridentserve.checkpoints import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
@@ -19,6 +20,7 @@ from tridentserve.errors import CheckpointError, TridentServeError
 from tridentserve.families import Family
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.lora import Loras
 from tridentserve.stages import Stage
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
@@ -30,6 +32,7 @@ _ROLES = {
     "scheduler": diffusers.SchedulerMixin,
     "text_encoder": transformers.PreTrainedModel,
     "tokenizer": transformers.PreTrainedTokenizerBase,
+    "guider": BaseGuidance,
 }
 # Processors of text and pictures in the place of a tokenizer: only text is served, and only its tokenizer loaded.
 _PROCESSORS = frozenset({"PixtralProcessor"})
@@ -84,7 +87,9 @@ def load_adapter(
         pipe = pipeline_class(**_unused(pipeline_class, components), **components, **options)
         # A family's adapter lives in the module of its name.
         adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
-        return adapter(pipe, stages, target)
+        loaded = adapter(pipe, stages, target)
+        loaded.loras = Loras(folder, pipe, family.components[Stage.DIFFUSE][0], target)
+        return loaded
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever diffusers trips over, the components do not fit together

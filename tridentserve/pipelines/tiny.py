@@ -30,6 +30,7 @@ from tridentserve.pipelines import (
     tiny_sdxl,
     tiny_video_cogvideox,
     tiny_video_hunyuan_video,
+    tiny_video_hunyuan_video_15,
     tiny_video_mochi,
     tiny_video_wan,
 )
@@ -46,6 +47,7 @@ _RECIPES: dict[str, Callable[[], Any]] = {
     "cogvideox": tiny_video_cogvideox.recipe,
     "wan": tiny_video_wan.recipe,
     "hunyuan_video": tiny_video_hunyuan_video.recipe,
+    "hunyuan_video_15": tiny_video_hunyuan_video_15.recipe,
     "mochi": tiny_video_mochi.recipe,
 }
 

@@ -23,7 +23,7 @@ from tridentserve.engine.live.jobs import Job, JobBook
 from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StatesSaved, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
-from tridentserve.engine.live.plan_calls import expected_peaks, outcome, stage_spans, take_images
+from tridentserve.engine.live.plan_calls import expected_peaks, outcome, stage_spans, take_images, untold_steps
 from tridentserve.engine.live.updates import Update
 from tridentserve.errors import WorkerError
 from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
@@ -288,6 +288,9 @@ class LiveEngine:
             for job in jobs.values():
                 job.peak_memory_bytes = max(job.peak_memory_bytes, item.peak_memory_bytes)
                 job.tiled |= item.tiled
+            for note in untold_steps(plan, item) if worker_id == plan.leader else ():
+                if (job := jobs.get(note.request_id)) is not None:
+                    self._progressed(job, note)
             return item
         raise WorkerError("ended without a report")
 

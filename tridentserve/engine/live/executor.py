@@ -156,7 +156,10 @@ class StageExecutor:
                 case Stage.ENCODE:
                     self._encode(adapter, inputs, execution, frugal)
                 case Stage.DIFFUSE:
-                    self._diffuse(plan, adapter, group, inputs, control, execution)
+                    try:
+                        self._diffuse(plan, adapter, group, inputs, control, execution)
+                    finally:
+                        adapter.let_go()
                 case Stage.DECODE:
                     decoding = Decoding(plan, adapter, group)
                     with _timed(stage, execution):
@@ -210,13 +213,15 @@ class StageExecutor:
                 if command == _Command.PAUSE:
                     execution.paused_after = done
                     break
+                if done > 0:
+                    _tell_step(control, states)
                 for members in batches.values():
                     advanced = adapter.advance([states[request_id] for request_id in members])
                     states.update(zip(members, advanced, strict=True))
-                for request_id, state in states.items():
-                    control.on_step(request_id, state.step)
                 if plan.leader == self._worker_id and plan.is_saved_after(done + 1):
                     control.on_snapshot(_snapshot(done + 1, states, execution.spans, began_s))
+        if plan.stages[-1] is not Stage.DIFFUSE and execution.paused_after is None:
+            _tell_step(control, states)
         execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
 
     def _starting_states(
@@ -243,6 +248,12 @@ class StageExecutor:
         members = plan.workers[:size]
         rank = members.index(self._worker_id)
         return self._groups.acquire(plan.groups[size], rank, size, use=plan.plan_id, members=members)
+
+
+def _tell_step(control: StepControl, states: Mapping[str, DenoisingState]) -> None:
+    """Not of the step after which the plan ends: the report says as much, and would wait behind the note."""
+    for request_id, state in states.items():
+        control.on_step(request_id, state.step)
 
 
 @contextmanager

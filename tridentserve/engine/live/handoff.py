@@ -174,8 +174,9 @@ class HandoffBuffer:
         self._inbox.release(key)
 
     async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
+        """The buffer is the parcel's own from now on."""
         if not self._has_ended(key):
-            self._inbox.deliver(key, Parcel.unpack(buffer, layout, torch.device("cpu")))
+            self._inbox.deliver(key, Parcel.views(buffer, layout))
 
     async def take(self, key: HandoffKey, source: WorkerId) -> Parcel:
         """The outputs of a plan: made here, pushed here, or else asked for. A slot is free again on return, or, where

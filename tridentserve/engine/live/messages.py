@@ -91,13 +91,17 @@ class ExpectedPeak:
     num_bytes: int = 0
     frugal_bytes: int = 0
 
+    def plus(self, num_bytes: int) -> ExpectedPeak:
+        """With so many more beside the activations."""
+        return ExpectedPeak(self.num_bytes + num_bytes, self.frugal_bytes + num_bytes)
+
 
 UNKNOWN_PEAK = ExpectedPeak()
 
 
 @dataclass(frozen=True, slots=True)
 class StepNote:
-    """The leader of a plan has done a denoising step."""
+    """The leader of a plan has done a denoising step, and goes on."""
 
     request_id: str
     steps_done: int

@@ -69,8 +69,9 @@ class Parcel:
             buffer[slot.offset : slot.offset + slot.nbytes].copy_(source)
 
     def pack(self, layout: Layout) -> torch.Tensor:
-        """The tensors in a new uint8 buffer in host memory."""
-        buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        """The tensors in a new uint8 buffer in host memory, pinned where they come from a GPU."""
+        from_gpu = any(tensor.is_cuda for tensor in self.tensors.values())
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=from_gpu)
         self.pack_into(buffer, layout)
         return buffer
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from tridentserve import events as ev
 from tridentserve.engine.live.fleet import PlanCall
 from tridentserve.engine.live.jobs import Job
-from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, Span
+from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, Span, StepNote
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.estimates import rank_peaks
 from tridentserve.plans import DispatchPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
+from tridentserve.stages import Stage
 
 
 def expected_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
@@ -29,6 +30,17 @@ def expected_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence
     except ProfileError:
         return nobody_knows
     return [ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)]
+
+
+def untold_steps(plan: DispatchPlan, report: PlanReport) -> list[StepNote]:
+    """Of each member, the step after which the plan ended, which has no note of its own (see `StageWorker.run`)."""
+    ended_with_d = plan.stages[-1] is Stage.DIFFUSE or report.paused_after is not None
+    num_steps = plan.num_steps if report.paused_after is None else report.paused_after
+    if report.outcome != "finished" or not ended_with_d or not num_steps:
+        return []
+    return [
+        StepNote(member.request_id, member.steps[0] + num_steps) for member in plan.members if member.steps is not None
+    ]
 
 
 async def take_images(job: Job | None, call: PlanCall, num_images: int) -> None:

@@ -46,6 +46,7 @@ from tridentserve.engine.live.state_saver import StateSaver
 from tridentserve.engine.live.turns import Turns
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError
 from tridentserve.hot_set import GROUP_BYTES
+from tridentserve.loras import lora_bytes
 from tridentserve.parallel import GroupCache, connect_store
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -193,8 +194,9 @@ class StageWorker:
         """Run a plan when its turn (`number`, from 0 without gaps) comes. `expected`: what its activations take here; a
         plan that cannot fit, however frugally it is run, is refused.
 
-        Yields each replica that was loaded for it, then on the leader a note per request and denoising step and one for
-        each copy of the states, then one report, then the outputs, request by request."""
+        Yields each replica that was loaded for it, then on the leader a note per request and denoising step (but
+        for the one after which the plan ends) and one for each copy of the states, then one report, then the outputs,
+        request by request."""
         notes: Notes = asyncio.Queue()
         loop = asyncio.get_running_loop()
         control = StepControl()
@@ -295,7 +297,7 @@ class StageWorker:
         """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
         own_id = given.plan.plan_id
         queued = {replica for plan_id, needed in self._needed.items() if plan_id != own_id for replica in needed}
-        needed, expected = self._needed[own_id], given.expected
+        needed, expected = self._needed[own_id], given.expected.plus(self._lora_bytes(given))
         try:
             await self._replicas.prepare(needed, expected.num_bytes, queued, tell=given.tell)
         except OutOfMemoryError:
@@ -304,6 +306,12 @@ class StageWorker:
             await self._replicas.prepare(needed, expected.frugal_bytes, queued, tell=given.tell)
             return True
         return False
+
+    def _lora_bytes(self, given: _Given) -> int:
+        if Stage.DIFFUSE not in given.plan.stages:
+            return 0
+        folder = self._config.sources[given.plan.model].folder
+        return lora_bytes(folder, (inputs.lora for inputs in given.inputs.values()))
 
     async def _take_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """On the leader, what was made of each member before; a member of a batch that has left meanwhile needs

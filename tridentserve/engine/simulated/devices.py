@@ -41,7 +41,8 @@ class PlanRun:
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """One worker. `resident`: its replicas, the one used last at the end. `evicted`: not told to the scheduler yet."""
+    """One worker. `resident`: its replicas, the one used last at the end. `evicted`: not told to the scheduler yet.
+    `loading_until_s`: what is on its way to it is there by then."""
 
     spec: WorkerSpec
     alive: bool = True
@@ -51,6 +52,7 @@ class Device:
     resident: dict[Replica, None] = field(default_factory=dict)
     resident_bytes: int = 0
     evicted: list[Replica] = field(default_factory=list)
+    loading_until_s: float = 0.0
 
     @property
     def worker_id(self) -> WorkerId:
@@ -94,6 +96,7 @@ class Devices:
         for replica in list(device.resident):
             self._remove(device, replica)
         device.evicted.clear()
+        device.loading_until_s = 0.0
 
     def unload(self, model: str) -> None:
         """Drop all replicas of a model, of which nothing runs any more."""

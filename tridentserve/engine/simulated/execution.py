@@ -138,8 +138,9 @@ class Executor:
     # A plan starts.
 
     def _start_when_ready(self, run: PlanRun) -> None:
-        """Start a plan that is first on all its workers, once they know of it and what was pushed to it is there."""
-        ready_s = max(run.ready_s, self._handoff.ready_s(run))
+        """Start a plan that is first on all its workers, once they know of it and what was pushed to it is there. A
+        worker whose last plan has failed elsewhere may still be loading for it, and ends that first."""
+        ready_s = max(run.ready_s, self._handoff.ready_s(run), *(device.loading_until_s for device in run.devices))
         if ready_s > self._agenda.now_s:
             self._agenda.at(ready_s, self._start, run, run.version)
         else:
@@ -208,6 +209,7 @@ class Executor:
             self._agenda.at(
                 self._agenda.now_s + total_s, self._loaded, device, device.incarnation, replica, source, seconds
             )
+        device.loading_until_s = self._agenda.now_s + total_s
         return total_s
 
     def _loaded(self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float) -> None:

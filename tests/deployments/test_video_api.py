@@ -1,0 +1,200 @@
+"""The routes of videos over a fake backend: all encodings, jobs, files, errors."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.config_videos import VideosArgs
+from deployments.video_jobs import VideoJobs
+from tests.deployments.clients import error_of, video_client
+from tests.deployments.fake_backend import FakeBackend, video
+from tridentserve.errors import OverloadedError
+
+VIDEOS = "/v1/videos"
+BODY = {"prompt": "a fox", "size": "64x64", "num_frames": 9, "num_inference_steps": 2, "fps": 8}
+EXTRA = {name: BODY[name] for name in BODY if name != "prompt"}
+TEXTS = {name: str(value) for name, value in BODY.items()}
+
+
+def raw(content: bytes, content_type: str) -> dict[str, Any]:
+    return {"content": content, "headers": {"Content-Type": content_type}}
+
+
+class Served:
+    """A client, and the backend behind it."""
+
+    def __init__(self, http: httpx.AsyncClient, backend: FakeBackend) -> None:
+        self.http, self.backend = http, backend
+
+    async def submit(self, **fields: Any) -> dict[str, Any]:
+        answer = await self.http.post(VIDEOS, json={**BODY, **fields})
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    async def until_ended(self, video_id: str) -> dict[str, Any]:
+        deadline_s = time.monotonic() + 10.0
+        while (job := (await self.http.get(f"{VIDEOS}/{video_id}")).json())["status"] not in ("completed", "failed"):
+            assert time.monotonic() < deadline_s, job
+        return dict(job)
+
+
+@pytest.fixture(params=["local", "elsewhere"])
+async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
+    """Files in a folder, or where only fsspec reaches them."""
+    backend = FakeBackend()
+    url = None if request.param == "local" else f"memory://{tmp_path.name}"
+    jobs = VideoJobs(backend, VideosArgs(results_url=url), tmp_path)
+    await jobs.start()
+    async with video_client(backend, jobs) as http:
+        yield Served(http, backend)
+    await jobs.stop()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"json": {**BODY, "num_outputs_per_prompt": 1}},
+        {"json": {"prompt": "a fox", "extra_body": EXTRA}},
+        {"data": TEXTS},
+        {"data": {**{name: TEXTS[name] for name in TEXTS if name != "size"}, "width": "64", "height": "64"}},
+        {"files": {name: (None, text) for name, text in TEXTS.items()}},
+        {"files": {"prompt": (None, "a fox"), "extra_body": (None, json.dumps(EXTRA))}},
+    ],
+    ids=["json", "extra_body", "urlencoded", "width and height", "multipart", "multipart with extra_body"],
+)
+async def test_all_encodings_give_the_same_job(served: Served, sent: dict[str, Any]) -> None:
+    answer = await served.http.post(VIDEOS, **sent)
+    assert answer.status_code == 200, answer.text
+    job = answer.json()
+    assert (job["object"], job["status"], job["model"]) == ("video", "queued", "tiny-wan")
+    assert (job["size"], job["seconds"], job["num_frames"], job["num_inference_steps"]) == ("64x64", "1.125", 9, 2)
+    done = await served.until_ended(job["id"])
+    assert (done["status"], done["progress"]) == ("completed", 100)
+    assert done["url"] == f"http://test{VIDEOS}/{job['id']}/content"
+
+
+async def test_the_content_of_a_job(served: Served) -> None:
+    job = await served.submit(n=2, request_id="twins")
+    assert (await served.until_ended("twins"))["num_outputs"] == 2
+    assert job["id"] == "twins"
+    for index, name in ((0, "twins.mp4"), (1, "twins-1.mp4")):
+        answer = await served.http.get(f"{VIDEOS}/twins/content", params={"index": index})
+        assert (answer.status_code, answer.content) == (200, video("a fox", index))
+        assert answer.headers["content-type"] == "video/mp4"
+        assert name in answer.headers["content-disposition"]
+    part = await served.http.get(f"{VIDEOS}/twins/content", headers={"Range": "bytes=0-4"})
+    assert (part.status_code, part.content) == (206, video("a fox")[:5])
+    for params, status in (({"index": 2}, 404), ({"index": -1}, 422), ({"variant": "thumbnail"}, 422)):
+        answer = await served.http.get(f"{VIDEOS}/twins/content", params=params)
+        assert answer.status_code == status
+        error_of(answer)
+
+
+async def test_jobs_are_listed(served: Served) -> None:
+    for name in "abc":
+        await served.submit(request_id=name)
+    page = (await served.http.get(VIDEOS, params={"limit": 2})).json()
+    assert (page["object"], [job["id"] for job in page["data"]]) == ("list", ["c", "b"])
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("c", "b", True)
+    rest = (await served.http.get(VIDEOS, params={"limit": 2, "after": "b"})).json()
+    assert ([job["id"] for job in rest["data"]], rest["has_more"]) == (["a"], False)
+    first = (await served.http.get(VIDEOS, params={"order": "asc", "limit": 1})).json()
+    assert [job["id"] for job in first["data"]] == ["a"]
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "best"}):
+        assert (await served.http.get(VIDEOS, params=wrong)).status_code == 422
+
+
+async def test_delete(served: Served) -> None:
+    await served.submit(request_id="a")
+    await served.until_ended("a")
+    answer = await served.http.delete(f"{VIDEOS}/a")
+    assert answer.json() == {"id": "a", "object": "video.deleted", "deleted": True}
+    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+        answer = await served.http.request(method, f"{VIDEOS}/a{path}")
+        assert (answer.status_code, error_of(answer)["code"]) == (404, "request_not_found")
+
+
+async def test_a_job_that_failed_is_told_with_200(served: Served) -> None:
+    served.backend.fail = {"type": "failed", "error": {"message": "m", "type": "t", "param": None, "code": "c"}}
+    await served.submit(request_id="a")
+    job = await served.until_ended("a")
+    assert (job["status"], job["error"]["code"], "url" in job) == ("failed", "c", False)
+
+
+async def test_a_video_in_one_answer(served: Served) -> None:
+    answer = await served.http.post(f"{VIDEOS}/sync", data={**TEXTS, "request_id": "now", "seed": "5"})
+    assert (answer.status_code, answer.content) == (200, video("a fox"))
+    assert answer.headers["content-type"] == "video/mp4"
+    assert (answer.headers["x-video-id"], answer.headers["x-seed"]) == ("now", "5")
+    facts = json.loads(answer.headers["x-request-facts"])
+    assert (facts["stage_durations"]["diffuse"], facts["timeline"][0]["workers"]) == (0.3, ["n0w0"])
+    assert (facts["peak_memory_mb"], float(answer.headers["x-peak-memory-mb"])) == (12.5, 12.5)
+    assert (await served.http.get(f"{VIDEOS}/now")).status_code == 404
+    two = await served.http.post(f"{VIDEOS}/sync", json={**BODY, "n": 2})
+    assert (two.status_code, error_of(two)["param"]) == (422, "n")
+    served.backend.refuse = OverloadedError("full")
+    assert (await served.http.post(f"{VIDEOS}/sync", json=BODY)).status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "param"),
+    [
+        ({"json": {**BODY, "num_frames": 8}}, 422, "num_frames"),
+        ({"json": {**BODY, "model": "tiny-sd3"}}, 404, "model"),
+        ({"data": {**TEXTS, "colour": "red"}}, 422, "colour"),
+        ({"data": {**TEXTS, "num_frames": "nine"}}, 422, "num_frames"),
+        ({"files": {"prompt": (None, "a fox"), "input_reference": ("x.png", b"png")}}, 422, "input_reference"),
+        ({"files": {"prompt": ("prompt.txt", b"a fox")}}, 422, "prompt"),
+        (raw(b"prompt=a&prompt=b", "application/x-www-form-urlencoded"), 422, None),
+        (raw(b"--x", "multipart/form-data"), 422, None),
+        (raw(b"--x\r\n", "multipart/form-data; boundary=y"), 422, None),
+        (raw(b"a", "text/plain"), 415, None),
+        ({"data": {"prompt": "x" * 2**20}}, 413, None),
+        ({"files": {"prompt": (None, "a fox"), "extra_body": (None, "{")}}, 422, None),
+    ],
+)
+async def test_what_is_refused(served: Served, sent: dict[str, Any], status: int, param: str | None) -> None:
+    for path in (VIDEOS, f"{VIDEOS}/sync"):
+        answer = await served.http.post(path, **sent)
+        assert answer.status_code == status, answer.text
+        assert error_of(answer)["param"] == param
+    assert not served.backend.seen
+    assert (await served.http.get(VIDEOS)).json()["data"] == []
+
+
+@pytest.mark.parametrize("video_id", ["unknown", "%00", ".x", "a" * 129, "%2e%2e%2fjobs"])
+async def test_ids_that_no_job_has(served: Served, video_id: str) -> None:
+    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+        answer = await served.http.request(method, f"{VIDEOS}/{video_id}{path}")
+        assert answer.status_code == 404
+        error_of(answer)
+
+
+async def test_a_service_without_jobs_says_what_is_missing() -> None:
+    async with video_client(FakeBackend(), None) as http:
+        answer = await http.post(VIDEOS, json=BODY)
+        assert (answer.status_code, "`videos:` section" in error_of(answer)["message"]) == (500, True)
+        assert (await http.get(VIDEOS)).json()["data"] == []
+        assert (await http.post(f"{VIDEOS}/sync", json=BODY)).content == video("a fox")
+
+
+async def test_models_say_what_they_make() -> None:
+    async with video_client(FakeBackend(), None) as http:
+        told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
+    assert (told["tiny-sd3"]["output_modality"], told["tiny-wan"]["output_modality"]) == ("image", "video")
+    assert told["tiny-wan"]["limits"]["frame_multiple"] == 4
+    assert told["tiny-wan"]["defaults"] == {
+        "size": "256x256",
+        "num_frames": 1,
+        "fps": 16,
+        "num_inference_steps": 50,
+        "guidance_scale": 5.0,
+    }
+    assert "max_frames" not in told["tiny-sd3"]["limits"]

@@ -1,0 +1,108 @@
+"""The public clients against the running service: the openai SDK in every run, AIPerf in the slow ones."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import venv
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from PIL import Image
+
+from tests.e2e.conftest import Service
+from tests.e2e.test_videos import frames_of
+from tridentserve.pipelines.tiny import ensure_tiny
+
+# It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
+AIPERF = "aiperf==0.13.0"
+# An executable of it that is there already.
+AIPERF_ENV = "TRIDENTSERVE_AIPERF"
+
+
+@pytest.fixture(scope="module")
+def sdk(service: Service) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+
+
+def test_openai_models(sdk: openai.OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == ["tiny-flux", "tiny-sd3", "tiny-wan"]
+
+
+def test_openai_images(sdk: openai.OpenAI) -> None:
+    answer = sdk.images.generate(
+        model="tiny-sd3", prompt="a fox", n=2, size="64x64", extra_body={"num_inference_steps": 3}
+    )
+    pictures = [base64.b64decode(entry.b64_json or "") for entry in answer.data or ()]
+    assert [Image.open(io.BytesIO(picture)).size for picture in pictures] == [(64, 64)] * 2
+    streamed = sdk.images.generate(
+        model="tiny-sd3", prompt="a fox", stream=True, size="64x64", extra_body={"num_inference_steps": 3}
+    )
+    assert [event.type for event in streamed][-1] == "image_generation.completed"
+
+
+def test_openai_errors(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        sdk.images.generate(model="dall-e-3", prompt="a fox")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.UnprocessableEntityError, match="multiples of 16"):
+        sdk.images.generate(model="tiny-sd3", prompt="a fox", size="65x64")
+
+
+@pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+def test_openai_videos(sdk: openai.OpenAI) -> None:
+    extra = {"fps": 8, "num_inference_steps": 3}
+    asked: dict[str, Any] = {"model": "tiny-wan", "prompt": "a fox", "seconds": "1", "size": "64x64"}
+    video = sdk.videos.create_and_poll(**asked, extra_body=extra, poll_interval_ms=100)
+    assert (video.status, video.progress, video.seconds, video.size) == ("completed", 100, "1.125", "64x64")
+    assert len(frames_of(sdk.videos.download_content(video.id).read())) == 9
+    assert video.id in [listed.id for listed in sdk.videos.list(limit=2)]
+    assert sdk.videos.delete(video.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        sdk.videos.retrieve(video.id)
+
+
+@pytest.fixture(scope="module")
+def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The executable: that of the environment variable, or of an environment made here."""
+    if AIPERF_ENV in os.environ:
+        return os.environ[AIPERF_ENV]
+    folder = tmp_path_factory.mktemp("aiperf")
+    venv.create(folder, with_pip=True)
+    command = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", AIPERF]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{AIPERF} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    return str(folder / "bin" / "aiperf")
+
+
+def profile(aiperf: str, service: Service, cache: Path, out: Path, kind: str, model: str, *more: str) -> dict[str, Any]:
+    """What AIPerf reports of a few requests. The tokenizer must be a folder: nothing can be fetched."""
+    command = [aiperf, "profile", "--url", service.url, "--model", model, "--endpoint-type", kind]
+    command += ["--tokenizer", str(ensure_tiny("wan", cache) / "tokenizer"), "--synthetic-input-tokens-mean", "12"]
+    command += ["--ui", "none", "--concurrency", "2", "--output-artifact-dir", str(out), *more]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    report: dict[str, Any] = json.loads((out / "profile_export_aiperf.json").read_text())
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_aiperf_images_and_videos(aiperf: str, service: Service, tiny_cache: Path, tmp_path: Path) -> None:
+    steps = ["--extra-inputs", "size:64x64", "--extra-inputs", "num_inference_steps:3", "--request-count", "6"]
+    pictures = profile(aiperf, service, tiny_cache, tmp_path / "a", "image_generation", "tiny-sd3", *steps)
+    frames = ["--extra-inputs", "num_frames:5", "--extra-inputs", "fps:8", "--download-video-content"]
+    videos = profile(aiperf, service, tiny_cache, tmp_path / "b", "video_generation", "tiny-wan", *steps, *frames)
+    for report in (pictures, videos):
+        assert report["request_count"]["avg"] == 6, report
+        assert not report["error_summary"]
+    assert videos["video_inference_time"]["avg"] > 0
+    assert videos["video_peak_memory"]["avg"] > 0

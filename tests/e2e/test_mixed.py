@@ -1,0 +1,150 @@
+"""`serve run deployments/mixed.yaml`: pictures and videos on the same workers; jobs outlive a kill of it all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.test_faults import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+
+
+class Mixed:
+    """The service of mixed.yaml as processes of its own, on another port and with folders of the test."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        config = yaml.safe_load((ROOT / "deployments" / "mixed.yaml").read_text())
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = config["http_options"]["port"] = probe.getsockname()[1]
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        config["applications"][0]["args"] |= {
+            "cache_dir": str(cache),
+            "decision_log": str(self.logs / "decisions.jsonl"),
+            # Three at a time: whenever the service is killed, some jobs are done, some run and some wait.
+            "videos": {"data_dir": str(folder / "videos"), "lease_s": 2, "max_in_flight": 3},
+        }
+        self.config = folder / "mixed.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self.url = f"http://127.0.0.1:{port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [str(Path(sys.executable).with_name("serve")), "run", str(self.config)]
+        # A cluster of its own, beside that of the other tests; a session of its own, to be killed as a whole.
+        local = {**os.environ, "RAY_ADDRESS": "local"}
+        self.process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=local)
+        wait_until(self.is_ready, 400, "the service is ready")
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, "serve run has ended"
+        try:
+            answer = httpx.get(f"{self.url}/health", timeout=5.0)
+            return answer.status_code == 200 and bool(answer.json()["status"] == "ready")
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        """Every process of it, at once."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        wait_until(lambda: not alive(self.process.pid) if self.process else True, 30, "all processes are gone")
+
+    def jobs(self, ids: list[str]) -> list[dict[str, Any]]:
+        return [httpx.get(f"{self.url}/v1/videos/{video_id}", timeout=10.0).json() for video_id in ids]
+
+    def finished(self) -> list[Counter[str]]:
+        """How often requests were brought to their end, in each run of the service (oldest first)."""
+        counts = []
+        for log in sorted(self.logs.iterdir(), key=lambda path: path.stat().st_mtime):
+            decisions = (json.loads(line) for line in log.read_text().splitlines() if line.endswith("}"))
+            effects = (effect for decision in decisions for effect in decision["effects"])
+            counts.append(Counter(one["request_id"].split("~")[0] for one in effects if one["kind"] == "finish"))
+        return counts
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def mixed(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
+    service = Mixed(tmp_path_factory.mktemp("mixed"), tiny_cache)
+    try:
+        service.start()
+        yield service
+    finally:
+        if service.process is not None and alive(service.process.pid):
+            service.kill()
+
+
+def test_a_trace_of_pictures_and_videos_is_replayed_and_the_models_share_workers(mixed: Mixed, tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/replay_trace.py", "traces/samples/mixed.txt", "--url", mixed.url]
+    done = subprocess.run([*command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    assert (figures["completed_requests"], figures["failed_requests"]) == (30, 0)
+    ran: dict[str, set[str]] = defaultdict(set)
+    with (tmp_path / "requests.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            for stage in ("encode", "diffuse", "decode"):
+                for worker in row[f"{stage}_workers"].replace("+", " ").split():
+                    ran[worker].add(row["model"])
+    assert any(models == {"tiny-sd3", "tiny-wan"} for models in ran.values()), ran
+
+
+def test_ten_jobs_survive_a_kill_of_the_service_and_none_ends_twice(mixed: Mixed) -> None:
+    ids = [f"job-{index}" for index in range(10)]
+    for index, video_id in enumerate(ids):
+        body = {"prompt": f"number {index}", "size": "64x64", "num_frames": 5, "num_inference_steps": 60}
+        answer = httpx.post(f"{mixed.url}/v1/videos", json={**body, "request_id": video_id, "seed": index})
+        assert answer.status_code == 200, answer.text
+
+    def some_are_done() -> bool:
+        return [job["status"] for job in mixed.jobs(ids)].count("completed") >= 3
+
+    wait_until(some_are_done, 120, "three of ten are done")
+    before = {job["id"]: job for job in mixed.jobs(ids) if job["status"] == "completed"}
+    mixed.kill()
+    assert len(before) < 10, "the kill came too late to show anything"
+    mixed.start()
+
+    def all_have_ended() -> bool:
+        return all(job["status"] in ("completed", "failed") for job in mixed.jobs(ids))
+
+    wait_until(all_have_ended, 180, "all ten have ended")
+    after = {job["id"]: job for job in mixed.jobs(ids)}
+    assert {job["status"] for job in after.values()} == {"completed"}, after
+    listed = httpx.get(f"{mixed.url}/v1/videos", params={"limit": 100}).json()["data"]
+    assert sorted(job["id"] for job in listed) == sorted(ids)
+    assert all(httpx.get(job["url"]).content[4:8] == b"ftyp" for job in after.values())
+    # What had ended was left alone; what had not was brought to its end once.
+    assert {video_id: after[video_id] for video_id in before} == before
+    first, second = mixed.finished()
+    for video_id in ids:
+        assert (video_id in before) <= (first[video_id] == 1 and second[video_id] == 0)
+        assert (video_id not in before) <= (second[video_id] == 1 or first[video_id] == 1)
+        assert second[video_id] <= 1

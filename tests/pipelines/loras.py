@@ -1,0 +1,50 @@
+"""LoRAs with random weights for the tests' models, in the forms that files have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tests.pipelines.models import load_stage
+from tridentserve.checkpoints import detect_family
+from tridentserve.families import FAMILIES
+from tridentserve.stages import Stage
+
+RANK = 4
+# How large the changes are beside weights of about 0.1.
+SIZE = 0.1
+
+
+def denoiser(folder: Path) -> tuple[str, Any]:
+    """The component that denoises, with its name."""
+    name = FAMILIES[detect_family(folder).name].components[Stage.DIFFUSE][0]
+    return name, getattr(load_stage(folder, Stage.DIFFUSE).pipe, name)  # type: ignore[attr-defined]
+
+
+def random_lora(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """`down` and `up` of some linear layers: projections of attention, of feed-forward networks and of modulations."""
+    generator = torch.Generator().manual_seed(seed)
+    _, model = denoiser(folder)
+    tensors = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and "block" in path and not path.endswith("v"):
+            tensors[f"{path}.lora_A.weight"] = SIZE * torch.randn(RANK, layer.in_features, generator=generator)
+            tensors[f"{path}.lora_B.weight"] = SIZE * torch.randn(layer.out_features, RANK, generator=generator)
+    assert tensors
+    return tensors
+
+
+def save_lora(
+    folder: Path, name: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
+) -> Path:
+    """Put it into the `loras/` of a model's folder; keys that name no component are of the one that denoises."""
+    component, _ = denoiser(folder)
+    known = (f"{component}.", "text_encoder.", "lora_unet_")
+    keyed = {key if key.startswith(known) else f"{component}.{key}": value for key, value in tensors.items()}
+    file = folder / "loras" / f"{name}.safetensors"
+    file.parent.mkdir(exist_ok=True)
+    save_file(keyed, file, metadata={"format": "pt"} | (metadata or {}))
+    return file
