@@ -38,8 +38,8 @@ class Mixed:
         config["applications"][0]["args"] |= {
             "cache_dir": str(cache),
             "decision_log": str(self.logs / "decisions.jsonl"),
-            # Three at a time: whenever the service is killed, some jobs are done, some run and some wait.
-            "videos": {"data_dir": str(folder / "videos"), "lease_s": 2, "max_in_flight": 3},
+            # Two at a time: when the service is killed, some jobs are done, some run and some wait.
+            "videos": {"data_dir": str(folder / "videos"), "lease_s": 2, "max_in_flight": 2},
         }
         self.config = folder / "mixed.yaml"
         self.config.write_text(yaml.safe_dump(config))
@@ -119,14 +119,11 @@ def test_a_trace_of_pictures_and_videos_is_replayed_and_the_models_share_workers
 def test_ten_jobs_survive_a_kill_of_the_service_and_none_ends_twice(mixed: Mixed) -> None:
     ids = [f"job-{index}" for index in range(10)]
     for index, video_id in enumerate(ids):
-        body = {"prompt": f"number {index}", "size": "64x64", "num_frames": 5, "num_inference_steps": 60}
+        body = {"prompt": f"number {index}", "size": "128x128", "num_frames": 5, "num_inference_steps": 100}
         answer = httpx.post(f"{mixed.url}/v1/videos", json={**body, "request_id": video_id, "seed": index})
         assert answer.status_code == 200, answer.text
 
-    def some_are_done() -> bool:
-        return [job["status"] for job in mixed.jobs(ids)].count("completed") >= 3
-
-    wait_until(some_are_done, 120, "three of ten are done")
+    wait_until(lambda: mixed.jobs(ids[1:2])[0]["status"] == "completed", 120, "the second of ten is done")
     before = {job["id"]: job for job in mixed.jobs(ids) if job["status"] == "completed"}
     mixed.kill()
     assert len(before) < 10, "the kill came too late to show anything"
@@ -135,7 +132,7 @@ def test_ten_jobs_survive_a_kill_of_the_service_and_none_ends_twice(mixed: Mixed
     def all_have_ended() -> bool:
         return all(job["status"] in ("completed", "failed") for job in mixed.jobs(ids))
 
-    wait_until(all_have_ended, 180, "all ten have ended")
+    wait_until(all_have_ended, 240, "all ten have ended")
     after = {job["id"]: job for job in mixed.jobs(ids)}
     assert {job["status"] for job in after.values()} == {"completed"}, after
     listed = httpx.get(f"{mixed.url}/v1/videos", params={"limit": 100}).json()["data"]

@@ -189,7 +189,7 @@ def test_an_incident_is_replayed_from_the_command_line(service: Service, tmp_pat
 
     same = run(lines)
     assert (same.returncode, same.stdout.strip()) == (0, f"{len(lines)} decisions, 0 differ")
-    number = next(i for i, line in enumerate(lines) if '"kind":"run"' in line)
+    number = next(i for i, line in enumerate(lines) if '"kind":"run"' in line and "n0w0" in line)
     other = run([*lines[:number], lines[number].replace("n0w0", "n0w3", 1)])
     assert other.returncode == 1
     assert f"line {number + 1}" in other.stdout

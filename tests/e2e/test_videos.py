@@ -18,6 +18,7 @@ import torch
 from tests.e2e.conftest import Service
 from tests.e2e.test_faults import running, stopped_in_s, wait_until
 from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.requests import GenerationInputs, Shape
 
 BODY = {"prompt": "a red fox", "size": "64x64", "num_frames": 5, "num_inference_steps": 3, "fps": 8, "seed": 11}
 
@@ -42,25 +43,16 @@ def submit(service: Service, **fields: Any) -> dict[str, Any]:
 
 
 def test_the_frames_are_the_stock_pipelines_and_the_file_shows_them(service: Service, tiny_cache: Path) -> None:
-    import diffusers
     from ray import serve
+
+    from tests.pipelines.models import stock_result
 
     handle: Any = serve.get_app_handle("tridentserve")
     body = {**BODY, "model": "tiny-wan"}
     result = handle.generate.remote({**body, "output_format": "frames"}).result(timeout_s=60)
     torch.set_num_threads(1)
-    pipeline = diffusers.WanPipeline.from_pretrained(ensure_tiny("wan", tiny_cache), local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
-    expected = pipeline(
-        prompt="a red fox",
-        negative_prompt="",
-        width=64,
-        height=64,
-        num_frames=5,
-        num_inference_steps=3,
-        output_type="np",
-        generator=torch.Generator("cpu").manual_seed(11),
-    ).frames
+    inputs = GenerationInputs("a red fox", Shape(64, 64, 5), 3, 5.0, 11)
+    expected = stock_result(ensure_tiny("wan", tiny_cache), inputs, "np")
     (frames,) = result["frames"]
     assert np.array_equal(frames, (expected[0] * 255).round().astype("uint8"))
     answer = httpx.post(f"{service.url}/v1/videos/sync", json=body, timeout=60.0)
