@@ -70,10 +70,11 @@ async def until_status(jobs: VideoJobs, job_id: str, wanted: str) -> dict[str, A
     return job
 
 
-async def until_none_is_left(jobs: VideoJobs) -> None:
+async def until_left(jobs: VideoJobs, wanted: list[str]) -> None:
+    """These jobs, oldest first, and no others."""
     deadline_s = time.monotonic() + 10.0
-    while (found := await jobs.page(None, 9, newest_first=True))[0]:
-        assert time.monotonic() < deadline_s, found
+    while (left := [job["id"] for job in (await jobs.page(None, 9, newest_first=False))[0]]) != wanted:
+        assert time.monotonic() < deadline_s, left
         await asyncio.sleep(0.01)
 
 
@@ -234,7 +235,7 @@ async def test_old_jobs_and_their_files_go(service: Service) -> None:
     service.clock.now_s += 61
     async with service.running(FakeBackend(), retention_s=60) as jobs:
         await until(lambda: service.files() == [])
-        await until_none_is_left(jobs)
+        await until_left(jobs, [])
 
 
 async def test_the_oldest_files_make_room(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +245,8 @@ async def test_the_oldest_files_make_room(service: Service, monkeypatch: pytest.
             await submit(jobs, name)
             await until_status(jobs, name, "completed")
             service.clock.now_s += 1
-        await until(lambda: len(service.files()) == 2)
-        found, more = await jobs.page(None, 9, newest_first=False)
-        assert ([job["id"] for job in found], more) == (["b", "c"], False)
+        await until_left(jobs, ["b", "c"])
+        assert len(service.files()) == 2
     async with service.running(FakeBackend(), max_results_mb=1) as jobs:
         await jobs.submit(*request("large", prompt="a" * 100), 0)
         job = await until_status(jobs, "large", "failed")
