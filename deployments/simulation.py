@@ -84,7 +84,8 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     replanner = MonitoredReplanner(orchestrator, times, load, setup.replan) if policy.replanner_wanted else None
     options = replace(setup.scheduler, decode_order=policy.decode_order)
     scheduler = Scheduler(workers, placement, times, policy.dispatcher, options, replanner)
-    return SimulatedEngine(scheduler, workers, placement, truth, setup.engine).run(arrivals)
+    engine = replace(setup.engine, decodes_in_tiles=policy.decodes_in_tiles)
+    return SimulatedEngine(scheduler, workers, placement, truth, engine).run(arrivals)
 
 
 def simulate_service(

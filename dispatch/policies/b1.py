@@ -23,7 +23,7 @@ def b1(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike
     dispatcher = GreedyDispatcher(
         times, options, order=fifo, level=PipelineLevel, target=lambda spec: degrees.get(spec.model, 1)
     )
-    return Policy("b1", dispatcher, co_located(workers, load), replanner_wanted=False)
+    return Policy("b1", dispatcher, co_located(workers, load), replanner_wanted=False, decodes_in_tiles=False)
 
 
 def static_degrees(times: StageTimes, load: Sequence[LoadLike]) -> dict[str, int]:

@@ -23,4 +23,4 @@ def b2(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike
     placement = co_located(workers, load)
     bucket_of = buckets(WorkTimes(times, aligned=True), workers, load, options.max_degree)
     dispatcher = GreedyDispatcher(times, options, order=fifo, level=PipelineLevel, buckets=bucket_of)
-    return Policy("b2", dispatcher, placement, replanner_wanted=False)
+    return Policy("b2", dispatcher, placement, replanner_wanted=False, decodes_in_tiles=False)

@@ -16,4 +16,4 @@ from tridentserve.protocols import StageTimes
 
 def b3(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions) -> Policy:
     dispatcher = GreedyDispatcher(times, options, order=fifo, level=PipelineLevel)
-    return Policy("b3", dispatcher, co_located(workers, load), replanner_wanted=False)
+    return Policy("b3", dispatcher, co_located(workers, load), replanner_wanted=False, decodes_in_tiles=False)

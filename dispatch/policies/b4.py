@@ -16,4 +16,4 @@ from tridentserve.protocols import StageTimes
 
 def b4(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions) -> Policy:
     dispatcher = GreedyDispatcher(times, options, order=srtf, level=PipelineLevel)
-    return Policy("b4", dispatcher, co_located(workers, load), replanner_wanted=False)
+    return Policy("b4", dispatcher, co_located(workers, load), replanner_wanted=False, decodes_in_tiles=False)

@@ -31,7 +31,8 @@ class LoadLike(Protocol):
 class Policy:
     """`placement`: where the stages go at the start; None: ask the Orchestrator. `replanner_wanted`: whether the
     placement follows the load afterwards. `decode_order`: which C goes first where several wait for an auxiliary.
-    `one_pool`: the Orchestrator gives each model one virtual replica; False: each request its own first one."""
+    `one_pool`: the Orchestrator gives each model one virtual replica; False: each request its own first one.
+    `decodes_in_tiles`: whether workers that are short of memory do so. Pipelines as they come run out of it instead."""
 
     name: str
     dispatcher: Dispatcher
@@ -39,6 +40,7 @@ class Policy:
     replanner_wanted: bool
     decode_order: DecodeOrder = "urgent"
     one_pool: bool = True
+    decodes_in_tiles: bool = True
 
 
 PolicyFactory = Callable[[StageTimes, Sequence[WorkerSpec], Sequence[LoadLike], DispatchOptions], Policy]

@@ -211,7 +211,7 @@ def test_a_size_that_is_profiled_at_higher_degrees_only_is_good(profile: str) ->
 def test_quickstart_with_too_little_memory_is_told() -> None:
     config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
     args = config["applications"][0]["args"]
-    args["cluster"]["memory_mb"] = 73
+    args["cluster"]["memory_mb"] = 79
     found = args_problems(args)
     assert found
     assert all("bytes free beside their weights and need" in line for line in found)

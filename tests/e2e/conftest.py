@@ -74,6 +74,7 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
-    serve.run(build_app(AppArgs.model_validate(args)), name="tridentserve", route_prefix="/")
+    app = build_app(AppArgs.model_validate(args))
+    serve.run(app, name="tridentserve", route_prefix="/", logging_config={"enable_access_log": False})
     yield Service(f"http://127.0.0.1:{port}", log, args)
     serve.shutdown()  # type: ignore[no-untyped-call]

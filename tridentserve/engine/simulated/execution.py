@@ -153,7 +153,7 @@ class Executor:
         if missing := self._handoff.missing(run.plan.members):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
-        if run.demand.frugal is not None and self._memory_error(run) is not None:
+        if self._options.decodes_in_tiles and run.demand.frugal is not None and self._memory_error(run) is not None:
             run.demand = run.demand.frugal
             self._recorder.counts.frugal_plans += 1
         if (error := self._memory_error(run)) is not None:

@@ -41,6 +41,7 @@ class SimulationOptions:
     `group_bytes`: of each worker's memory, for its process groups.
     `max_idle_s`: when nothing has happened for so long, and nothing will, requests that still wait are left unfinished.
     `end_s`: stop here, whatever still runs. `keep_plans`: the result holds every plan and the stages of every request.
+    `decodes_in_tiles`: a worker that is short of memory does C so, and E one request after another.
     `on_progress`: called with the time and how many requests have ended, whenever one ends.
     """
 
@@ -61,6 +62,7 @@ class SimulationOptions:
     max_idle_s: float = 60.0
     end_s: float = math.inf
     keep_plans: bool = False
+    decodes_in_tiles: bool = True
     decision_log: Path | None = None
     on_progress: Callable[[float, int], None] | None = None
 
