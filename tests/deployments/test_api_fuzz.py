@@ -49,19 +49,19 @@ def post(content: bytes) -> FakeBackend:
     return backend
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes(content: bytes) -> None:
     post(content)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(ANY_JSON)
 def test_any_json(value: Any) -> None:
     post(json.dumps(value).encode())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(REQUEST)
 def test_any_fields(value: dict[str, Any]) -> None:
     backend = post(json.dumps(value).encode())
@@ -75,7 +75,7 @@ def test_any_fields(value: dict[str, Any]) -> None:
         assert inputs.prompt.strip()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SIZES, SIZES)
 def test_exactly_the_sizes_within_the_limits_are_served(width: int, height: int) -> None:
     good = all(side % 16 == 0 and LIMITS.min_side <= side <= LIMITS.max_side for side in (width, height))

@@ -123,6 +123,7 @@ def test_a_signal_ends_the_service_in_order(number: signal.Signals, tmp_path: Pa
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_what_the_service_leaves_behind_is_killed(tmp_path: Path) -> None:
     config = write_config(tmp_path, free_port())
     (tmp_path / "leave").touch()

@@ -203,6 +203,7 @@ def run_compiled(member: Member, folder: Path, state: dict[str, Any]) -> dict[st
     return plain(adapter.step(now))
 
 
+@pytest.mark.slow
 def test_compiled_blocks_run_alone_and_together(pool: Pool, model: Model) -> None:
     inputs = make_inputs(64, 96, variant="flux")
     results = pool.run(run_compiled, 2, model("flux"), plain(start(model("flux"), inputs)))

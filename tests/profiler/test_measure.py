@@ -127,6 +127,7 @@ def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monke
     assert reasons[1:] == ["its encode stage could not be measured"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diffuse", [short_of_memory.rank_1, short_of_memory.rank_0], ids=["rank 1", "rank 0"])
 def test_a_rank_without_memory_is_told_from_a_broken_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch, diffuse: Callable[..., Sample]

@@ -53,6 +53,7 @@ def test_their_bytes_are_those_of_a_checkpoint(tiny_cache: Path) -> None:
         assert num_bytes <= random_weights_bytes(folder, torch.bfloat16)[stage] <= 1.1 * num_bytes + 1e5
 
 
+@pytest.mark.slow
 def test_a_stage_alone_is_measured_without_the_full_text_encoders(tmp_path: Path) -> None:
     """The real decoder of SD3, 84 million parameters. Its text encoders would need 11 GB."""
     folder = write_published("sd3-medium", tmp_path / "full")

@@ -67,6 +67,7 @@ def test_several_models_go_into_one_table(main: Main, tiny_cache: Path, tmp_path
     assert list(tiny_cache.glob("tiny-flux-*")), "the cache folder is that of $TRIDENTSERVE_CACHE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "status"),
     [(KeyboardInterrupt(), 130), (OSError("no space left"), 1), (ValueError("a bug"), None)],
