@@ -32,7 +32,8 @@ class Policy:
     """`placement`: where the stages go at the start; None: ask the Orchestrator. `replanner_wanted`: whether the
     placement follows the load afterwards. `decode_order`: which C goes first where several wait for an auxiliary.
     `one_pool`: the Orchestrator gives each model one virtual replica; False: each request its own first one.
-    `decodes_in_tiles`: whether workers that are short of memory do so. Pipelines as they come run out of it instead."""
+    `decodes_in_tiles`: whether simulated workers that are short of memory do so (live ones always do). Pipelines as
+    they come run out of it instead."""
 
     name: str
     dispatcher: Dispatcher

@@ -15,8 +15,8 @@ import torch
 
 from deployments.config import AppArgs
 from deployments.incident import replay_log
+from tests.decision_log import read_log
 from tests.e2e.conftest import Service, picture
-from tridentserve.decisions import decode_decision
 from tridentserve.pipelines.tiny import ensure_tiny
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
@@ -90,6 +90,6 @@ def test_a_request_changes_workers_at_step_boundaries_and_its_picture_stays(tetr
 
 def test_the_log_of_a_policy_replays_to_the_same_effects(tetriserve: Service) -> None:
     tetriserve.generate(**body(9, SHORT))
-    decisions = [decode_decision(line) for line in tetriserve.decision_log.read_text().splitlines()]
+    decisions = read_log(tetriserve.decision_log)
     for decision, effects in replay_log(AppArgs.model_validate(tetriserve.args), decisions):
         assert decision.effects == effects

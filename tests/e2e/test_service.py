@@ -19,8 +19,8 @@ from PIL import Image
 
 from deployments.config import AppArgs
 from deployments.incident import replay_log
+from tests.decision_log import read_log
 from tests.e2e.conftest import Service, picture
-from tridentserve.decisions import decode_decision
 from tridentserve.pipelines.tiny import ensure_tiny
 
 ROOT = Path(__file__).parent.parent.parent
@@ -169,7 +169,7 @@ def test_a_trace_is_replayed(service: Service, tmp_path: Path) -> None:
 
 def test_the_decision_log_replays_to_the_same_effects(service: Service) -> None:
     args = AppArgs.model_validate(service.args)
-    decisions = [decode_decision(line) for line in service.decision_log.read_text().splitlines()]
+    decisions = read_log(service.decision_log)
     replayed = list(replay_log(args, decisions))
     assert len(replayed) > 50
     for decision, effects in replayed:

@@ -17,13 +17,15 @@ import torch
 from PIL import Image
 
 from tests.core.fakes import MODEL
+from tests.decision_log import read_log
 from tests.engine import recovery
+from tests.engine.configs import worker_configs
 from tests.simulated.scripted import Times
 from tridentserve import events as ev
-from tridentserve.decisions import Decision, decode_decision, replay
+from tridentserve.decisions import replay
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
-from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter
@@ -38,10 +40,6 @@ def spec_of(name: str) -> RequestSpec:
     return RequestSpec(name, MODEL, INPUTS.shape, recovery.STEPS, slo_s=1000.0)
 
 
-def read(log: Path) -> list[Decision]:
-    return [decode_decision(line) for line in log.read_text().splitlines()]
-
-
 def test_simulated_workers_go_on_from_the_copy(tmp_path: Path) -> None:
     """E takes half a second, a step one, and the way to the other node two: E's and D's part of the state."""
     log = tmp_path / "decisions.jsonl"
@@ -50,8 +48,8 @@ def test_simulated_workers_go_on_from_the_copy(tmp_path: Path) -> None:
     specs = recovery.specs_of(100)
     engine = SimulatedEngine(recovery.scheduler(100), specs, recovery.placement(), Times(), options)
     result = engine.run([(0.0, spec_of("r-1")), (500.0, spec_of("r-2"))])
-    assert recovery.check(read(log), "r-1", degree=1) == 40
-    assert recovery.check(read(log), "r-2", degree=2) == 20, "the copy of step 40 was on its way"
+    assert recovery.check(read_log(log), "r-1", degree=1) == 40
+    assert recovery.check(read_log(log), "r-2", degree=2) == 20, "the copy of step 40 was on its way"
     first, second = result.requests
     # 7 s of work after the copy are lost, and the state comes from the other node.
     assert first.latency_s == pytest.approx(47.0 + 2.0 + 80.0 + 2.0)
@@ -81,33 +79,20 @@ class Service:
 
     def leader(self, after: int) -> str:
         """Of the first plan given out since then."""
-        effects = (effect for decision in read(self.log)[after:] for effect in decision.effects)
+        effects = (effect for decision in read_log(self.log)[after:] for effect in decision.effects)
         return next(effect.plan.leader for effect in effects if isinstance(effect, ev.Run))
 
     def saved(self, after: int) -> int:
-        return sum(isinstance(decision.event, ev.StateSaved) for decision in read(self.log)[after:])
+        return sum(isinstance(decision.event, ev.StateSaved) for decision in read_log(self.log)[after:])
 
 
 @pytest.fixture(scope="module")
 async def service(
     ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Service]:
-    source = ModelSource(MODEL, ensure_tiny("flux", tiny_cache))
     store = connect_store(is_server=True)
-    configs = [
-        WorkerConfig(
-            spec=spec,
-            incarnation=0,
-            label="checkpoints",
-            replicas=recovery.placement().replicas[spec.worker_id],
-            sources={MODEL: source},
-            store_host="127.0.0.1",
-            store_port=store.port,
-            handoff_bytes=4 << 20,
-            host_dir=tiny_cache / "host",
-        )
-        for spec in recovery.specs_of(MEMORY_BYTES)
-    ]
+    specs, sources = recovery.specs_of(MEMORY_BYTES), {MODEL: ModelSource(MODEL, ensure_tiny("flux", tiny_cache))}
+    configs = worker_configs(specs, recovery.placement(), sources, store.port, tiny_cache)
     log = tmp_path_factory.mktemp("checkpoints") / "decisions.jsonl"
     engine = LiveEngine(
         recovery.scheduler(MEMORY_BYTES),
@@ -142,13 +127,13 @@ async def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> No
 async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     service: Service, undisturbed: np.ndarray[Any, Any], degree: int
 ) -> None:
-    before = len(read(service.log)) if service.log.exists() else 0
+    before = len(read_log(service.log)) if service.log.exists() else 0
     answering = asyncio.create_task(service.generate(f"r-{degree}"))
     await wait_for(lambda: service.saved(before) == 2)
     ray.kill(service.engine._fleet.handle(service.leader(before)))
     answer = await asyncio.wait_for(answering, 60.0)
     assert answer["type"] == "completed", answer
-    saved = recovery.check(read(service.log)[before:], f"r-{degree}", degree)
+    saved = recovery.check(read_log(service.log)[before:], f"r-{degree}", degree)
     (png,) = await asyncio.gather(*answer["images"])
     difference = np.abs(np.asarray(Image.open(io.BytesIO(png))).astype(int) - undisturbed.astype(int)).max()
     assert difference <= (0 if degree == 1 else 1)
@@ -159,7 +144,7 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
 
 
 async def test_the_log_replays_to_the_same_effects(service: Service) -> None:
-    decisions = read(service.log)
+    decisions = read_log(service.log)
     assert {decision.event.kind for decision in decisions} >= {"state_saved", "worker_lost", "plan_failed"}
     for logged, effects in replay(decisions, recovery.scheduler(MEMORY_BYTES)):
         assert effects == logged.effects

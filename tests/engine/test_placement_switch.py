@@ -18,14 +18,16 @@ import torch
 from PIL import Image
 
 from tests.core.fakes import MODEL, FakeTimes
+from tests.decision_log import read_log
+from tests.engine.configs import worker_configs
 from tests.simulated.greedy import Greedy
 from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
-from tridentserve.decisions import Decision, decode_decision, replay
+from tridentserve.decisions import Decision, replay
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.host_copies import HostCopies
-from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource
 from tridentserve.hot_set import GROUP_BYTES
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter
@@ -101,7 +103,7 @@ class Service:
         return updates[-1]
 
     def decisions(self) -> list[Decision]:
-        return [decode_decision(line) for line in self.log.read_text().splitlines()]
+        return read_log(self.log)
 
 
 @pytest.fixture(scope="module")
@@ -116,23 +118,17 @@ async def service(
     assert sizes[E] > sizes[C] + 1000
     specs = [WorkerSpec(f"w{index}", "node", memory_bytes) for index in range(3)]
     store = connect_store(is_server=True)
-    configs = [
-        WorkerConfig(
-            spec=spec,
-            incarnation=0,
-            label=PLACEMENTS[0].describe(spec.worker_id),
-            replicas=PLACEMENTS[0].replicas[spec.worker_id],
-            sources={MODEL: source},
-            store_host="127.0.0.1",
-            store_port=store.port,
-            handoff_bytes=HANDOFF_BYTES,
-            max_groups=MAX_GROUPS,
-            host_dir=tiny_cache / "host",
-            fetch="peer",
-            block_bytes=200_000,
-        )
-        for spec in specs
-    ]
+    configs = worker_configs(
+        specs,
+        PLACEMENTS[0],
+        {MODEL: source},
+        store.port,
+        tiny_cache,
+        HANDOFF_BYTES,
+        max_groups=MAX_GROUPS,
+        fetch="peer",
+        block_bytes=200_000,
+    )
     log = tmp_path_factory.mktemp("switch") / "decisions.jsonl"
     engine = LiveEngine(
         make_scheduler(specs),

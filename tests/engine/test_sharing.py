@@ -16,12 +16,14 @@ import torch
 from PIL import Image
 
 from tests.core.fakes import MODEL
+from tests.decision_log import read_log
 from tests.engine import sharing
+from tests.engine.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
-from tridentserve.decisions import Decision, decode_decision, replay
+from tridentserve.decisions import replay
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
-from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter
@@ -37,10 +39,6 @@ def spec_of(name: str, shape: Shape, lora: str | None = None) -> RequestSpec:
     return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0, lora=lora)
 
 
-def read(log: Path) -> list[Decision]:
-    return [decode_decision(line) for line in log.read_text().splitlines()]
-
-
 def test_simulated_workers_share(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     specs = sharing.specs_of(MEMORY_BYTES)
@@ -50,8 +48,8 @@ def test_simulated_workers_share(tmp_path: Path) -> None:
     arrivals = [(0.0, spec_of(name, sharing.SMALL)) for name in AT_ONCE]
     result = engine.run([*arrivals, (50.0, spec_of("lone", sharing.SMALL)), (90.0, spec_of("large", sharing.LARGE))])
     assert [one.outcome for one in result.requests] == ["finished"] * 5
-    sharing.check_shared(read(log), AT_ONCE)
-    sharing.check_decoded_by_two(read(log), "lone")
+    sharing.check_shared(read_log(log), AT_ONCE)
+    sharing.check_decoded_by_two(read_log(log), "lone")
     # Two of three encode at once for half a second, the third after them; two steps; C takes 2 s.
     assert sorted(one.latency_s or 0.0 for one in result.requests[:3]) == pytest.approx([4.5, 4.5, 5.0])
     assert result.requests[3].latency_s == pytest.approx(0.5 + 1.0 + 1.0)
@@ -78,23 +76,9 @@ async def service(
 ) -> AsyncIterator[Service]:
     folder = Path(shutil.copytree(ensure_tiny("flux", tiny_cache), tmp_path_factory.mktemp("flux") / "flux"))
     save_lora(folder, "ink", random_lora(folder))
-    source = ModelSource(MODEL, folder)
     store = connect_store(is_server=True)
-    placed = sharing.placement()
-    configs = [
-        WorkerConfig(
-            spec=spec,
-            incarnation=0,
-            label=placed.describe(spec.worker_id),
-            replicas=placed.replicas[spec.worker_id],
-            sources={MODEL: source},
-            store_host="127.0.0.1",
-            store_port=store.port,
-            handoff_bytes=4 << 20,
-            host_dir=tiny_cache / "host",
-        )
-        for spec in sharing.specs_of(MEMORY_BYTES)
-    ]
+    specs, sources = sharing.specs_of(MEMORY_BYTES), {MODEL: ModelSource(MODEL, folder)}
+    configs = worker_configs(specs, sharing.placement(), sources, store.port, tiny_cache)
     log = tmp_path_factory.mktemp("sharing") / "decisions.jsonl"
     engine = LiveEngine(
         sharing.scheduler(MEMORY_BYTES),
@@ -105,7 +89,7 @@ async def service(
         sharing.Times(),
     )
     await engine.start()
-    yield Service(engine, source.folder, log)
+    yield Service(engine, folder, log)
     await engine.stop()
     del store
 
@@ -138,12 +122,12 @@ async def test_live_workers_encode_together_what_comes_together(service: Service
     for (answer, picture), inputs in zip(answers, requests.values(), strict=True):
         assert np.array_equal(picture, picture_of(alone, inputs)), "FLUX pads prompts to one length"
         assert answer["tiled"] is False
-    sharing.check_shared(read(service.log), AT_ONCE)
+    sharing.check_shared(read_log(service.log), AT_ONCE)
 
 
 async def test_live_workers_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
     answer, picture = await service.generate("lone", inputs_of("a lone one"))
-    sharing.check_decoded_by_two(read(service.log), "lone")
+    sharing.check_decoded_by_two(read_log(service.log), "lone")
     assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
         ("encode", 1),
         ("diffuse", 2),
@@ -179,5 +163,5 @@ async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
 async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:
     handles = [service.engine._fleet.handle(worker_id) for worker_id in service.engine.workers_alive()]
     assert await asyncio.gather(*(handle.ping.remote() for handle in handles)) == [0, 0, 0, 0]
-    for logged, effects in replay(read(service.log), sharing.scheduler(MEMORY_BYTES)):
+    for logged, effects in replay(read_log(service.log), sharing.scheduler(MEMORY_BYTES)):
         assert effects == logged.effects

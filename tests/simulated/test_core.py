@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.core.fakes import request
+from tests.decision_log import read_log
 from tests.simulated.scripted import Script, Times, cluster, run, simulate, spans
 from tridentserve import events as ev
-from tridentserve.decisions import decode_decision
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.errors import ConfigError, TridentServeError
 
@@ -83,7 +83,7 @@ def test_the_decision_log_has_events_with_their_effects_but_no_idle_ticks(tmp_pa
     path = tmp_path / "decisions.jsonl"
     script = Ticking(patience_s=1.0)
     simulate(script, {"a": "C"}, {"a": 1.0}, decision_log=path)
-    logged = [decode_decision(line) for line in path.read_text().splitlines()]
+    logged = read_log(path)
     assert [(decision.now_s, decision.event.kind, len(decision.effects)) for decision in logged] == [
         (0.0, "worker_joined", 0), (1.0, "request_arrived", 0), (2.0, "tick", 1), (4.0, "stage_finished", 1),
     ]  # fmt: skip

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.decision_log import read_log
 from tests.simulated.conservation import violations
 from tests.simulated.greedy import Greedy
 from tests.simulated.scenario import Scenario, Watched, everything
 from tridentserve import events as ev
-from tridentserve.decisions import decode_decision, replay
+from tridentserve.decisions import replay
 from tridentserve.engine.simulated import SimulationResult
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
@@ -151,7 +152,7 @@ def test_a_simulated_log_is_replayed_to_the_same_effects(tmp_path: Path) -> None
     """A fresh scheduler decides the same, from the log alone; ticks that decided nothing are not in it."""
     scenario = everything(3)
     scenario.run(tmp_path / "log.jsonl")
-    logged = [decode_decision(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    logged = read_log(tmp_path / "log.jsonl")
     assert len(logged) > 100
     assert all(decision.effects for decision in logged if isinstance(decision.event, ev.Tick))
     assert [decision.now_s for decision in logged] == sorted(decision.now_s for decision in logged)

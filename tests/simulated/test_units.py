@@ -16,9 +16,9 @@ from dispatch import DispatchOptions
 from dispatch.policies import POLICIES_WITH_UNITS
 from placement.units import units_for
 from profiler import CostModel, shipped_table
+from tests.decision_log import read_log
 from tests.simulated.conservation import violations
 from tridentserve.cluster import WorkerSpec
-from tridentserve.decisions import decode_decision
 from tridentserve.engine.simulated import Arrival, SimulationOptions, SimulationResult, WorkerFailure
 from tridentserve.errors import PlacementError
 from tridentserve.events import ReplicaLoaded
@@ -107,7 +107,7 @@ def test_a_worker_that_is_lost_takes_its_unit_with_it_until_it_is_back(tmp_path:
     assert incomplete(result, workers, D, 2) == []
     assert result.counts.worker_losses == 4
     assert result.counts.retries > 0
-    events = [decode_decision(line).event for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    events = [decision.event for decision in read_log(tmp_path / "log.jsonl")]
     loads = [event for event in events if isinstance(event, ReplicaLoaded) and event.loaded == D]
     assert {load.num_bytes for load in loads} <= {13_000_000_000}
 

@@ -17,7 +17,7 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.conditions import per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.video_adapter import VideoAdapter
-from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.requests import GenerationInputs
 
 
 class HunyuanVideoAdapter(VideoAdapter):
@@ -67,10 +67,6 @@ class HunyuanVideoAdapter(VideoAdapter):
                 return_dict=False,
             )[0]
         return noise
-
-    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        scaled: torch.Tensor = latents.to(self.pipe.vae.dtype) / self.pipe.vae.config.scaling_factor
-        return scaled
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer

@@ -21,7 +21,7 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.conditions import negative_prompts_of, per_request, prompts_of
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.video_adapter import VideoAdapter
-from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 # As the condition names them, in the order in which the stock pipeline gives them.
@@ -68,18 +68,8 @@ class HunyuanVideo15Adapter(VideoAdapter):
         return encoded
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        shape = inputs.shape
-        latents = self.pipe.prepare_latents(
-            inputs.num_outputs,
-            self.pipe.num_channels_latents,
-            shape.height,
-            shape.width,
-            shape.num_frames,
-            self.pipe.transformer.dtype,
-            self.device,
-            generator,
-        )
-        return {"latents": latents}
+        channels = self.pipe.num_channels_latents  # the transformer takes those of a first picture too
+        return {"latents": self._noise(inputs, self.pipe.transformer.dtype, generator, channels)}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 0.0, num_inference_steps + 1)[:-1]
@@ -106,10 +96,6 @@ class HunyuanVideo15Adapter(VideoAdapter):
                 return_dict=False,
             )[0]
         return noise
-
-    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        scaled: torch.Tensor = latents.to(self.pipe.vae.dtype) / self.pipe.vae.config.scaling_factor
-        return scaled
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -33,16 +32,22 @@ class VideoAdapter(DiffusersAdapter):
         frames_array: NDArray[np.uint8] = pixels.cpu().numpy()
         return frames_array
 
-    @abstractmethod
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """Latents as the VAE decodes them, (num_outputs, channels, latent frames, height / 8, width / 8), scaled."""
+        """Latents as the VAE decodes them, (num_outputs, channels, latent frames, height / 8, width / 8), scaled (by
+        one factor, where a family does not say otherwise)."""
+        vae = self.pipe.vae
+        scaled: torch.Tensor = latents.to(vae.dtype) / vae.config.scaling_factor
+        return scaled
 
-    def _noise(self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The first latents of all outputs, as the stock pipeline draws them."""
+    def _noise(
+        self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, channels: int | None = None
+    ) -> torch.Tensor:
+        """The first latents of all outputs, as the stock pipeline draws them. `channels`: where the transformer takes
+        others beside them."""
         shape = inputs.shape
         latents: torch.Tensor = self.pipe.prepare_latents(
             inputs.num_outputs,
-            self.pipe.transformer.config.in_channels,
+            channels or self.pipe.transformer.config.in_channels,
             height=shape.height,
             width=shape.width,
             num_frames=shape.num_frames,
