@@ -14,28 +14,33 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.backend import Backend, Update
+from deployments.edit_schemas import EditRequest, to_edit_request
 from deployments.errors_http import install_error_handlers
 from deployments.events_http import EventStreamResponse
 from deployments.handle_api import final_update
-from deployments.http_body import MAX_BODY_BYTES, read_json, until_disconnect
+from deployments.http_body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, read_fields, read_json, until_disconnect
 from deployments.models import ServedModel
-from deployments.schemas import REQUEST_ID, ImageRequest, parse_request, to_request
+from deployments.schemas import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
+from deployments.source_field import body_bytes, decoded
 from deployments.video_api import VIDEO_ROUTES, add_video_routes
 from deployments.video_backend import VideoBackend
 from tridentserve.errors import RequestNotFoundError
+from tridentserve.requests import GenerationInputs, RequestSpec
 
 HEARTBEAT_S = 10.0
 HEALTH_TIMEOUT_S = 5.0
 _SERVING = ("ready", "degraded")
 _ROUTES = [
     "POST /v1/images/generations",
+    "POST /v1/images/edits",
     *VIDEO_ROUTES,
     "DELETE /v1/requests/{request_id}",
     "GET /v1/models",
     "GET /health",
     "GET /openapi.json",
 ]
-_IMAGE_BODY = {"required": True, "content": {"application/json": {"schema": ImageRequest.model_json_schema()}}}
+_IMAGE_BODY = openapi_body(ImageRequest, JSON)
+_EDIT_BODY = openapi_body(EditRequest, JSON, *FORMS)
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +66,24 @@ def create_api(
     install_error_handlers(api)
     created = int(time.time())
 
-    @api.post("/v1/images/generations", openapi_extra={"requestBody": _IMAGE_BODY})
+    @api.post("/v1/images/generations", openapi_extra=_IMAGE_BODY)
     async def create_images(request: Request) -> Response:
         asked = parse_request(await read_json(request, max_body_bytes))
-        spec, inputs = to_request(asked, models)
-        updates = backend.generate(spec, inputs)
+        return await images(request, asked, to_request(asked, models), "image_generation")
+
+    @api.post("/v1/images/edits", openapi_extra=_EDIT_BODY)
+    async def edit_image(request: Request) -> Response:
+        fields, is_form = await read_fields(request, body_bytes(max_body_bytes, models))
+        asked, known = parse_as(EditRequest, fields, strict=not is_form), dict(models)
+        made = await decoded(lambda: to_edit_request(asked, known), asked.image)
+        return await images(request, asked, made, "image_edit")
+
+    async def images(
+        request: Request, asked: ImageRequest, made: tuple[RequestSpec, GenerationInputs], events: str
+    ) -> Response:
+        updates = backend.generate(*made)
         if asked.stream:
-            return EventStreamResponse(updates, heartbeat_s)
+            return EventStreamResponse(updates, heartbeat_s, events)
         return JSONResponse(_images_answer(await until_disconnect(request.receive, final_update(updates))))
 
     add_video_routes(api, backend, models, videos, max_body_bytes)

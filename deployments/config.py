@@ -42,6 +42,10 @@ class Limits(Args):
     max_frames: int = Field(default=129, ge=1, description="of a video")
     max_pixel_frames: int = Field(default=1280 * 720 * 129, ge=256, description="of a video: pixels times frames")
     max_prompt_chars: int = Field(default=4096, ge=1, description="of the prompt, and of the negative prompt")
+    max_image_bytes: int = Field(
+        default=20 * 2**20, ge=1, description="of the file that an edit or a video starts from"
+    )
+    max_image_pixels: int = Field(default=4096 * 4096, ge=1, description="of the picture in it: width times height")
 
 
 class ModelArgs(Args):

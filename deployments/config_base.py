@@ -8,6 +8,8 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from tridentserve.validation import problem_text
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
 
 
@@ -38,12 +40,10 @@ def describe_problems(error: ValidationError, prefix: str) -> list[str]:
     lines = []
     for detail in error.errors(include_url=False, include_input=False):
         path = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
-        text = detail["msg"].removeprefix("Value error, ")
+        text = problem_text(detail)
         if detail["type"] == "config":
             key = str(detail["ctx"]["key"])
             path += key if key.startswith("[") or not key else f".{key}"
             text = str(detail["ctx"]["text"])
-        elif detail["type"] == "extra_forbidden":
-            text = "unknown key; check its spelling"
         lines.append(f"{path}: {text}")
     return lines

@@ -19,7 +19,11 @@ class VideosArgs(Args):
         default=None, description="fsspec URL to keep the files at, such as `s3://bucket/videos`; None: in `data_dir`"
     )
     retention_s: float = Field(default=86_400, gt=0, description="how long an ended job and its files are kept")
-    max_results_mb: int = Field(default=10_240, ge=1, description="MiB of all files; the oldest go first")
+    max_results_mb: int = Field(
+        default=10_240,
+        ge=1,
+        description="MiB of all files, the oldest go first; and of the pictures that jobs wait with",
+    )
     max_unfinished: int = Field(default=1000, ge=1, description="jobs that have not ended; the next one gets 429")
     max_in_flight: int = Field(
         default=64, ge=1, description="jobs given to the scheduler at once; the others wait by priority"

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 class EventStreamResponse(Response):
     """Sends each update as an event, and a comment whenever nothing has come for `heartbeat_s` (proxies cut idle
-    connections).
+    connections). The names of the events begin with `kind` and a dot.
 
     A request that is refused before its first update is answered with its error and status, not with a stream.
     Starlette's StreamingResponse would, on some servers, notice only at the next event that its client has left.
@@ -34,10 +34,11 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, updates: AsyncIterator[Update], heartbeat_s: float) -> None:
+    def __init__(self, updates: AsyncIterator[Update], heartbeat_s: float, kind: str) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._updates = outcome_of(updates)
+        self._kind = kind
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,13 +51,13 @@ class EventStreamResponse(Response):
         async with closing(self._updates) as updates:
             first = await anext(updates)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": events_of(first), "more_body": True})
-            async for chunk in _chunks(updates, self._heartbeat_s):
+            await send({"type": "http.response.body", "body": events_of(first, self._kind), "more_body": True})
+            async for chunk in _chunks(updates, self._heartbeat_s, self._kind):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _chunks(updates: AsyncIterator[Update], heartbeat_s: float) -> AsyncIterator[bytes]:
+async def _chunks(updates: AsyncIterator[Update], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
     """The updates and pauses as bytes; what is raised becomes the last event, since the status is long sent."""
     waiting = asyncio.ensure_future(_next(updates))
     try:
@@ -68,7 +69,7 @@ async def _chunks(updates: AsyncIterator[Update], heartbeat_s: float) -> AsyncIt
             update = waiting.result()
             if update is None:
                 return
-            yield events_of(update)
+            yield events_of(update, kind)
             waiting = asyncio.ensure_future(_next(updates))
     except TridentServeError as error:
         yield _event("error", body_of(error))
@@ -84,15 +85,15 @@ async def _next(updates: AsyncIterator[Update]) -> Update | None:
     return await anext(updates, None)
 
 
-def events_of(update: Update) -> bytes:
+def events_of(update: Update, kind: str) -> bytes:
     """One event, or one per picture when the request is completed; nothing for an update that is not known here."""
     match update["type"]:
-        case "queued" | "progress" as kind:
-            return _event(f"image_generation.{kind}", {key: update[key] for key in update if key != "type"})
+        case "queued" | "progress" as state:
+            return _event(f"{kind}.{state}", {key: update[key] for key in update if key != "type"})
         case "completed":
             about = {key: update[key] for key in update if key not in ("type", "images")}
             events = (
-                _event("image_generation.completed", {**about, "index": index, "b64_json": b64encode(image).decode()})
+                _event(f"{kind}.completed", {**about, "index": index, "b64_json": b64encode(image).decode()})
                 for index, image in enumerate(update["images"])
             )
             return b"".join(events)

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from deployments.backend import Backend, Update, closing, outcome_of
+from deployments.edit_schemas import EditRequest, to_edit_request
 from deployments.models import ServedModel
 from deployments.schemas import parse_as, to_request
+from deployments.source_field import decoded
 from deployments.video_schemas import HandleVideoRequest, to_video_request
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -16,11 +18,12 @@ async def generate(backend: Backend, models: Mapping[str, ServedModel], body: Ma
     """The result of one request: the "completed" update without its type; `images` holds PNG bytes, of a model that
     makes videos `videos` MP4 bytes, or `frames` arrays with `output_format: "frames"`.
 
-    `body` has the fields of the HTTP API (`stream` and the fields about the answer's form have no effect here).
+    `body` has the fields of the HTTP API (`stream` and the fields about the answer's form have no effect here); a
+    picture to start from is bytes, or a text as over HTTP.
     Raises a `TridentServeError`: `InvalidRequestError`, `UnknownModelError`, `OverloadedError`, ...
     Cancelling the call stops the request.
     """
-    spec, inputs = _asked(body, models)
+    spec, inputs = await _asked(body, models)
     result = dict(await final_update(backend.generate(spec, inputs)))
     del result["type"]
     return result
@@ -33,21 +36,34 @@ async def generate_stream(
 
     Closing the iterator early stops the request.
     """
-    spec, inputs = _asked(body, models)
+    spec, inputs = await _asked(body, models)
     async with closing(outcome_of(backend.generate(spec, inputs))) as updates:
         async for update in updates:
             yield update
 
 
-def _asked(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
-    """A request of a picture or of a video, as the model makes that the body names, else the first one."""
+async def _asked(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
+    """A request as the model makes it that the body names; else the first one that starts from a picture, where the
+    body has one; else the first one."""
+    model, known = _model(body, models), dict(models)
+    if model is not None and model.makes_videos:
+        video = parse_as(HandleVideoRequest, body).model_copy(update={"model": model.name})
+        return await decoded(lambda: to_video_request(video, known), video.input_reference)
+    if model is not None and model.takes_image:
+        edit = parse_as(EditRequest, body).model_copy(update={"model": model.name})
+        return await decoded(lambda: to_edit_request(edit, known), edit.image)
+    return to_request(body, models)
+
+
+def _model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:
+    """None where the body names one that is not served."""
     fields = {**_mapping(_mapping(body).get("extra_body")), **_mapping(body)}
     name = fields.get("model")
-    model = next(iter(models.values())) if name is None else models.get(name) if isinstance(name, str) else None
-    if model is not None and model.makes_videos:
-        asked = parse_as(HandleVideoRequest, body).model_copy(update={"model": model.name})
-        return to_video_request(asked, models)
-    return to_request(body, models)
+    if name is not None:
+        return models.get(name) if isinstance(name, str) else None
+    has_picture = {False: fields.get("image"), True: fields.get("input_reference")}
+    from_picture = (model for model in models.values() if has_picture[model.makes_videos] is not None)
+    return next((model for model in from_picture if model.takes_image), next(iter(models.values())))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from pydantic import BaseModel
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
@@ -15,10 +18,23 @@ from starlette.types import Message, Receive
 from tridentserve.errors import InvalidRequestError
 
 MAX_BODY_BYTES = 1024 * 1024
-_JSON = "application/json"
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+JSON = "application/json"
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _MAX_FILES = 4
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SentFile:
+    """A file of a multipart form. No text: fields that hold a text do not take it."""
+
+    content: bytes = field(repr=False)
+
+
+def openapi_body(fields: type[BaseModel], *encodings: str) -> dict[str, Any]:
+    """The part of the OpenAPI document that tells of a body."""
+    schema = {"schema": fields.model_json_schema()}
+    return {"requestBody": {"required": True, "content": dict.fromkeys(encodings, schema)}}
 
 
 async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
@@ -27,16 +43,17 @@ async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
     Raises HTTPException 413 (as soon as more than `max_bytes` are announced or have come) and 415 (another content
     type, or a compressed body), `InvalidRequestError` when it is not JSON, `ClientDisconnect`.
     """
-    _check_content_type(request, (_JSON,))
+    _check_content_type(request, (JSON,))
     return _as_json(await _read(request, max_bytes))
 
 
 async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES) -> tuple[Any, bool]:
-    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as texts (files as objects that
-    are closed), but for `extra_body`, which is JSON there. True with a form: its numbers are texts.
+    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as texts or a `SentFile`, but for
+    `extra_body`, which is JSON there. True with a form: its numbers are texts.
 
-    Raises as `read_json` does, and `InvalidRequestError` for a form that is broken or names a field twice."""
-    if _check_content_type(request, (_JSON, *_FORMS)) == _JSON:
+    Several files of one field, or of one called `name[]`, are the list `name`. Raises as `read_json` does, and
+    `InvalidRequestError` for a form that is broken or names a field twice."""
+    if _check_content_type(request, (JSON, *FORMS)) == JSON:
         return await read_json(request, max_bytes), False
     body = await _read(request, max_bytes)
 
@@ -44,16 +61,25 @@ async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES) -> tupl
         return {"type": "http.request", "body": body, "more_body": False}
 
     try:
-        form = await Request(request.scope, again).form(max_files=_MAX_FILES, max_part_size=max_bytes)
+        async with Request(request.scope, again).form(max_files=_MAX_FILES, max_part_size=max_bytes) as form:
+            return await _fields_of(form), True
     except (HTTPException, MultiPartException):
         raise InvalidRequestError("the body is not a valid form, or has too many fields") from None
-    await form.close()  # its files: no field takes one
+
+
+async def _fields_of(form: FormData) -> dict[str, Any]:
     fields: dict[str, Any] = {}
+    files: dict[str, list[SentFile]] = {}
     for name, value in form.multi_items():
-        if name in fields:
+        if isinstance(value, UploadFile):
+            files.setdefault(name.removesuffix("[]"), []).append(SentFile(await value.read()))
+        elif name in fields:
             raise InvalidRequestError("a field of the form is given twice")
-        fields[name] = _as_json(value.encode()) if name == "extra_body" and isinstance(value, str) else value
-    return fields, True
+        else:
+            fields[name] = _as_json(value.encode()) if name == "extra_body" else value
+    if fields.keys() & files.keys():
+        raise InvalidRequestError("a field of the form is given twice")
+    return fields | {name: found[0] if len(found) == 1 else found for name, found in files.items()}
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

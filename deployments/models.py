@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, isqrt
+from math import ceil, isqrt, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ class ServedModel:
     @property
     def makes_videos(self) -> bool:
         return self.family.frame_multiple is not None
+
+    @property
+    def takes_image(self) -> bool:
+        """Whether all its requests start from a picture; else none does."""
+        return self.family.takes_image
 
     def max_pixels(self, num_frames: int = 1) -> int:
         """Of one picture, or of each frame of a video with so many."""
@@ -107,20 +112,38 @@ class ServedModel:
         below = side - side % self.family.size_multiple
         return max(self.smallest.width, min(below, self.largest.width))
 
+    def size_near(self, width: int, height: int) -> Shape:
+        """The allowed size for a result that is like a picture of this size: its own where it is allowed; else scaled
+        into the limits, with about its aspect ratio, and rounded to the family's multiple."""
+        multiple, limits = self.family.size_multiple, self.limits
+        shrink = min(1.0, limits.max_side / max(width, height), sqrt(self.max_pixels() / (width * height)))
+        scale = max(shrink, self.smallest.width / min(width, height))
+        most = max(self.smallest.width, limits.max_side - limits.max_side % multiple)
+        longer, shorter = (
+            min(most, max(self.smallest.width, round(side * scale / multiple) * multiple))
+            for side in sorted((width, height), reverse=True)
+        )
+        # Rounding up may have made too much of it. A square stays one.
+        while longer * shorter > self.max_pixels() and longer > self.smallest.width:
+            longer, shorter = longer - multiple, shorter - (multiple if longer == shorter else 0)
+        return Shape(height=longer, width=shorter) if height > width else Shape(height=shorter, width=longer)
+
     @property
     def default_steps(self) -> int:
         return min(self.family.default_steps, self.limits.max_steps)
 
     def to_json(self) -> dict[str, Any]:
         multiple, shape = self.family.size_multiple, self.default_shape
+        hidden = set[str]() if self.takes_image else {"max_image_bytes", "max_image_pixels"}
         if self.makes_videos:
-            hidden, pattern = set[str](), {"frame_multiple": self.family.frame_multiple}
+            pattern = {"frame_multiple": self.family.frame_multiple}
             size = {"size": f"{shape.width}x{shape.height}", "num_frames": shape.num_frames, "fps": self.default_fps}
         else:
-            hidden, pattern = {"max_frames", "max_pixel_frames"}, {}
-            size = {"size": f"{self.default_side}x{self.default_side}"}
+            hidden, pattern = hidden | {"max_frames", "max_pixel_frames"}, {}
+            size = {"size": "auto" if self.takes_image else f"{self.default_side}x{self.default_side}"}
         return {
             "family": self.family.name,
+            "input_modalities": ["text", "image"] if self.takes_image else ["text"],
             "output_modality": "video" if self.makes_videos else "image",
             "loras": list(self.loras),
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},

@@ -16,6 +16,7 @@ from deployments.start import start
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.updates import Update
 from tridentserve.errors import ConfigError, WorkerError
+from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 
@@ -33,6 +34,7 @@ class Scheduler:
         replica, and all workers with it. Returns at once then: meanwhile, no request reaches the replica."""
         if self._keeper is None:
             self._engine, self._keeper = await start(live_args(self._args, user_config), _gpus_per_worker(self._args))
+            spare_long_lived()
             return
         try:
             self._keeper.want(live_args(self._args, user_config))

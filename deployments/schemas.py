@@ -1,6 +1,6 @@
 """The body of an image request: which fields there are, and what of them can be served. Nothing is made before.
 
-What requests of pictures and of videos share is here too; `video_schemas` has what only videos have.
+What all requests share is here too; `video_schemas` has what only videos have, `edit_schemas` what edits have.
 """
 
 from __future__ import annotations
@@ -157,7 +157,11 @@ def to_request(
     check_limits(request, model)
     width, height, param = asked_size(request, Shape(model.default_side, model.default_side))
     check_size(width, height, param, model)
-    return made(request, model, Shape(height=height, width=width), f"img-{uuid.uuid4().hex}")
+    return made(request, model, Shape(height=height, width=width), new_image_id())
+
+
+def new_image_id() -> str:
+    return f"img-{uuid.uuid4().hex}"
 
 
 def made(
@@ -188,17 +192,37 @@ def made(
     return spec, inputs
 
 
-def model_of(name: str | None, models: Mapping[str, ServedModel], videos: bool) -> ServedModel:
-    """The model of this name, or the first one that makes videos (or pictures). Raises `UnknownModelError`."""
-    kind, other, route = ("videos", "pictures", "images/generations") if videos else ("pictures", "videos", "videos")
-    fitting = {key: model for key, model in models.items() if model.makes_videos == videos}
-    if name in models and name not in fitting:
-        raise UnknownModelError(f"model: this one makes {other}; send the request to /v1/{route}", "model")
+def model_of(
+    name: str | None, models: Mapping[str, ServedModel], videos: bool, from_picture: bool = False
+) -> ServedModel:
+    """The model of this name, or the first one that makes videos (or pictures). Those that make pictures from a
+    picture, and those that make them without, have routes of their own. Raises `UnknownModelError`."""
+    kind = _kind_of(videos, from_picture)
+    fitting = {key: model for key, model in models.items() if _kind_of(model.makes_videos, model.takes_image) == kind}
+    if name is not None and name in models and name not in fitting:
+        other = _kind_of(models[name].makes_videos, models[name].takes_image)
+        raise UnknownModelError(f"model: this one {other}; send the request to {_ROUTES[other]}", "model")
     if not fitting:
-        raise UnknownModelError(f"model: none of the served models makes {kind}", "model")
+        raise UnknownModelError(f"model: none of the served models {kind}", "model")
     if name is not None and name not in fitting:
         raise UnknownModelError(f"model: this model is not served; there are {', '.join(fitting)}", "model")
-    return next(iter(fitting.values())) if name is None else fitting[name]
+    if name is not None:
+        return fitting[name]
+    return next(
+        (model for model in fitting.values() if model.takes_image == from_picture), next(iter(fitting.values()))
+    )
+
+
+_ROUTES = {
+    "makes pictures": "/v1/images/generations",
+    "edits pictures": "/v1/images/edits",
+    "makes videos": "/v1/videos",
+}
+
+
+def _kind_of(videos: bool, from_picture: bool) -> str:
+    """What a model does, a key of `_ROUTES`."""
+    return "makes videos" if videos else "edits pictures" if from_picture else "makes pictures"
 
 
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:

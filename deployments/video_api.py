@@ -15,12 +15,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from deployments.backend import Backend
 from deployments.handle_api import final_update
-from deployments.http_body import read_fields, until_disconnect
+from deployments.http_body import FORMS, JSON, openapi_body, read_fields, until_disconnect
 from deployments.models import ServedModel
 from deployments.schemas import REQUEST_ID
+from deployments.source_field import body_bytes, decoded
 from deployments.video_backend import VideoBackend
 from deployments.video_schemas import VideoRequest, parse_video, to_video_request
 from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
+from tridentserve.requests import GenerationInputs, RequestSpec
 
 VIDEO_ROUTES = (
     "POST /v1/videos",
@@ -33,9 +35,7 @@ VIDEO_ROUTES = (
 MP4 = "video/mp4"
 # Proxies refuse answers with longer ones; only the timeline of a request that was stopped often is.
 _MAX_HEADER_BYTES = 6144
-_ENCODINGS = ("application/json", "application/x-www-form-urlencoded", "multipart/form-data")
-_SCHEMA = {"schema": VideoRequest.model_json_schema()}
-_BODY = {"required": True, "content": dict.fromkeys(_ENCODINGS, _SCHEMA)}
+_BODY = openapi_body(VideoRequest, JSON, *FORMS)
 
 
 def add_video_routes(
@@ -47,24 +47,24 @@ def add_video_routes(
 ) -> None:
     """Jobs go through `videos`; what is answered at once comes from `backend`."""
 
-    async def asked(request: Request) -> VideoRequest:
-        fields, is_form = await read_fields(request, max_body_bytes)
-        return parse_video(fields, strict=not is_form)
+    async def asked(request: Request) -> tuple[VideoRequest, RequestSpec, GenerationInputs]:
+        fields, is_form = await read_fields(request, body_bytes(max_body_bytes, models))
+        body, known = parse_video(fields, strict=not is_form), dict(models)
+        return body, *await decoded(lambda: to_video_request(body, known), body.input_reference)
 
     def jobs() -> VideoBackend:
         if videos is None:
             raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
         return videos
 
-    @api.post("/v1/videos", openapi_extra={"requestBody": _BODY})
+    @api.post("/v1/videos", openapi_extra=_BODY)
     async def submit_video(request: Request) -> Response:
-        body = await asked(request)
-        spec, inputs = to_video_request(body, models)
+        body, spec, inputs = await asked(request)
         return JSONResponse(_told(await jobs().submit(spec, inputs, body.priority), request))
 
-    @api.post("/v1/videos/sync", openapi_extra={"requestBody": _BODY})
+    @api.post("/v1/videos/sync", openapi_extra=_BODY)
     async def make_video(request: Request) -> Response:
-        spec, inputs = to_video_request(await asked(request), models)
+        _, spec, inputs = await asked(request)
         if spec.num_outputs != 1:
             raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
         update = await until_disconnect(request.receive, final_update(backend.generate(spec, inputs)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ray import serve
 
@@ -12,10 +14,25 @@ from deployments.models import family_of
 from deployments.remote import RemoteBackend, our_errors
 from deployments.video_jobs import VideoJobs, results_url
 from deployments.video_results import VideoResults
-from tridentserve.errors import CheckpointError, WorkerError
+from tridentserve.errors import CheckpointError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 _MAX_ONGOING_REQUESTS = 10_000
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _or_error(method: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T | TridentServeError]]:
+    """Gives back what clients are to be told instead of raising it: Ray Serve would log it as a failure of ours."""
+
+    @wraps(method)
+    async def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T | TridentServeError:
+        try:
+            return await method(*args, **kwargs)
+        except TridentServeError as error:
+            return error
+
+    return answer
 
 
 class Videos:
@@ -37,21 +54,27 @@ class Videos:
         if not self._jobs.healthy:
             raise WorkerError("video jobs are not worked off any more")
 
+    @_or_error
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
         return await self._jobs.submit(spec, inputs, priority)
 
+    @_or_error
     async def get(self, job_id: str) -> dict[str, Any]:
         return await self._jobs.get(job_id)
 
+    @_or_error
     async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
         return await self._jobs.page(after, limit, newest_first)
 
+    @_or_error
     async def delete(self, job_id: str) -> None:
         await self._jobs.delete(job_id)
 
+    @_or_error
     async def file_name(self, job_id: str, index: int) -> str:
         return await self._jobs.file_name(job_id, index)
 
+    @_or_error
     async def content(self, job_id: str, index: int) -> bytes:
         return await self._jobs.content(job_id, index)
 
@@ -66,33 +89,36 @@ class RemoteVideos:
         self._results: VideoResults | None = None
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
-        with our_errors():
-            return dict(await self._handle.submit.remote(spec, inputs, priority))
+        return dict(await _answered(self._handle.submit.remote(spec, inputs, priority)))
 
     async def get(self, job_id: str) -> dict[str, Any]:
-        with our_errors():
-            return dict(await self._handle.get.remote(job_id))
+        return dict(await _answered(self._handle.get.remote(job_id)))
 
     async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
-        with our_errors():
-            jobs, more = await self._handle.page.remote(after, limit, newest_first)
-            return jobs, more
+        jobs, more = await _answered(self._handle.page.remote(after, limit, newest_first))
+        return jobs, more
 
     async def delete(self, job_id: str) -> None:
-        with our_errors():
-            await self._handle.delete.remote(job_id)
+        await _answered(self._handle.delete.remote(job_id))
 
     async def local_file(self, job_id: str, index: int) -> Path | None:
-        with our_errors():
-            name = await self._handle.file_name.remote(job_id, index)
+        name = await _answered(self._handle.file_name.remote(job_id, index))
         if self._results is None:
             self._results = VideoResults(self._url)
         return self._results.local_file(name, index)
 
     async def content(self, job_id: str, index: int) -> bytes:
-        with our_errors():
-            content: bytes = await self._handle.content.remote(job_id, index)
-            return content
+        content: bytes = await _answered(self._handle.content.remote(job_id, index))
+        return content
+
+
+async def _answered(response: Any) -> Any:
+    """What a method of `Videos` gave back. Raises the error that it gave back."""
+    with our_errors():
+        answer = await response
+    if isinstance(answer, TridentServeError):
+        raise answer
+    return answer
 
 
 def data_dir(args: AppArgs) -> Path:

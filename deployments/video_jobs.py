@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,8 +102,8 @@ class VideoJobs:
     # What clients ask for.
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
-        most, now_s = self._options.max_unfinished, self._clock()
-        job = await self._stored(lambda: self._store.submit(spec, inputs, priority, now_s, most))
+        most, most_bytes, now_s = self._options.max_unfinished, self._options.max_results_mb * _MIB, self._clock()
+        job = await self._stored(lambda: self._store.submit(spec, inputs, priority, now_s, most, most_bytes))
         self._wake.set()
         return self._view(job)
 
@@ -216,7 +216,11 @@ class VideoJobs:
             await self._failed(run, update["error"])
 
     async def _last_update(self, run: _Run) -> Update | None:
-        async with closing(self._backend.generate(run.job.spec, run.job.inputs)) as updates:
+        job = run.job
+        picture = await self._stored(partial(self._store.picture, job.number)) if job.picture_sha256 else None
+        if job.picture_sha256 and picture is None:  # it was deleted just now, and its picture with it
+            return None
+        async with closing(self._backend.generate(job.spec, replace(job.inputs, image=picture))) as updates:
             async for update in updates:
                 run.began = run.began or update["type"] in ("queued", "progress")
                 if update["type"] == "progress":

@@ -21,12 +21,15 @@ from deployments.schemas import (
     model_of,
     parse_as,
 )
+from deployments.source_field import SourceField, source_png
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.source_image import check_given
 
 MAX_FPS = 120.0
 MAX_SECONDS = 3600.0
 MAX_PRIORITY = 1000
+_SOURCE = "input_reference"
 
 
 def _number(value: Any) -> Any:
@@ -53,7 +56,7 @@ class VideoRequest(GenerationRequest):
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="of two jobs that wait, the higher one goes first"
     )
     output_format: Literal["mp4"] = "mp4"
-    input_reference: Any = Field(default=None, description="refused: videos are made from text alone")
+    input_reference: SourceField | None = Field(default=None, repr=False)
 
 
 class HandleVideoRequest(VideoRequest):
@@ -70,13 +73,13 @@ def parse_video(body: Any, strict: bool = True) -> VideoRequest:
 
 
 def to_video_request(request: VideoRequest, models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
-    """What the scheduler and the workers get of it. The first model of `models` that makes videos is the default.
+    """What the scheduler and the workers get of it. The default is the first model of `models` that makes videos, from
+    a picture when there is one. Decodes the picture, which may take a second.
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
-    if request.input_reference is not None:
-        raise InvalidRequestError("input_reference: videos are made from text alone, leave it out", "input_reference")
-    model = model_of(request.model, models, videos=True)
+    model = model_of(request.model, models, videos=True, from_picture=request.input_reference is not None)
+    check_given(model.family, request.input_reference is not None, _SOURCE)
     request = _with_outputs(request)
     check_limits(request, model)
     width, height, param = asked_size(request, model.default_shape)
@@ -84,7 +87,10 @@ def to_video_request(request: VideoRequest, models: Mapping[str, ServedModel]) -
     fps = request.fps or float(model.default_fps)
     shape = Shape(height=height, width=width, num_frames=_num_frames(request, model, fps, width * height))
     spec, inputs = made(request, model, shape, f"video_{uuid.uuid4().hex}")
-    return spec, replace(inputs, fps=fps, output_format=request.output_format)
+    inputs = replace(inputs, fps=fps, output_format=request.output_format)
+    if request.input_reference is None:
+        return spec, inputs
+    return spec, replace(inputs, image=source_png(request.input_reference, model, _SOURCE)[0])
 
 
 def _with_outputs(request: VideoRequest) -> VideoRequest:

@@ -7,6 +7,7 @@ job any more. So each job ends, and ends once, whatever processes come and go.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 
 JobState = Literal["queued", "leased", "completed", "failed"]
 
-_VERSION = 1
+_VERSION = 2
 _BUSY_TIMEOUT_S = 10.0
 _SPEC, _INPUTS = TypeAdapter(RequestSpec), TypeAdapter(GenerationInputs)
 _SCHEMA = """
@@ -42,18 +43,26 @@ CREATE TABLE jobs (
     ended_s REAL,
     result TEXT,
     result_bytes INTEGER NOT NULL DEFAULT 0,
-    error TEXT
+    error TEXT,
+    picture_sha256 TEXT
 ) STRICT;
 CREATE INDEX by_turn ON jobs (priority DESC, number) WHERE state IN ('queued', 'leased');
 CREATE INDEX by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
 """
+# What unfinished jobs start from. Afterwards the digest is enough, to know the same request again.
+_PICTURES = """
+CREATE TABLE pictures (number INTEGER PRIMARY KEY, png BLOB NOT NULL) STRICT;
+CREATE TRIGGER drop_picture AFTER UPDATE OF state ON jobs WHEN NEW.state IN ('completed', 'failed')
+BEGIN DELETE FROM pictures WHERE number = NEW.number; END;
+"""
+_FROM_VERSION_1 = "ALTER TABLE jobs ADD COLUMN picture_sha256 TEXT;" + _PICTURES
 _MAY_BE_CLAIMED = "(state = 'queued' AND not_before_s <= :now_s OR state = 'leased' AND lease_until_s <= :now_s)"
 
 
 @dataclass(frozen=True, slots=True)
 class VideoJob:
     """A job as it is stored. Times are of the Unix clock. `result`: what is told of a completed one; `error`: of a
-    failed one, in OpenAI's form."""
+    failed one, in OpenAI's form. `picture_sha256`: of the picture that it starts from, which `inputs` lacks here."""
 
     number: int
     job_id: str
@@ -67,6 +76,7 @@ class VideoJob:
     ended_s: float | None
     result: dict[str, Any] | None
     error: dict[str, Any] | None
+    picture_sha256: str | None
 
     @property
     def file_name(self) -> str:
@@ -84,6 +94,7 @@ class VideoStore:
         self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
+            self._db.execute("PRAGMA auto_vacuum = FULL")  # of a new file: it shrinks when pictures go
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")  # a job that was answered outlives a power cut
             with self._writing():
@@ -94,12 +105,12 @@ class VideoStore:
 
     def _prepare(self, path: Path) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            for statement in _SCHEMA.split(";\n"):
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        elif version != _VERSION:
+        missing = {0: _SCHEMA + _PICTURES, 1: _FROM_VERSION_1, _VERSION: ""}.get(version)
+        if missing is None:
             raise ConfigError(f"videos.data_dir: {path} is of version {version}, this service writes {_VERSION}")
+        for statement in missing.split(";\n"):
+            self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def close(self) -> None:
         self._db.close()
@@ -117,30 +128,52 @@ class VideoStore:
     # What clients ask for.
 
     def submit(
-        self, spec: RequestSpec, inputs: GenerationInputs, priority: int, now_s: float, max_unfinished: int
+        self,
+        spec: RequestSpec,
+        inputs: GenerationInputs,
+        priority: int,
+        now_s: float,
+        max_unfinished: int,
+        max_picture_bytes: int,
     ) -> VideoJob:
-        """A new job; or the one with the same id and the same request; or a new attempt of one that failed.
+        """A new job; or the one with the same id and the same request; or a new attempt of one that failed. The
+        pictures that unfinished jobs start from have at most `max_picture_bytes` together.
 
         Raises `InvalidRequestError` for an id that was used for another request, and `OverloadedError`."""
+        picture, inputs = inputs.image, replace(inputs, image=None)
+        digest = None if picture is None else hashlib.sha256(picture).hexdigest()
         with self._writing():
             known = self.find(spec.request_id)
             if known is not None and known.state != "failed":
-                if _is_same(known, spec, inputs):
+                if _is_same(known, spec, inputs, digest):
                     return known
                 message = "request_id has been used for another request: choose a new one"
                 raise InvalidRequestError(message, "request_id")
-            unfinished = "SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'leased')"
-            if self._db.execute(unfinished).fetchone()[0] >= max_unfinished:
+            if self._count("SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'leased')") >= max_unfinished:
                 raise OverloadedError(f"{max_unfinished} video jobs have not ended yet, try again later")
             self._db.execute("DELETE FROM jobs WHERE id = ?", (spec.request_id,))
-            self._db.execute(
-                "INSERT INTO jobs (id, state, priority, spec, inputs, created_s) VALUES (?, 'queued', ?, ?, ?, ?)",
-                (spec.request_id, priority, _SPEC.dump_json(spec).decode(), _INPUTS.dump_json(inputs).decode(), now_s),
-            )
+            written = (spec.request_id, priority, _SPEC.dump_json(spec).decode(), _INPUTS.dump_json(inputs).decode())
+            number = self._db.execute(
+                "INSERT INTO jobs (id, state, priority, spec, inputs, created_s, picture_sha256) "
+                "VALUES (?, 'queued', ?, ?, ?, ?, ?)",
+                (*written, now_s, digest),
+            ).lastrowid
+            if picture is not None:
+                self._db.execute("INSERT INTO pictures (number, png) VALUES (?, ?)", (number, picture))
+                if self._count("SELECT SUM(LENGTH(png)) FROM pictures") > max_picture_bytes:
+                    raise OverloadedError("the pictures of unfinished video jobs take all their room, try again later")
             job = self.find(spec.request_id)
         if job is None:
             raise RuntimeError("the job that was just written is not there")
         return job
+
+    def picture(self, number: int) -> bytes | None:
+        """What an unfinished job starts from, a PNG file."""
+        row = self._db.execute("SELECT png FROM pictures WHERE number = ?", (number,)).fetchone()
+        return None if row is None else bytes(row["png"])
+
+    def _count(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0] or 0)
 
     def find(self, job_id: str) -> VideoJob | None:
         row = self._db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
@@ -243,9 +276,11 @@ def _job(row: sqlite3.Row) -> VideoJob:
         ended_s=row["ended_s"],
         result=None if row["result"] is None else json.loads(row["result"]),
         error=None if row["error"] is None else json.loads(row["error"]),
+        picture_sha256=row["picture_sha256"],
     )
 
 
-def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs) -> bool:
+def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs, picture_sha256: str | None) -> bool:
     """A client that asks again may have left the seed to the service: it does not count."""
-    return job.spec == spec and replace(job.inputs, seed=0) == replace(inputs, seed=0)
+    same_inputs = replace(job.inputs, seed=0) == replace(inputs, seed=0)
+    return job.spec == spec and same_inputs and job.picture_sha256 == picture_sha256

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from profiler.links import LinkSpeeds
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
+from tridentserve.validation import problem_text
 
 _GB = 10**9
 
@@ -89,5 +90,4 @@ def read_cluster(path: Path | str) -> ClusterSpec:
         first = error.errors(include_url=False, include_input=False)[0]
         place = first["loc"][2:] if single and first["loc"][:1] == ("groups",) else first["loc"]
         key = ".".join(map(str, place)) or "the cluster"
-        text = "unknown key; check its spelling" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ConfigError(f"{path}: {key}: {text.removeprefix('Value error, ')}") from None
+        raise ConfigError(f"{path}: {key}: {problem_text(first)}") from None

@@ -122,7 +122,7 @@ def _taken_over(known: ProfileTable | None, model: str, device: str, settings: s
 def _weights_row(
     model: str, stage: Stage, weights_bytes: int, best: Mapping[Point, Sample], known: WeightsRow | None
 ) -> WeightsRow:
-    """A condition has one size; latents and pixels grow with the tokens."""
+    """Latents and pixels grow with the tokens; a condition does only as far as a picture is in it."""
     outputs = [
         (point.shape, sample.output_bytes / point.batch)
         for point, sample in best.items()
@@ -131,7 +131,8 @@ def _weights_row(
     ]
     row = known or WeightsRow(model, stage, weights_bytes, "measured: the weights and the tensors returned")
     if stage is Stage.ENCODE:
-        return replace(row, output_bytes=max([row.output_bytes, *(int(num_bytes) for _, num_bytes in outputs)]))
+        least = row.output_bytes or min((int(num_bytes) for _, num_bytes in outputs), default=0)
+        row, outputs = replace(row, output_bytes=least), [(shape, num_bytes - least) for shape, num_bytes in outputs]
     per_token = (num_bytes / shape.tokens for shape, num_bytes in outputs)
     return replace(row, output_bytes_per_token=max([row.output_bytes_per_token, *per_token]))
 

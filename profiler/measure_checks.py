@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from profiler.measure_configs import config_value
 from profiler.measure_stages import Source
 from tridentserve.checkpoints import component_classes, detect_family, read_json, stage_weights_bytes
 from tridentserve.errors import CheckpointError, ProfileError
@@ -102,11 +103,11 @@ def too_large(source: Source, shape: Shape) -> str | None:
 
 
 def _transformer_number(source: Source, key: str) -> int | None:
-    """A number in the transformer's config; None where there is none, as its class then has a default."""
+    """A number in the transformer's config, or its class's default; None where there is neither."""
     path = source.folder / "transformer" / "config.json"
     if not path.parent.is_dir():
         return None  # a U-Net
-    value = read_json(path).get(key)
+    value = config_value(component_classes(source.folder)["transformer"][1], read_json(path), key)
     if value is not None and not isinstance(value, int):
         raise CheckpointError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
     return value

@@ -19,18 +19,17 @@ from profiler.measure_stages import (
     condition_of,
     num_steps,
     release,
+    request_of,
     sample_decode,
     sample_diffuse,
     sample_encode,
     set_threads,
 )
-from tridentserve.checkpoints import detect_family
 from tridentserve.errors import ProfileError
 from tridentserve.parallel import connect_store
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
-_PROMPT = "a lighthouse on a cliff above the sea at dawn, seen from a small boat, oil on canvas"
 _NO_CONDITION = "its encode stage could not be measured"
 
 
@@ -43,7 +42,6 @@ class Processes:
         self._stack = ExitStack()
         self._store = connect_store(is_server=True)
         self._groups_made = 0
-        self._guidance = detect_family(source.folder).default_guidance_scale
         context = multiprocessing.get_context("spawn")
         self._ranks = [
             self._stack.enter_context(ProcessPoolExecutor(1, context, initializer=set_threads, initargs=(num_threads,)))
@@ -101,7 +99,7 @@ class Processes:
         return self._together(run, point, inputs, conditions[point.shape])
 
     def _inputs(self, shape: Shape, steps: int = 2) -> GenerationInputs:
-        return GenerationInputs(_PROMPT, shape, steps, guidance_scale=self._guidance, seed=0)
+        return request_of(self._source, shape, steps)
 
     def _together(self, run: Callable[..., Sample], point: Point, inputs: GenerationInputs, condition: bytes) -> Sample:
         """A point of D or C, by as many processes as its degree says."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,41 +18,33 @@ from typing import Any, cast
 
 import diffusers
 import torch
-import transformers
 
+from profiler.measure_configs import config_value
+from profiler.measure_tokenizers import stand_in
 from profiler.published import published_model
 from profiler.published_parts import Component
 from tridentserve.checkpoints import MODEL_INDEX, detect_family
-from tridentserve.pipelines import PipelineAdapter, load_adapter, tiny_parts
+from tridentserve.errors import ProfileError
+from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.tiny_flux2 import mistral_tokenizer
-from tridentserve.pipelines.tiny_video_hunyuan_video import llama_tokenizer
-from tridentserve.pipelines.tiny_video_hunyuan_video_15 import qwen_tokenizer
 from tridentserve.pipelines.weights import attach, named_tensors
 from tridentserve.stages import Stage
 
 # As many layers as any pipeline looks at from the last one; what they give has the shape that all of them would give.
 _FEW_LAYERS = 3
 _LAYERS = ("num_hidden_layers", "num_layers")
-# Prompts are padded to a fixed length in all published models, so that a vocabulary of letters costs the same.
-_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "CLIP": tiny_parts.clip_tokenizer,
-    "T5": tiny_parts.t5_tokenizer,
-    "UMT5": tiny_parts.t5_tokenizer,
-    "Llama": llama_tokenizer,
-    "Mistral3": mistral_tokenizer,
-    "Qwen2_5": qwen_tokenizer,
-    "ByT5": transformers.ByT5Tokenizer,
-}
+_DENOISERS = ("transformer", "unet")
+_BLOCKS = ("num_layers", "num_single_layers")
 _CONFIG_NAMES = {"scheduler": "scheduler_config.json", "guider": "guider_config.json"}
 
 
-def write_published(name: str, folder: Path, *, few_text_layers: bool = False) -> Path:
+def write_published(name: str, folder: Path, *, few_text_layers: bool = False, most_blocks: int | None = None) -> Path:
     """A model folder of a published model, without weights; returns `folder`, which is made.
 
-    Its tokenizers know single characters only. `few_text_layers`: with text encoders of the same widths but three
-    layers, for conditions of the right shape at little cost. Raises `ProfileError` for a name that is not known.
+    Its tokenizers are stand-ins. `few_text_layers`: with text encoders of the same widths but three layers, for
+    conditions of the right shape at little cost. `most_blocks`: of each kind, in a transformer that is cut to so many.
+    Raises `ProfileError` for a name that is not known, and for a U-Net that is to be cut.
     """
     model = published_model(name)
     index: dict[str, Any] = {"_class_name": model.pipeline_class, **model.options}
@@ -61,13 +53,24 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False) -
         if few_text_layers and component.library == "transformers":
             fewer: dict[str, Any] = {key: _FEW_LAYERS for key in _LAYERS if key in component.config}
             component = component.changed(**(component.cheap or fewer))
+        if most_blocks is not None and part.startswith(_DENOISERS):
+            component = component.changed(**_cut(name, component, most_blocks))
         _write_component(folder / part, component)
         if part.startswith("text_encoder"):
-            tokenizer = _tokenizer(component)
+            tokenizer = stand_in(component)
             tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
             index[part.replace("text_encoder", "tokenizer")] = ["transformers", type(tokenizer).__name__]
     (folder / MODEL_INDEX).write_text(json.dumps(index))
     return folder
+
+
+def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, int]:
+    """The entries of a config with fewer blocks."""
+    wanted = {key: config_value(denoiser.class_name, denoiser.config, key) for key in _BLOCKS}
+    found = {key: number for key, number in wanted.items() if isinstance(number, int)}
+    if not found:
+        raise ProfileError(f"the blocks of {name} all differ, as it is a U-Net; measure all of them")
+    return {key: min(number, most_blocks) for key, number in found.items()}
 
 
 def _write_component(folder: Path, component: Component) -> None:
@@ -75,11 +78,6 @@ def _write_component(folder: Path, component: Component) -> None:
     name = _CONFIG_NAMES.get(folder.name, "config.json")
     named = {"_class_name": component.class_name} if component.library == "diffusers" else {}
     (folder / name).write_text(json.dumps(named | dict(component.config)))
-
-
-def _tokenizer(encoder: Component) -> Any:
-    kinds = (kind for kind in _TOKENIZERS if encoder.class_name.startswith(kind))
-    return _TOKENIZERS[encoder.tokenizer or max(kinds, key=len)]()
 
 
 def random_adapter(

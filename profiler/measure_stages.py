@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,20 +12,24 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import torch
+from PIL import Image
 
 from profiler.measure_memory import peak_bytes
 from profiler.measure_random import random_adapter
+from tridentserve.checkpoints import detect_family
 from tridentserve.kernels import Kernels
 from tridentserve.parallel import connect_store, make_group, sequence_parallel
 from tridentserve.parallel.groups import SequenceGroup
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
-from tridentserve.requests import GenerationInputs
+from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 WARM_UP = 2
 _GROUP_TIMEOUT_S = 120.0
+_PROMPT = "a lighthouse on a cliff above the sea at dawn, seen from a small boat, oil on canvas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +73,29 @@ class Sample:
 _held: dict[tuple[Source, Stage], PipelineAdapter] = {}
 
 
+def load_stage(source: Source, stage: Stage) -> PipelineAdapter:
+    """One stage with its weights, as it is served but for the kernels."""
+    load = random_adapter if source.random_weights else load_adapter
+    return load(source.folder, frozenset({stage}), device=source.device, dtype=_dtype(source))
+
+
+def weightless(source: Source) -> PipelineAdapter:
+    """Stage D without its weights: it can prepare requests, and cannot run them."""
+    return load_adapter(
+        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_dtype(source), weights=False
+    )
+
+
 def _adapter(source: Source, stage: Stage) -> PipelineAdapter:
     if (source, stage) not in _held:
         release()
-        load = random_adapter if source.random_weights else load_adapter
-        adapter = load(source.folder, frozenset({stage}), device=source.device, dtype=_dtype(source))
+        adapter = load_stage(source, stage)
         kernels.install(adapter, source.kernels)
         _held[source, stage] = adapter
     return _held[source, stage]
+
+
+_weightless = lru_cache(maxsize=1)(weightless)
 
 
 def _dtype(source: Source) -> torch.dtype | None:
@@ -93,6 +113,22 @@ def release() -> None:
 def set_threads(num_threads: int) -> None:
     """As many torch threads as a worker has. Also the initializer of the profiler's processes."""
     torch.set_num_threads(num_threads)
+
+
+def request_of(source: Source, shape: Shape, steps: int) -> GenerationInputs:
+    """The request that is measured, with a picture of noise where the family starts from one."""
+    family = detect_family(source.folder)
+    image = _noise(shape) if family.takes_image else None
+    return GenerationInputs(_PROMPT, shape, steps, family.default_guidance_scale, seed=0, image=image)
+
+
+@lru_cache(maxsize=1)
+def _noise(shape: Shape) -> bytes:
+    """A PNG file in the size of the output, as most pictures are that a service is sent."""
+    pixels = np.random.default_rng(0).integers(0, 256, (shape.height, shape.width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
 
 
 def condition_of(source: Source, inputs: GenerationInputs, cheap: bool = False) -> bytes:
@@ -175,28 +211,22 @@ def sample_decode(
         return Sample(*timed, peak, adapter.decode(latents, inputs).nbytes)
 
 
-@lru_cache(maxsize=1)
-def _weightless(source: Source) -> PipelineAdapter:
-    """Stage D without its weights: it can prepare requests, and cannot run them."""
-    return load_adapter(
-        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_dtype(source), weights=False
-    )
-
-
 def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """How long it takes until the device has done it."""
+    start_s = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start_s
+
+
 def _timed(run: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
     """The median of `repeats` runs after the warm-up, and their interquartile range over it."""
-    times_s = []
-    for number in range(WARM_UP + repeats):
-        start_s = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if number >= WARM_UP:
-            times_s.append(time.perf_counter() - start_s)
+    times_s = [seconds_of(run, device) for _ in range(WARM_UP + repeats)][WARM_UP:]
     median_s = statistics.median(times_s)
     if repeats == 1:
         return median_s, 0.0

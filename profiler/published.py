@@ -7,15 +7,12 @@ follow of them are checked in `tests/profiler/test_published.py` against the mod
 
 from __future__ import annotations
 
+from profiler.published_encoders import CLIP_BIG_G, CLIP_L, CLIP_L_PROJECTED, LLAMA_3_8B, T5_XXL, UMT5_XXL
+from profiler.published_others import OTHERS
 from profiler.published_parts import (
-    CLIP_BIG_G,
-    CLIP_L,
-    CLIP_L_PROJECTED,
     FLOW_MATCHING,
     IMAGE_VAE,
-    LLAMA_3_8B,
-    T5_XXL,
-    UMT5_XXL,
+    SHIFTED_FLOW_MATCHING,
     PublishedModel,
     diffusers_part,
 )
@@ -64,14 +61,7 @@ _FIRST: dict[str, PublishedModel] = {
                 guidance_embeds=True,
                 axes_dims_rope=[16, 56, 56],
             ),
-            "scheduler": FLOW_MATCHING.changed(
-                shift=3.0,
-                use_dynamic_shifting=True,
-                base_shift=0.5,
-                max_shift=1.15,
-                base_image_seq_len=256,
-                max_image_seq_len=4096,
-            ),
+            "scheduler": SHIFTED_FLOW_MATCHING.changed(shift=3.0),
             "vae": IMAGE_VAE.changed(scaling_factor=0.3611, shift_factor=0.1159),
             "text_encoder": CLIP_L,
             "text_encoder_2": T5_XXL,
@@ -205,7 +195,7 @@ _FIRST: dict[str, PublishedModel] = {
     ),
 }
 
-PUBLISHED: dict[str, PublishedModel] = _FIRST | variants(_FIRST)
+PUBLISHED: dict[str, PublishedModel] = _FIRST | variants(_FIRST) | OTHERS
 
 
 def published_model(name: str) -> PublishedModel:

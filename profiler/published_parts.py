@@ -1,4 +1,5 @@
-"""What published configurations are made of: their form, and the parts that several models share. No torch here."""
+"""What published configurations are made of: their form, and the VAEs and schedulers that several models
+share. No torch here."""
 
 from __future__ import annotations
 
@@ -39,74 +40,6 @@ class PublishedModel:
         return PublishedModel(self.pipeline_class, {**self.components, **components}, source, options or {})
 
 
-# openai/clip-vit-large-patch14 and laion/CLIP-ViT-bigG-14, their text models.
-CLIP_L = Component(
-    "transformers",
-    "CLIPTextModel",
-    {
-        "vocab_size": 49408,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "projection_dim": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": 77,
-        "hidden_act": "quick_gelu",
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-    },
-)
-CLIP_L_PROJECTED = CLIP_L.changed("CLIPTextModelWithProjection")
-CLIP_BIG_G = CLIP_L_PROJECTED.changed(
-    hidden_size=1280,
-    intermediate_size=5120,
-    projection_dim=1280,
-    num_hidden_layers=32,
-    num_attention_heads=20,
-    hidden_act="gelu",
-)
-# google/t5-v1_1-xxl and google/umt5-xxl, their encoders.
-T5_XXL = Component(
-    "transformers",
-    "T5EncoderModel",
-    {
-        "vocab_size": 32128,
-        "d_model": 4096,
-        "d_kv": 64,
-        "d_ff": 10240,
-        "num_layers": 24,
-        "num_heads": 64,
-        "relative_attention_num_buckets": 32,
-        "relative_attention_max_distance": 128,
-        "layer_norm_epsilon": 1e-6,
-        "feed_forward_proj": "gated-gelu",
-        "is_encoder_decoder": False,
-        "use_cache": False,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-    },
-)
-UMT5_XXL = T5_XXL.changed("UMT5EncoderModel", vocab_size=256384)
-# xtuner/llava-llama-3-8b, its language model.
-LLAMA_3_8B = Component(
-    "transformers",
-    "LlamaModel",
-    {
-        "vocab_size": 128320,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-        "pad_token_id": 128258,
-    },
-)
 IMAGE_VAE = Component(
     "diffusers",
     "AutoencoderKL",
@@ -123,9 +56,15 @@ IMAGE_VAE = Component(
         "mid_block_add_attention": True,
     },
 )
+# stabilityai/sdxl-vae.
+SDXL_VAE = IMAGE_VAE.changed(latent_channels=4, scaling_factor=0.13025, use_quant_conv=True, use_post_quant_conv=True)
 FLOW_MATCHING = Component("diffusers", "FlowMatchEulerDiscreteScheduler", {"num_train_timesteps": 1000})
+# The larger the picture, the more of the time goes to strong noise.
+SHIFTED_FLOW_MATCHING = FLOW_MATCHING.changed(
+    use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=256, max_image_seq_len=4096
+)
 
 
 def diffusers_part(class_name: str, **config: Any) -> Component:
-    """A component that a class of diffusers makes."""
+    """A component that a class of diffusers makes; what `config` leaves out is the class's default, as published."""
     return Component("diffusers", class_name, config)

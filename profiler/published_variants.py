@@ -1,70 +1,15 @@
-"""More published models: those that differ from another one in some entries, and those of later families."""
+"""More published models: those that differ from another one of their family in some entries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from profiler.published_parts import FLOW_MATCHING, T5_XXL, Component, PublishedModel, diffusers_part
-
-# Qwen/Qwen2.5-VL-7B-Instruct, its language model.
-_QWEN_2_5_VL = Component(
-    "transformers",
-    "Qwen2_5_VLTextModel",
-    {
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    },
-)
-# google/byt5-small, its encoder, with the colors and fonts of Glyph-SDXL-v2.
-_GLYPH_BYT5 = Component(
-    "transformers",
-    "T5EncoderModel",
-    {
-        **T5_XXL.config,
-        "vocab_size": 1510,
-        "d_model": 1472,
-        "d_ff": 3584,
-        "num_layers": 12,
-        "num_heads": 6,
-    },
-    tokenizer="ByT5",
-)
-# mistralai/Mistral-Small-3.2-24B-Instruct-2506: what transformers takes where a config says nothing.
-_MISTRAL_SMALL = Component(
-    "transformers",
-    "Mistral3ForConditionalGeneration",
-    {"tie_word_embeddings": False},
-    # The condition is of the layers 10, 20 and 30.
-    cheap={
-        "text_config": {
-            "model_type": "mistral",
-            "hidden_size": 5120,
-            "intermediate_size": 64,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "vocab_size": 1024,
-        },
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-        },
-    },
-)
+from profiler.published_parts import FLOW_MATCHING, PublishedModel
 
 
 def variants(first: Mapping[str, PublishedModel]) -> dict[str, PublishedModel]:
     """By name, from the models that they resemble."""
-    return _pictures(first) | _videos(first) | _LATER
+    return _pictures(first) | _videos(first)
 
 
 def _pictures(first: Mapping[str, PublishedModel]) -> dict[str, PublishedModel]:
@@ -149,66 +94,3 @@ def _wan(large: PublishedModel) -> dict[str, PublishedModel]:
             ),
         ),
     }
-
-
-_LATER = {
-    "flux.2-dev": PublishedModel(
-        "Flux2Pipeline",
-        {
-            "transformer": diffusers_part(
-                "Flux2Transformer2DModel",
-                in_channels=128,
-                num_layers=8,
-                num_single_layers=48,
-                attention_head_dim=128,
-                num_attention_heads=48,
-                joint_attention_dim=15360,
-                guidance_embeds=True,
-                axes_dims_rope=[32, 32, 32, 32],
-                rope_theta=2000,
-            ),
-            "scheduler": FLOW_MATCHING.changed(
-                shift=3.0,
-                use_dynamic_shifting=True,
-                base_shift=0.5,
-                max_shift=1.15,
-                base_image_seq_len=256,
-                max_image_seq_len=4096,
-            ),
-            "vae": diffusers_part("AutoencoderKLFlux2", block_out_channels=[128, 256, 512, 512], latent_channels=32),
-            "text_encoder": _MISTRAL_SMALL,
-        },
-        "huggingface.co/black-forest-labs/FLUX.2-dev",
-    ),
-    "hunyuanvideo-1.5": PublishedModel(
-        "HunyuanVideo15Pipeline",
-        {
-            "transformer": diffusers_part(
-                "HunyuanVideo15Transformer3DModel",
-                in_channels=65,
-                out_channels=32,
-                num_layers=54,
-                num_refiner_layers=2,
-                attention_head_dim=128,
-                num_attention_heads=16,
-                text_embed_dim=3584,
-                text_embed_2_dim=1472,
-                image_embed_dim=1152,
-                rope_axes_dim=[16, 56, 56],
-                target_size=640,
-                task_type="t2v",
-            ),
-            "scheduler": FLOW_MATCHING.changed(shift=5.0),
-            "vae": diffusers_part(
-                "AutoencoderKLHunyuanVideo15",
-                block_out_channels=[128, 256, 512, 1024, 1024],
-                latent_channels=32,
-                scaling_factor=1.03682,
-            ),
-            "text_encoder": _QWEN_2_5_VL,
-            "text_encoder_2": _GLYPH_BYT5,
-            "guider": diffusers_part("ClassifierFreeGuidance", guidance_scale=6.0),
-        },
-        "huggingface.co/hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
-    ),
-}

@@ -28,6 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import ray
 from benching.workers import Workers, started
+from command_line import Parser, whole_number
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -65,12 +66,14 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", default="sd3", help="of the tiny model")
-    parser.add_argument("--side", type=int, default=64, help="width and height in pixels")
-    parser.add_argument("--steps", type=int, nargs="+", default=[10, 14, 18, 22, 26, 30, 34, 38], help="per request")
-    parser.add_argument("--batch", type=int, default=4, help="requests that share forward passes at most")
-    parser.add_argument("--runs", type=int, default=5, help="pairs that are counted, after one that is not")
+    parser.add_argument("--side", type=whole_number, default=64, help="width and height in pixels")
+    parser.add_argument(
+        "--steps", type=whole_number, nargs="+", default=[10, 14, 18, 22, 26, 30, 34, 38], help="per request"
+    )
+    parser.add_argument("--batch", type=whole_number, default=4, help="requests that share forward passes at most")
+    parser.add_argument("--runs", type=whole_number, default=5, help="pairs that are counted, after one that is not")
     return parser.parse_args()
 
 

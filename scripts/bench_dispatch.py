@@ -21,12 +21,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from command_line import Parser
+
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
 from profiler import CostModel, shipped_table
 from traces.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.estimates import stage_seconds
+from tridentserve.long_lived import spare_long_lived
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
@@ -99,6 +102,7 @@ def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
     dispatcher = IlpDispatcher(
         snapshots.times, DispatchOptions(handoff_reserve_bytes=_RESERVE_BYTES, solver=options.solver)
     )
+    spare_long_lived()  # as the service does
     rng = random.Random(options.seed)
     took_s: list[float] = []
     gaps: list[float] = []
@@ -151,7 +155,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--gpus", type=_counts, default=[128, 256, 512, 1024, 4096], help="cluster sizes, comma-separated"
     )

@@ -29,6 +29,7 @@ from benching.pausing import measure_pause, measure_service_pause
 from benching.regrouping import measure_regroup
 from benching.switching import measure_switch
 from benching.workers import started
+from command_line import Parser, positive, whole_number
 
 from tridentserve.cache import cache_dir
 from tridentserve.engine.live.messages import ModelSource
@@ -56,15 +57,19 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure these alone")
-    parser.add_argument("--runs", type=int, default=20, help="of each measurement")
-    parser.add_argument("--layers", type=int, default=6, help="of the transformer that is loaded, about 40 MB each")
-    parser.add_argument("--side", type=int, default=1536, help="of the picture that is paused; a step takes seconds")
-    parser.add_argument("--pauses", type=int, default=4, help="of that picture")
-    parser.add_argument("--small-side", type=int, default=512, help="of a picture whose steps are short")
-    parser.add_argument("--requests", type=int, default=80, help="during the switch")
-    parser.add_argument("--gap-s", type=float, default=0.25, help="seconds between two of them")
+    parser.add_argument("--runs", type=whole_number, default=20, help="of each measurement")
+    parser.add_argument(
+        "--layers", type=whole_number, default=6, help="of the transformer that is loaded, about 40 MB each"
+    )
+    parser.add_argument(
+        "--side", type=whole_number, default=1536, help="of the picture that is paused; a step takes seconds"
+    )
+    parser.add_argument("--pauses", type=whole_number, default=4, help="of that picture")
+    parser.add_argument("--small-side", type=whole_number, default=512, help="of a picture whose steps are short")
+    parser.add_argument("--requests", type=whole_number, default=80, help="during the switch")
+    parser.add_argument("--gap-s", type=positive(float), default=0.25, help="seconds between two of them")
     return parser.parse_args()
 
 

@@ -28,7 +28,7 @@ import httpx
 import numpy as np
 import ray
 import torch
-from command_line import whole_number
+from command_line import Parser, whole_number
 from local_service import start_service
 from PIL import Image
 from ray import serve
@@ -60,7 +60,7 @@ def main() -> int:
 
 def _arguments() -> tuple[argparse.Namespace, AppArgs]:
     """The options, and the configuration they make: one model, whose only size is the one asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", choices=sorted(_PIPELINES), default="sd3")
     parser.add_argument("--side", type=whole_number, default=256, help="width and height in pixels")
     parser.add_argument("--steps", type=whole_number, default=50)

@@ -6,15 +6,16 @@ Example: python scripts/check_config.py deployments/quickstart.yaml
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from command_line import Parser
 
 from deployments.check import config_problems
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="the YAML file that `serve run` would get")
     problems = config_problems(parser.parse_args().file)
     for problem in problems:

@@ -9,10 +9,10 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage, and exits with 2."""
+    """Says what is wrong in one line, without the whole usage, and exits with 2. All scripts use it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+        self.exit(2, f"{self.prog.removesuffix('.py')}: {' '.join(message.split())} (see --help)\n")
 
 
 def positive(number: Callable[[str], float]) -> Callable[[str], float]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
+from command_line import Parser, positive, whole_number
 from comparison.calibration import Calibration, calibrate, hurry_ms, measured
 from comparison.samples import stage_samples
 from comparison.warm_up import WarmUp, WarmUpClient
@@ -66,9 +67,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(args: AppArgs, options: argparse.Namespace) -> int:
-    times, before = cost_model(args), _warm_up(args, options)
-    _observe(times, before)
-    calibration = calibrate(before, len(service_workers(args)))
+    traces, lives, warm_ups = _serve(args, options)
+    rows, failed, times = [], 0, cost_model(args)
+    for (name, requests), live, before, after in zip(traces.items(), lives, warm_ups, warm_ups[1:], strict=False):
+        _observe(times, before)
+        # Machines drift (clocks, neighbours): what holds during a trace is taken from before and after it.
+        others = [each for each in warm_ups if each is not before and each is not after]
+        calibration = calibrate([before, after], len(service_workers(args)), others)
+        _show(name, calibration)
+        truth = CostModel(measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
+        simulated = _simulated(args, requests, times, truth, calibration, options.seed)
+        for way, results in (("live", live), ("simulated", simulated)):
+            write_report(options.out / f"{name}-{way}", results, service=way)
+            failed += sum(result.error is not None for result in results)
+        rows.append(_row(name, requests, live, simulated))
+    _print(rows)
+    print(json.dumps({"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)}))
+    return 1 if failed else 0
+
+
+def _serve(
+    args: AppArgs, options: argparse.Namespace
+) -> tuple[dict[str, list[TraceRequest]], list[list[ReplayResult]], list[WarmUp]]:
+    """The traces by name, what the live service made of each, and the warm-ups before, between and after them."""
+    warm_ups = [_warm_up(args, options)]
     traces = make_traces(
         args.models[0].name,
         options.sides,
@@ -76,27 +98,16 @@ def _compare(args: AppArgs, options: argparse.Namespace) -> int:
         options.requests,
         options.load,
         _num_diffuse(args),
-        calibration,
+        calibrate(warm_ups, len(service_workers(args))),
         options.seed,
     )
-    rows, failed = [], 0
+    lives = []
     for name, requests in traces.items():
-        live = _live(requests, options.url, name)
-        # Machines drift (clocks, neighbours): what holds during a trace is taken from before and after it.
-        after = _warm_up(args, options)
-        calibration = calibrate(before.with_more(after), len(service_workers(args)))
-        _show(name, calibration)
-        truth = CostModel(measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
-        simulated = _simulated(args, requests, times, truth, calibration, options.seed)
-        _observe(times, after)
-        for way, results in (("live", live), ("simulated", simulated)):
-            write_report(options.out / f"{name}-{way}", results, service=way)
-            failed += sum(result.error is not None for result in results)
-        rows.append(_row(name, requests, live, simulated))
-        before = after
-    _print(rows)
-    print(json.dumps({"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)}))
-    return 1 if failed else 0
+        lives.append(_live(requests, options.url, name))
+        warm_ups.append(_warm_up(args, options))
+    for number, warm_up in enumerate(warm_ups):
+        write_report(options.out / f"warm-up-{number}", warm_up.everything, service="live")
+    return traces, lives, warm_ups
 
 
 def _warm_up(args: AppArgs, options: argparse.Namespace) -> WarmUp:
@@ -109,7 +120,7 @@ def _warm_up(args: AppArgs, options: argparse.Namespace) -> WarmUp:
     total = WarmUpClient.num_requests(options.sides, options.rounds, num_workers)
     with tqdm(total=total, desc="warm-up", file=sys.stderr) as bar:
         client = WarmUpClient(options.url, model, options.sides, options.steps, options.rounds, lambda: _count(bar))
-        return client.run(num_workers, slo_ms)
+        return asyncio.run(client.run(num_workers, slo_ms))
 
 
 def _observe(times: CostModel, warm_up: WarmUp) -> None:
@@ -217,7 +228,7 @@ def _profile(args: AppArgs, options: argparse.Namespace) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="compare_simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service runs with")
@@ -226,10 +237,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     profiles.add_argument("--profiles", nargs="+", metavar="P", help="tables instead of those of the configuration")
     profiles.add_argument("--profile", type=Path, metavar="CSV", help="measure the sizes first, into this table")
     parser.add_argument("--sides", type=_sides, default=[256, 384, 512], help="three, in pixels (default 256,384,512)")
-    parser.add_argument("--steps", type=int, default=10, help="denoising steps of every request (default 10)")
-    parser.add_argument("--requests", type=int, default=100, help="of each trace (default 100)")
-    parser.add_argument("--load", type=float, default=0.5, help="share of what the workers can do (default 0.5)")
-    parser.add_argument("--rounds", type=int, default=5, help="warm-up requests of each size (default 5)")
+    parser.add_argument("--steps", type=whole_number, default=10, help="denoising steps of every request (default 10)")
+    parser.add_argument("--requests", type=whole_number, default=100, help="of each trace (default 100)")
+    parser.add_argument(
+        "--load", type=positive(float), default=0.5, help="share of what the workers can do (default 0.5)"
+    )
+    parser.add_argument("--rounds", type=whole_number, default=5, help="warm-up requests of each size (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
     parser.add_argument("--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="folder of the reports")
     return parser.parse_args(argv)

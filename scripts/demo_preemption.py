@@ -29,6 +29,7 @@ import numpy as np
 import ray
 import torch
 import yaml
+from command_line import Parser, positive, whole_number
 from local_service import start_service
 from numpy.typing import NDArray
 from PIL import Image
@@ -83,12 +84,12 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=_ROOT / "deployments" / "tetriserve.yaml")
-    parser.add_argument("--requests", type=int, default=10)
-    parser.add_argument("--gap-s", type=float, default=0.4, help="seconds between two requests")
-    parser.add_argument("--side", type=int, default=512, help="width and height in pixels")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--requests", type=whole_number, default=10)
+    parser.add_argument("--gap-s", type=positive(float), default=0.4, help="seconds between two requests")
+    parser.add_argument("--side", type=whole_number, default=512, help="width and height in pixels")
+    parser.add_argument("--steps", type=whole_number, default=40)
     parser.add_argument("--out", type=Path, default=Path("out/demo-preemption"), help="trace and report")
     return parser.parse_args()
 

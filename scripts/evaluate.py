@@ -21,7 +21,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from command_line import positive
+from command_line import Parser, positive
 from evaluation.cells import Cell, Settings, grid
 from evaluation.report import write_markdown, write_report
 from evaluation.runner import run_cells
@@ -101,9 +101,7 @@ def _version() -> str:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real, whole = positive(float), positive(int)
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"of {', '.join(MODELS)}")

@@ -6,8 +6,9 @@ Run it after a change of profiler/l20_figures.py or profiler/l20_model.py; it le
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+
+from command_line import Parser
 
 from profiler import l20_model, read_table, write_table
 
@@ -15,7 +16,7 @@ _TABLE = Path(__file__).parents[1] / "profiler" / "tables" / "l20.csv"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="make_l20_table", description=__doc__)
+    parser = Parser(prog="make_l20_table", description=__doc__)
     parser.add_argument("--table", type=Path, default=_TABLE, metavar="CSV", help=f"default {_TABLE.name}, as shipped")
     path = parser.parse_args().table
     table = l20_model.complete(read_table(path).rows, path.name)

@@ -5,9 +5,10 @@ The default place is where the service keeps them: $TRIDENTSERVE_CACHE, else ~/.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from command_line import Parser
 
 from tridentserve.cache import cache_dir
 from tridentserve.errors import TridentServeError
@@ -16,7 +17,7 @@ from tridentserve.pipelines import ensure_tiny
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("--cache-dir", type=Path, metavar="DIR")
     arguments = parser.parse_args()
     try:

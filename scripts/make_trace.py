@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
+from command_line import Parser, whole_number
+
 from traces import WORKLOADS, DrawnTrace, load_mix, make_workload, mix_names, read_external, rescale, write_trace
 from traces.arrivals import Process
 from tridentserve.errors import TridentServeError
@@ -24,9 +26,7 @@ _OF_WORKLOAD = {"model": None, "rate_scale": 1.0, "arrivals": None, "cv": 1.0, "
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="make_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="make_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--workload", choices=WORKLOADS, help="a named workload")
     source.add_argument(
@@ -40,22 +40,22 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--duration-s", type=float, metavar="S", help="length of the trace (default 1800; with --from all of it)"
     )
     parser.add_argument("--start-s", type=float, default=0.0, metavar="S", help="where to begin in --from (default 0)")
-    parser.add_argument("--requests", type=int, metavar="N", help="scale to N requests, with the same pattern in time")
+    parser.add_argument(
+        "--requests", type=whole_number, metavar="N", help="scale to N requests, with the same pattern in time"
+    )
     parser.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="multiply the rate of the workload")
     parser.add_argument("--arrivals", choices=get_args(Process), help="arrival process, instead of the workload's")
     parser.add_argument("--cv", type=float, default=1.0, help="coefficient of variation of gamma and weibull arrivals")
     parser.add_argument(
         "--deadline-scale", type=float, default=1.0, metavar="X", help="multiply the deadlines that the workload fixes"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="denoising steps, instead of the workload's")
+    parser.add_argument("--steps", type=whole_number, metavar="N", help="denoising steps, instead of the workload's")
     arguments = parser.parse_args(argv)
     if (arguments.external is None) != (arguments.mix is None):
         parser.error("--from and --mix go together: a trace of others holds no sizes")
     misplaced = _changed(arguments, _OF_EXTERNAL if arguments.external is None else _OF_WORKLOAD)
     if misplaced:
         parser.error(f"{', '.join(misplaced)} has no meaning with {'--from' if arguments.external else '--workload'}")
-    if arguments.steps is not None and arguments.steps < 1:
-        parser.error("--steps must be at least 1")
     return arguments
 
 

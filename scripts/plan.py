@@ -11,10 +11,11 @@ Exit status: 0; 1 when no cluster that was tried reaches the attainment; 2 for w
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from command_line import Parser, positive, whole_number
 
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
@@ -98,34 +99,40 @@ def _load(mix: Mix) -> list[LoadShare]:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser(prog="plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cluster", type=Path, required=True, help="a YAML file, see deployments/clusters")
     parser.add_argument("--workload", required=True, help="a shipped mix by its name, or a YAML file (traces/mixes)")
     parser.add_argument(
         "--profiles", nargs="+", default=["l20"], help="shipped tables by name, CSV files or folders (default: l20)"
     )
     parser.add_argument(
-        "--handoff-mb", type=int, default=2048, help="MiB kept free on each GPU for handoff buffers (default: 2048)"
+        "--handoff-mb",
+        type=_mebibytes,
+        default=2048,
+        help="MiB kept free on each GPU for handoff buffers (default: 2048)",
     )
-    parser.add_argument("--rate", type=_above_zero, metavar="R", help="requests per second, instead of the workload's")
+    parser.add_argument(
+        "--rate", type=positive(float), metavar="R", help="requests per second, instead of the workload's"
+    )
     what_if = parser.add_argument_group("how many GPUs are needed")
     what_if.add_argument(
         "--attainment", type=_share, metavar="A", help="the share of requests to be on time, like 0.95"
     )
     what_if.add_argument("--policy", default="default", help="who decides (default: default)")
     what_if.add_argument(
-        "--duration-s", type=_above_zero, default=600.0, metavar="S", help="requests come for so long (default: 600)"
+        "--duration-s",
+        type=positive(float),
+        default=600.0,
+        metavar="S",
+        help="requests come for so long (default: 600)",
     )
-    what_if.add_argument("--max-gpus", type=int, default=1024, metavar="N", help="try no more (default: 1024)")
+    what_if.add_argument("--max-gpus", type=whole_number, default=1024, metavar="N", help="try no more (default: 1024)")
     what_if.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
     return parser.parse_args(argv)
 
 
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
+def _mebibytes(text: str) -> int:
+    return 0 if text == "0" else whole_number(text)
 
 
 def _share(text: str) -> float:

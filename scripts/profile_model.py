@@ -23,25 +23,17 @@ from pathlib import Path
 
 import torch
 from command_line import Parser, whole_number
+from measuring.models import add_model_options, check_model_options, name_of, shapes, source_of
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
 from profiler.measure import MeasureOptions, device_name, measure
 from profiler.measure_checks import Point, Sweep, check_measurable
-from profiler.measure_random import write_published
 from profiler.measure_stages import Sample, Source
-from profiler.published import PUBLISHED
 from profiler.tables import ProfileRow, ProfileTable, read_table, weights_path, write_table
-from tridentserve.cache import cache_dir
 from tridentserve.errors import TridentServeError
-from tridentserve.families import FAMILIES
 from tridentserve.kernels import ATTENTIONS, Kernels
-from tridentserve.pipelines import ensure_tiny
-from tridentserve.requests import Shape
 from tridentserve.stages import Stage
-
-_TINY = {f"tiny-{family}": family for family in FAMILIES}
-_MAX_SIDE = 65536
 
 
 def _degrees(text: str) -> list[int]:
@@ -64,20 +56,6 @@ def _stages(text: str) -> list[Stage]:
         return [Stage(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be some of {','.join(Stage)}") from None
-
-
-def _shapes(text: str) -> list[Shape]:
-    """`512` is a square, `768x512` is 768 wide and 512 high, `768x512x49` has 49 frames."""
-    shapes = []
-    for part in text.split(","):
-        width, *others = (whole_number(number) for number in part.split("x"))
-        if len(others) > 2:
-            raise argparse.ArgumentTypeError(f"{part!r} is no size: width x height x frames are the most")
-        height, frames = (*others, *(width, 1)[len(others) :])
-        if max(height, width) > _MAX_SIDE:
-            raise argparse.ArgumentTypeError(f"{part} has a side above {_MAX_SIDE}")
-        shapes.append(Shape(height, width, frames))
-    return list(dict.fromkeys(shapes))
 
 
 def _table_path(text: str) -> Path:
@@ -103,9 +81,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same, as an option")
     parser.add_argument("--out", type=_table_path, required=True, metavar="CSV", help="the table to write")
     parser.add_argument("--resume", action="store_true", help="keep what OUT has already and measure the rest")
-    parser.add_argument("--random-weights", action="store_true", help="read configurations only, no checkpoint")
     parser.add_argument(
-        "--sizes", type=_shapes, default=_shapes("128,256,512,1024"), help="such as 256,768x512,832x480x81 (frames)"
+        "--sizes", type=shapes, default=shapes("128,256,512,1024"), help="such as 256,768x512,832x480x81 (frames)"
     )
     parser.add_argument("--degrees", type=_degrees, default=[1, 2, 4], help="of sequence parallelism (default 1,2,4)")
     parser.add_argument("--decode-degrees", type=_degrees, default=[1], help="of decode (default 1)")
@@ -114,24 +91,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps-per-point", type=whole_number, default=10, metavar="N", help="timed runs (default 10)")
     parser.add_argument("--passes", type=whole_number, default=1, metavar="N", help="times over; the lowest count (1)")
     parser.add_argument("--name", help="model name in the table (default: the folder's name); one MODEL only")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
     parser.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="kernel (default sdpa: torch chooses)")
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks of the denoising model")
-    parser.add_argument("--threads", type=whole_number, default=1, metavar="N", help="torch threads of one worker (1)")
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="of the tiny models ($TRIDENTSERVE_CACHE or ~/.cache/tridentserve)",
-    )
+    add_model_options(parser)
     arguments = parser.parse_args(argv)
     arguments.models += arguments.model
     if not arguments.models:
         parser.error("name at least one MODEL")
-    for model in arguments.models:
-        if model in PUBLISHED and not arguments.random_weights and not Path(model).exists():
-            parser.error(f"{model} is no folder here; --random-weights makes the published model of that name")
+    check_model_options(parser, arguments.models, arguments)
     if arguments.name is not None and len(arguments.models) > 1:
         parser.error("--name is for one MODEL only")
     for name, times in Counter(_name(model, arguments) for model in arguments.models).items():
@@ -139,34 +106,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"two MODELs would be named {name!r} in the table; measure one of them into another table")
         if not name or not name.isprintable() or name != name.strip():
             parser.error(f"{name!r} cannot name a model in the table; choose a --name of printable characters")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU here")
     return arguments
 
 
 def _name(model: str, arguments: argparse.Namespace) -> str:
     given: str | None = arguments.name
-    if given is not None:
-        return given
-    return model if model in _TINY or _is_published(model, arguments) else Path(model).resolve().name
-
-
-def _is_published(model: str, arguments: argparse.Namespace) -> bool:
-    return bool(arguments.random_weights) and model in PUBLISHED
-
-
-def _source(model: str, arguments: argparse.Namespace, scratch: Path) -> Source:
-    """`scratch`: where folders of published models are made, without weights."""
-    condition_folder = None
-    if _is_published(model, arguments):
-        folder = write_published(model, scratch / model)
-        condition_folder = write_published(model, scratch / f"{model}-few-text-layers", few_text_layers=True)
-    elif model in _TINY:
-        folder = ensure_tiny(_TINY[model], arguments.cache_dir or cache_dir())
-    else:
-        folder = Path(model)
-    kernels = Kernels(arguments.attention, arguments.compile)
-    return Source(folder, arguments.device, arguments.dtype, arguments.random_weights, condition_folder, kernels)
+    return name_of(model, arguments) if given is None else given
 
 
 def _sweep(arguments: argparse.Namespace) -> Sweep:
@@ -229,7 +174,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if arguments.resume and arguments.out.exists():
                 output.known = read_table(arguments.out)
-            sources = {_name(model, arguments): _source(model, arguments, Path(scratch)) for model in arguments.models}
+            kernels = Kernels(arguments.attention, arguments.compile)
+            sources = {
+                _name(model, arguments): source_of(model, arguments, Path(scratch), kernels)
+                for model in arguments.models
+            }
             for source in sources.values():
                 check_measurable(source, _sweep(arguments))
             for name, source in sources.items():

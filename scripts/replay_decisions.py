@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from command_line import Parser
 from pydantic import ValidationError
 
 from deployments.config import AppArgs
@@ -23,7 +24,7 @@ _SHOWN = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("log", type=Path, help="what `decision_log` of the configuration names")
     parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service ran with")
     options = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from typing import Any, TextIO
 
 import httpx
 import yaml
+from command_line import Parser
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.check import config_problems, is_ours
@@ -30,7 +30,7 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Parser(description=__doc__)
     parser.add_argument("config", type=Path, help="a Serve config file, such as deployments/quickstart.yaml")
     path: Path = parser.parse_args().config
     if problems := config_problems(path):
@@ -164,17 +164,22 @@ Ctrl-C ends it.
 def _example(url: str, model: ServedModel) -> str:
     """A command that asks for one picture or video, small enough to come soon."""
     steps, prompt = min(_STEPS, model.limits.max_steps), _PROMPT[: model.limits.max_prompt_chars]
-    if model.makes_videos:
+    decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
+    save = f"""| python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})\""""
+    if model.makes_videos or model.takes_image:
+        route, field = ("videos/sync", "input_reference") if model.makes_videos else ("images/edits", "image")
         form = {"model": model.name, "prompt": f"'{prompt}'", "num_inference_steps": steps}
-        fields = " ".join(f"-F {name}={value}" for name, value in form.items())
-        return f"    curl -s {url}/v1/videos/sync {fields} -o video.mp4"
+        source = {field: "@YOUR_PICTURE.png"} if model.takes_image else {}
+        fields = " ".join(f"-F {name}={value}" for name, value in (form | source).items())
+        return f"    curl -s {url}/v1/{route} {fields} " + (
+            "-o video.mp4" if model.makes_videos else f"\\\n      {save}"
+        )
     side = model.side_near(_SIDE)
     size = f'"size": "{side}x{side}", "num_inference_steps": {steps}'
     body = f'{{"model": "{model.name}", "prompt": "{prompt}", {size}}}'
-    decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     return f"""    curl -s {url}/v1/images/generations -H 'Content-Type: application/json' \\
       -d '{body}' \\
-      | python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})\""""
+      {save}"""
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tridentserve.errors import ConfigError, ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+from tridentserve.validation import problem_text
 
 _SHIPPED = Path(__file__).parent / "mixes"
 # Policies see no prompts; these only make a drawn trace one that a live service can be sent.
@@ -119,7 +120,7 @@ def load_mix(name: str) -> Mix:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the mix"
-        raise ConfigError(f"{path}: {place}: {first['msg']}") from None
+        raise ConfigError(f"{path}: {place}: {problem_text(first)}") from None
 
 
 def load_figure(mix: Mix, times: StageTimes, num_gpus: int | None = None) -> float:

@@ -19,10 +19,12 @@ MAX_SIDE = 16384
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of a service. `makes_videos`: None where the service does not say, and may make both."""
+    """A model of a service. `makes_videos`: None where the service does not say, and may make both. `takes_image`: its
+    requests start from a picture."""
 
     name: str
     makes_videos: bool | None = None
+    takes_image: bool = False
 
     def fits(self, request: TraceRequest) -> bool:
         """A video of one frame is one too; a picture has no more."""
@@ -30,6 +32,12 @@ class Served:
 
     def gives_video(self, request: TraceRequest) -> bool:
         return request.num_frames > 1 if self.makes_videos is None else self.makes_videos
+
+    def path(self, request: TraceRequest) -> str:
+        """The route for the request."""
+        if self.gives_video(request):
+            return "/v1/videos/sync"
+        return "/v1/images/edits" if self.takes_image else "/v1/images/generations"
 
 
 def check_sizes(requests: Sequence[TraceRequest]) -> None:
@@ -99,4 +107,5 @@ async def _served_models(client: httpx.AsyncClient, url: str) -> dict[str, Serve
 
 def _served(entry: dict[str, Any]) -> Served:
     modality = entry.get("output_modality")
-    return Served(str(entry["id"]), None if modality is None else modality == "video")
+    takes_image = "image" in entry.get("input_modalities", ())
+    return Served(str(entry["id"]), None if modality is None else modality == "video", takes_image)

@@ -17,6 +17,7 @@ from traces.answers import read_picture, read_video
 from traces.preflight import Served, check_sizes, choose_models
 from traces.requests import TraceRequest
 from traces.results import AnswerFacts, ReplayResult
+from traces.source_pictures import source_picture
 from tridentserve.errors import ConfigError
 
 
@@ -30,37 +31,51 @@ async def replay(
     on_sent: Callable[[TraceRequest], None] | None = None,
     on_done: Callable[[ReplayResult], None] | None = None,
 ) -> list[ReplayResult]:
-    """Sends request i at `timestamp_s / speed` seconds, to `{url}/v1/images/generations` or, when its model makes
-    videos, to `{url}/v1/videos/sync`; results are in the same order.
+    """Sends request i at `timestamp_s / speed` seconds, to `{url}/v1/images/generations` or, as its model makes it, to
+    `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from a picture get one
+    that is made from the request's seed.
 
     `model` is asked for instead of what the rows name. `on_sent` and `on_done` are called on the event loop as requests
     are sent and end. A request that fails in whatever way is a result, never an exception. Before anything is sent this
     raises `InvalidRequestError` for videos of a model that makes pictures, `ConfigError` for bad arguments or when
     nothing listens at `url`, `UnknownModelError` for unknown models.
     """
-    check_sizes(requests)
-    url = url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"the address must start with http:// or https://, not {url!r}")
-    if not (math.isfinite(speed) and speed > 0 and timeout_s > 0):
-        raise ConfigError(f"speed and timeout must be above 0, not {speed} and {timeout_s}")
-    tls = ssl.create_default_context()
-    async with _client(tls) as client:
-        models = await choose_models(client, url, requests, model)
-    run_id = uuid.uuid4().hex[:8]  # two replays of one trace are not the same requests
-    run = _Run(url, tls, timeout_s, on_done, asyncio.get_running_loop().time())
+    if not (math.isfinite(speed) and speed > 0):
+        raise ConfigError(f"speed must be above 0, not {speed}")
+    run = await open_session(requests, url, model=model, timeout_s=timeout_s, on_done=on_done)
     tasks: dict[int, asyncio.Task[ReplayResult]] = {}
     async with asyncio.TaskGroup() as group:
         for index in sorted(range(len(requests)), key=lambda index: requests[index].timestamp_s):
             due_s = requests[index].timestamp_s / speed
             await asyncio.sleep(max(0.0, due_s - run.now_s()))
-            # Ids of a trace may hold what the service does not take in one; the index keeps them apart all the same.
-            service_request_id = f"{run_id}-{index}-{re.sub('[^A-Za-z0-9._:-]', '_', requests[index].request_id)[:80]}"
-            sending = run.send(requests[index], models[index], service_request_id, due_s)
-            tasks[index] = group.create_task(sending)
+            tasks[index] = group.create_task(run.send(requests[index], run.models[index], index, due_s))
             if on_sent is not None:
                 on_sent(requests[index])
     return [tasks[index].result() for index in range(len(requests))]
+
+
+async def open_session(
+    requests: Sequence[TraceRequest],
+    url: str,
+    *,
+    model: str | None = None,
+    timeout_s: float = 600.0,
+    on_done: Callable[[ReplayResult], None] | None = None,
+) -> ReplaySession:
+    """Before anything is sent: whether these requests can be, and by which model. Arguments and errors as of
+    `replay`."""
+    check_sizes(requests)
+    url = url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"the address must start with http:// or https://, not {url!r}")
+    if not timeout_s > 0:
+        raise ConfigError(f"timeout must be above 0, not {timeout_s}")
+    tls = ssl.create_default_context()
+    async with _client(tls) as client:
+        models = await choose_models(client, url, requests, model)
+    # Two replays of one trace are not the same requests.
+    run_id, start_s = uuid.uuid4().hex[:8], asyncio.get_running_loop().time()
+    return ReplaySession(url, tls, models, timeout_s, on_done, run_id, start_s)
 
 
 def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
@@ -71,24 +86,32 @@ def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """What the requests of one replay share."""
+class ReplaySession:
+    """What the requests of one replay share; made by `open_session`. `models`: of the requests it was opened for."""
 
     url: str
     tls: ssl.SSLContext
+    models: Sequence[Served]
     timeout_s: float
     on_done: Callable[[ReplayResult], None] | None
+    run_id: str
     start_s: float
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time() - self.start_s
 
-    async def send(self, request: TraceRequest, model: Served, service_request_id: str, due_s: float) -> ReplayResult:
-        """One request from sending to its result."""
+    async def send(self, request: TraceRequest, model: Served, number: int, due_s: float) -> ReplayResult:
+        """One request from sending, at once, to its result. `number`: another one for each. `due_s`: when it should
+        have been sent."""
+        # Ids of a trace may hold what the service does not take in one; the number keeps them apart all the same.
+        service_request_id = f"{self.run_id}-{number}-{re.sub('[^A-Za-z0-9._:-]', '_', request.request_id)[:80]}"
         video = model.gives_video(request)
         body = _body(request, model.name, service_request_id) | (_of_video(request) if video else _OF_PICTURE)
+        if model.takes_image:
+            picture = await asyncio.to_thread(source_picture, request.seed or 0, request.width, request.height)
+            body["input_reference" if video else "image"] = picture
         sent_s = self.now_s()
-        status, error, answer = await self._post("/v1/videos/sync" if video else "/v1/images/generations", body)
+        status, error, answer = await self._post(model.path(request), body)
         latency_s = self.now_s() - sent_s
         facts = AnswerFacts()
         if answer is not None:

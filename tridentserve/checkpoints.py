@@ -82,10 +82,10 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
             )
         classes[name] = (library, class_name)
     for name in classes:
-        tokenizer = name.replace("text_encoder", "tokenizer")
-        if tokenizer not in classes and name != tokenizer:
+        reader = name.replace("text_encoder", "tokenizer").replace("image_encoder", "image_processor")
+        if reader not in classes:
             raise CheckpointError(
-                f"{folder / MODEL_INDEX} names {name!r} without {tokenizer!r}; leave out both or neither"
+                f"{folder / MODEL_INDEX} names {name!r} without {reader!r}; leave out both or neither"
             )
     return classes
 
@@ -99,7 +99,7 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     if not base.is_dir():
         raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
     # Tokenizers come from transformers too and schedulers from diffusers: only the name tells them from models.
-    if component.startswith(("tokenizer", "scheduler", "guider")):
+    if component.startswith(("tokenizer", "image_processor", "scheduler", "guider")):
         return ()
     stem = _WEIGHT_NAMES[library]
     single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"

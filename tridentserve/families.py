@@ -14,11 +14,13 @@ class Family:
     """One family of `diffusers` pipelines.
 
     `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
-    `components`: the pipeline components each stage needs, by their names in `model_index.json`.
+    `components`: the pipeline components each stage needs, by their names in `model_index.json`. A VAE that encodes
+    pictures and decodes them belongs to two stages, each of which has one of its own.
     `optional`: those of them that a model folder may leave out.
     `shares_tokens`: whether D can run at degrees above 1 (not of U-Nets).
     `loras`: whether diffusers knows LoRAs of it.
     `negative_prompt`: whether one has an effect; guidance that is an embedding takes none.
+    `takes_image`: whether every request of it starts from a picture (edits, image to video); others take none.
     `options`: entries of `model_index.json` that are no components but settings of the pipeline.
     `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
     `default_shape` and `default_fps`: of a video when the request names none.
@@ -35,6 +37,7 @@ class Family:
     shares_tokens: bool = True
     loras: bool = True
     negative_prompt: bool = True
+    takes_image: bool = False
     frame_multiple: int | None = None
     default_shape: Shape | None = None
     default_fps: int | None = None
@@ -81,6 +84,20 @@ FAMILIES: dict[str, Family] = {
                 Stage.DECODE: ("vae",),
             },
             negative_prompt=False,
+        ),
+        Family(
+            name="flux_kontext",
+            pipeline_class="FluxKontextPipeline",
+            size_multiple=16,
+            default_steps=28,
+            default_guidance_scale=2.5,
+            components={
+                Stage.ENCODE: ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            negative_prompt=False,
+            takes_image=True,
         ),
         Family(
             name="pixart_sigma",
@@ -176,6 +193,22 @@ FAMILIES: dict[str, Family] = {
             default_fps=8,
         ),
         Family(
+            name="cogvideox_i2v",
+            pipeline_class="CogVideoXImageToVideoPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=6.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer", "vae"),
+                Stage.DIFFUSE: ("transformer", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            takes_image=True,
+            frame_multiple=8,
+            default_shape=Shape(480, 720, 49),
+            default_fps=8,
+        ),
+        Family(
             name="wan",
             pipeline_class="WanPipeline",
             size_multiple=16,
@@ -188,6 +221,24 @@ FAMILIES: dict[str, Family] = {
             },
             optional=frozenset({"transformer_2"}),
             options=("boundary_ratio", "expand_timesteps"),
+            frame_multiple=4,
+            default_shape=Shape(480, 832, 81),
+            default_fps=16,
+        ),
+        Family(
+            name="wan_i2v",
+            pipeline_class="WanImageToVideoPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=5.0,
+            components={
+                Stage.ENCODE: ("text_encoder", "tokenizer", "image_encoder", "image_processor", "vae"),
+                Stage.DIFFUSE: ("transformer", "transformer_2", "scheduler"),
+                Stage.DECODE: ("vae",),
+            },
+            optional=frozenset({"transformer_2", "image_encoder", "image_processor"}),
+            options=("boundary_ratio", "expand_timesteps"),
+            takes_image=True,
             frame_multiple=4,
             default_shape=Shape(480, 832, 81),
             default_fps=16,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 # What a client gets: a PNG file per picture; an MP4 file, or the frames as an array, per video.
@@ -55,7 +55,7 @@ class GenerationInputs:
     """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan.
 
     `fps`: frames per second of a video, None for a picture. `lora`: a file of the model folder's `loras/`, by its name
-    without the ending."""
+    without the ending. `image`: the picture that a family with `takes_image` starts from: a PNG file, RGB, any size."""
 
     prompt: str
     shape: Shape
@@ -67,3 +67,4 @@ class GenerationInputs:
     fps: float | None = None
     output_format: OutputFormat = "png"
     lora: str | None = None
+    image: bytes | None = field(default=None, repr=False)

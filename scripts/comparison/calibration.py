@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
@@ -47,10 +48,14 @@ class Calibration:
         )
 
 
-def calibrate(warm_up: WarmUp, num_workers: int) -> Calibration:
+def calibrate(warm_ups: Sequence[WarmUp], num_workers: int, others: Sequence[WarmUp] = ()) -> Calibration:
     """Means of stages, medians of overheads. Raises `ConfigError` when a request failed, or the service does not say
-    what it saw."""
-    for result in warm_up.everything:
+    what it saw.
+
+    `others`: warm-ups of the same service at other times. They add to what is known of workers that slow each other
+    down, and of plans on several workers where `warm_ups` had none: that needs many samples, and drifts less."""
+    warm_up, seen = reduce(WarmUp.with_more, warm_ups), [*warm_ups, *others]
+    for result in (result for each in seen for result in each.everything):
         if result.error is not None or not result.facts.timeline or result.facts.latency_s is None:
             raise ConfigError(f"the warm-up failed: {result.error or 'the service tells neither timeline nor latency'}")
     alone = warm_up.alone
@@ -59,9 +64,8 @@ def calibrate(warm_up: WarmUp, num_workers: int) -> Calibration:
     gaps = _gaps(alone) or _gaps(warm_up.everything)
     report_overhead_s = max(0.0, median(gaps) - plan_overhead_s) if gaps else plan_overhead_s
     stages = _stages(stage_samples(alone), wide=False)
-    hurried = _stages(stage_samples(warm_up.hurried), wide=True)
-    stage_s = {point: fmean(seconds) for point, seconds in (stages | hurried).items()}
-    crowds = [stage_samples(results) for results in warm_up.crowds]
+    stage_s = _means(stages) | _wide_means(warm_up.hurried or reduce(WarmUp.with_more, seen).hurried)
+    slowdown, wide_slowdown = _slowdowns(seen, num_workers)
     return Calibration(
         stage_s=stage_s,
         http_s=_by_shape(alone, lambda result: result.latency_s - (result.facts.latency_s or 0.0)),
@@ -69,9 +73,31 @@ def calibrate(warm_up: WarmUp, num_workers: int) -> Calibration:
         plan_overhead_s=plan_overhead_s,
         report_overhead_s=report_overhead_s,
         picture_s_per_pixel=_picture_s_per_pixel(alone, report_overhead_s),
-        slowdown=slowdown_of(crowds, stage_s, num_workers, wide=False),
-        wide_slowdown=slowdown_of(crowds, stage_s, num_workers, wide=True),
+        slowdown=slowdown,
+        wide_slowdown=wide_slowdown,
     )
+
+
+def _slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of plans on one worker and on several: of the former, where none of the latter was seen. What a stage takes alone
+    is what it took in the same warm-up."""
+    crowds = []
+    wide_s = _wide_means(reduce(WarmUp.with_more, warm_ups).hurried)
+    for warm_up in warm_ups:
+        alone_s = _means(_stages(stage_samples(warm_up.alone), wide=False)) | wide_s | _wide_means(warm_up.hurried)
+        crowds += [(stage_samples(results), alone_s) for results in warm_up.crowds]
+    narrow = slowdown_of(crowds, num_workers, wide=False)
+    saw_wide = any(sample.point.degree > 1 for crowd, _ in crowds for sample in crowd)
+    return narrow, slowdown_of(crowds, num_workers, wide=True) if saw_wide else narrow
+
+
+def _wide_means(hurried: Sequence[ReplayResult]) -> dict[Point, float]:
+    """Seconds of the stages that ran on several workers."""
+    return _means(_stages(stage_samples(hurried), wide=True))
+
+
+def _means(stages: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
+    return {point: fmean(seconds) for point, seconds in stages.items()}
 
 
 def hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int) -> dict[int, float]:

@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from comparison.samples import Point, StageSample
 
+# Samples that ran at the same time, and what each stage takes alone (per step for DIFFUSE).
+Crowd = tuple[Sequence[StageSample], Mapping[Point, float]]
 
-def slowdown_of(
-    crowds: Sequence[Sequence[StageSample]], alone_s: Mapping[Point, float], num_workers: int, wide: bool
-) -> tuple[float, ...]:
+
+def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[float, ...]:
     """Entry n - 1: how many times as long a stage takes while n workers compute, 1 to `num_workers`; never falling.
 
-    Of the stages on several workers (`wide`) or on one. Samples of one crowd ran at the same time. A stage that took
-    `t_n` seconds with n workers at work did `sum(t_n / slowdown_n)` seconds of what it does alone (`alone_s`, per step
-    for DIFFUSE): least squares over all stages.
+    Of the stages on several workers (`wide`) or on one. A stage that took `t_n` seconds with n workers at work did
+    `sum(t_n / slowdown_n)` seconds of what it takes alone: least squares over all stages.
     """
     rows, left = [], []
-    for crowd in crowds:
+    for crowd, alone_s in crowds:
         for sample in crowd:
             point = sample.point
             if (point.degree > 1) == wide and point in alone_s and not _shares_a_worker(sample, crowd):

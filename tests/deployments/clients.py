@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from deployments.api import create_api
 from deployments.video_backend import VideoBackend
-from tests.deployments.fake_backend import MODELS, WITH_VIDEOS, FakeBackend
+from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend
 
 IMAGES = "/v1/images/generations"
 
@@ -35,10 +35,16 @@ def video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.Asy
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
+def picture_client(backend: FakeBackend, videos: VideoBackend | None = None) -> httpx.AsyncClient:
+    """As `video_client`, with models that start from a picture too."""
+    app = create_api(backend, WITH_PICTURES, videos)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
 @asynccontextmanager
-async def served(backend: FakeBackend, heartbeat_s: float = 10.0) -> AsyncIterator[int]:
-    """The port of a real uvicorn server."""
-    config = uvicorn.Config(api(backend, heartbeat_s), host="127.0.0.1", port=0, ws="none", log_config=None)
+async def served(backend: FakeBackend, heartbeat_s: float = 10.0, app: FastAPI | None = None) -> AsyncIterator[int]:
+    """The port of a real uvicorn server, of `api` unless another `app` is given."""
+    config = uvicorn.Config(app or api(backend, heartbeat_s), host="127.0.0.1", port=0, ws="none", log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     try:

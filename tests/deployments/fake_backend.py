@@ -24,6 +24,14 @@ MODELS = {
 }
 VIDEO_LIMITS = Limits(min_side=32, max_side=256, max_frames=33, max_pixel_frames=128 * 128 * 17, max_outputs=2)
 WITH_VIDEOS = {**MODELS, "tiny-wan": ServedModel("tiny-wan", FAMILIES["wan"], VIDEO_LIMITS)}
+PICTURE_LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_image_bytes=2**20, max_image_pixels=10**6)
+WITH_PICTURES = {
+    **WITH_VIDEOS,
+    "tiny-kontext": ServedModel("tiny-kontext", FAMILIES["flux_kontext"], PICTURE_LIMITS, loras=("ink",)),
+    "tiny-wan-i2v": ServedModel(
+        "tiny-wan-i2v", FAMILIES["wan_i2v"], VIDEO_LIMITS.model_copy(update={"max_image_pixels": 10**6})
+    ),
+}
 
 
 @dataclass
@@ -120,7 +128,7 @@ def video(prompt: str, index: int = 0) -> bytes:
     return f"video {index} of {prompt}".encode()
 
 
-def png(width: int, height: int) -> bytes:
+def png(width: int, height: int, colour: str = "black") -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (width, height)).save(buffer, "PNG")
+    Image.new("RGB", (width, height), colour).save(buffer, "PNG")
     return buffer.getvalue()

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.schemas import ImageRequest
+from deployments.edit_schemas import EditRequest, to_edit_request
+from deployments.schemas import ImageRequest, parse_as
+from deployments.video_schemas import parse_video, to_video_request
 from tests.deployments.clients import IMAGES, client
-from tests.deployments.fake_backend import LIMITS, MODELS, FakeBackend
+from tests.deployments.fake_backend import LIMITS, MODELS, WITH_PICTURES, FakeBackend, png
+from tridentserve.errors import InvalidRequestError
 
 ANY_TEXT = st.text(st.characters(), max_size=20)  # lone surrogates included
 ANY_NUMBER = st.integers() | st.floats() | st.sampled_from([0, 1, 2**31, 2**63 - 1, 2**63, 10**30, 1e308])
@@ -73,6 +78,28 @@ def test_any_fields(value: dict[str, Any]) -> None:
         assert 1 <= spec.num_outputs <= limits.max_outputs
         assert 0 <= inputs.seed < 2**63
         assert inputs.prompt.strip()
+
+
+PICTURE = b64encode(png(40, 30)).decode()
+PICTURES = (
+    ANY_JSON
+    | st.binary(max_size=40).map(lambda content: b64encode(content).decode())
+    | st.integers(0, len(PICTURE)).map(lambda end: PICTURE[:end])
+    | st.sampled_from([PICTURE, [PICTURE], {"image_url": f"data:image/png;base64,{PICTURE}"}])
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(PICTURES, REQUEST, st.booleans())
+def test_any_picture(picture: Any, fields: dict[str, Any], strict: bool) -> None:
+    """Made or refused in our own words, whatever stands in the field."""
+    body = {"prompt": "x", **fields}
+    with suppress(InvalidRequestError):
+        spec, inputs = to_edit_request(parse_as(EditRequest, {**body, "image": picture}, strict), WITH_PICTURES)
+        assert (WITH_PICTURES[spec.model].family.name, inputs.image is None) == ("flux_kontext", False)
+    with suppress(InvalidRequestError):
+        spec, inputs = to_video_request(parse_video({**body, "input_reference": picture}, strict), WITH_PICTURES)
+        assert (inputs.image is not None) == WITH_PICTURES[spec.model].takes_image
 
 
 @settings(max_examples=150, deadline=None)

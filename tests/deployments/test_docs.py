@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from deployments.api import create_api
+from deployments.edit_schemas import EditRequest
 from deployments.schemas import ImageRequest
 from tests.deployments.fake_backend import MODELS, FakeBackend
 
@@ -18,6 +19,12 @@ def test_every_field_is_told_of() -> None:
     rows = re.findall(r"^\| ((?:`[a-z_]+`(?:, )?)+) \|", section, re.MULTILINE)
     named = {name for row in rows for name in re.findall("[a-z_]+", row)}
     assert named <= set(ImageRequest.model_fields)
+
+
+def test_every_field_of_an_edit_is_told_of() -> None:
+    section = TEXT.partition("## POST /v1/images/edits")[2].partition("### Pictures")[0]
+    rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
+    assert set(rows) == (EditRequest.model_fields.keys() - ImageRequest.model_fields.keys()) | {"model", "size"}
 
 
 def test_every_route_is_told_of() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from deployments.handle_api import generate, generate_stream
 from tests.deployments.clients import until
-from tests.deployments.fake_backend import MODELS, WITH_VIDEOS, FakeBackend, video
+from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend, png
+from tests.deployments.fake_backend import video as fake_video
 from tridentserve.errors import (
     InvalidRequestError,
     RequestCancelledError,
@@ -18,6 +20,7 @@ from tridentserve.errors import (
     UnknownModelError,
     WorkerError,
 )
+from tridentserve.source_image import normalised
 
 BODY = {"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1", "seed": 7}
 
@@ -34,11 +37,44 @@ async def test_a_video() -> None:
     backend = FakeBackend()
     body = {**BODY, "model": "tiny-wan", "size": "64x64", "num_frames": 5}
     result = await generate(backend, WITH_VIDEOS, body)
-    assert (result["videos"], result["num_frames"], result["fps"]) == ([video("a cat")], 5, 16.0)
+    assert (result["videos"], result["num_frames"], result["fps"]) == ([fake_video("a cat")], 5, 16.0)
     await generate(backend, WITH_VIDEOS, {**body, "output_format": "frames", "stream": True})
     assert [inputs.output_format for _, inputs in backend.seen] == ["mp4", "frames"]
     with pytest.raises(InvalidRequestError, match="num_frames"):
         await generate(backend, WITH_VIDEOS, {"model": "tiny-sd3", "prompt": "a cat", "num_frames": 5})
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_pictures_to_start_from(named: bool) -> None:
+    backend, picture = FakeBackend(), png(64, 48)
+    edit: dict[str, Any] = {"prompt": "a cat", "num_inference_steps": 2, "image": picture}
+    video = {
+        "prompt": "a cat",
+        "size": "64x64",
+        "num_inference_steps": 2,
+        "input_reference": b64encode(picture).decode(),
+    }
+    if named:
+        edit["model"], video["model"] = "tiny-kontext", "tiny-wan-i2v"
+    assert (await generate(backend, WITH_PICTURES, edit))["images"] == [picture]
+    assert (await generate(backend, WITH_PICTURES, video))["videos"] == [fake_video("a cat")]
+    assert [spec.model for spec, _ in backend.seen] == ["tiny-kontext", "tiny-wan-i2v"]
+    assert {inputs.image for _, inputs in backend.seen} == {normalised(picture, 10**6)[0]}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"model": "tiny-kontext"}, "image: is required"),
+        ({"model": "tiny-wan-i2v"}, "input_reference: is required"),
+        ({"model": "tiny-wan", "input_reference": b"x"}, "input_reference: must be left out"),
+        ({"model": "tiny-sd3", "image": b"x"}, "unknown field image"),
+        ({"image": b"x"}, "image: cannot be read"),
+    ],
+)
+async def test_pictures_that_lack_or_are_too_much(body: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        await generate(FakeBackend(), WITH_PICTURES, {"prompt": "a cat", **body})
 
 
 async def test_a_stream() -> None:

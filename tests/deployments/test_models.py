@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from deployments.config import Limits, ModelArgs
 from deployments.models import ServedModel, served_models
+from deployments.schemas import check_size
 from tridentserve.families import FAMILIES
 from tridentserve.requests import Shape
 
@@ -31,6 +32,25 @@ def test_sizes_within_the_limits(min_side: int, max_side: int, max_pixels: int, 
     assert (model.smallest.width, model.largest.width) == (min(squares), max(squares))
     below = [square for square in squares if square <= side]
     assert model.side_near(side) == max(below, default=min(squares))
+
+
+@given(SIDES, SIDES, st.integers(256, 90_000), st.integers(1, 5000), st.integers(1, 5000))
+def test_a_size_like_that_of_a_picture(min_side: int, max_side: int, max_pixels: int, width: int, height: int) -> None:
+    model = ServedModel(
+        "m", FAMILIES["flux_kontext"], Limits(min_side=min_side, max_side=max_side, max_pixels=max_pixels)
+    )
+    if model.smallest.width > model.largest.width:
+        return
+    size = model.size_near(width, height)
+    check_size(size.width, size.height, "size", model)
+    assert model.size_near(size.width, size.height) == size
+    turned = model.size_near(height, width)
+    assert (turned.width, turned.height) == (size.height, size.width)
+    if min(size.width, size.height) > model.smallest.width + 16:  # else it may have been stretched to the smallest side
+        longer, shorter = max(width, height), min(width, height)
+        # Each side is off by less than two multiples.
+        assert (max(size.width, size.height) - 32) / (min(size.width, size.height) + 32) <= longer / shorter
+        assert (max(size.width, size.height) + 32) / (min(size.width, size.height) - 32 or 1) >= longer / shorter
 
 
 @given(st.sampled_from([name for name, family in FAMILIES.items() if family.frame_multiple]), st.data())

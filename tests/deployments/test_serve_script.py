@@ -41,8 +41,10 @@ except KeyboardInterrupt:
         left = subprocess.Popen(["sleep", "100"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         config.with_name("left").write_text(str(left.pid))
 """
+# As Python runs a script, but with another Python's `serve` beside it.
 CODE = (
-    "import runpy, sys; sys.executable = {fake!r}; sys.argv = {argv!r}; runpy.run_path({script!r}, run_name='__main__')"
+    "import runpy, sys; sys.executable = {fake!r}; sys.argv = {argv!r}; sys.path[0] = {folder!r}; "
+    "runpy.run_path({script!r}, run_name='__main__')"
 )
 
 
@@ -53,11 +55,11 @@ def free_port() -> int:
     return port
 
 
-def write_config(folder: Path, port: int, **app: Any) -> Path:
+def write_config(folder: Path, port: int, tiny: str = "sd3", **app: Any) -> Path:
     """Our application comes second, under a prefix, with limits that 256x256 and 8 steps are outside of."""
     limits = {"min_side": 320, "max_side": 512, "max_steps": 4, "max_prompt_chars": 12}
     args = {
-        "models": [{"name": "m", "tiny": "sd3", "profile_as": "tiny-sd3", "limits": limits}],
+        "models": [{"name": "m", "tiny": tiny, "profile_as": "tiny-sd3", "limits": limits}],
         "cluster": {"workers_per_node": 1, "memory_mb": 1024},
         "placement": ["EDC"],
         "cache_dir": str(folder),
@@ -77,6 +79,7 @@ def started(config: Path) -> Iterator[subprocess.Popen[str]]:
     code = CODE.format(
         fake=str(config.with_name("python")),
         argv=["serve.py", str(config)],
+        folder=str(ROOT / "scripts"),
         script=str(ROOT / "scripts" / "serve.py"),
     )
     # A proxy of the environment, which nobody answers for, is not asked.
@@ -121,6 +124,16 @@ def test_a_signal_ends_the_service_in_order(number: signal.Signals, tmp_path: Pa
     assert (tmp_path / "ended").read_text() == "in order"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_model_that_starts_from_a_picture_is_shown_with_one(tmp_path: Path) -> None:
+    with started(write_config(tmp_path, free_port(), tiny="flux_kontext")) as process:
+        assert process.stdout is not None
+        (command,) = (line for line in iter(process.stdout.readline, "Ctrl-C ends it.\n") if "curl" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+    form = "-F model=m -F prompt='a lighthouse' -F num_inference_steps=4 -F image=@YOUR_PICTURE.png"
+    assert f"/img/v1/images/edits {form} \\" in command
 
 
 @pytest.mark.slow

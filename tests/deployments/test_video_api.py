@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ import pytest
 
 from deployments.config_videos import VideosArgs
 from deployments.video_jobs import VideoJobs
-from tests.deployments.clients import error_of, video_client
-from tests.deployments.fake_backend import FakeBackend, video
+from tests.deployments.clients import error_of, picture_client, video_client
+from tests.deployments.fake_backend import FakeBackend, png, video
 from tridentserve.errors import OverloadedError
+from tridentserve.source_image import normalised
 
 VIDEOS = "/v1/videos"
 BODY = {"prompt": "a fox", "size": "64x64", "num_frames": 9, "num_inference_steps": 2, "fps": 8}
 EXTRA = {name: BODY[name] for name in BODY if name != "prompt"}
 TEXTS = {name: str(value) for name, value in BODY.items()}
+PICTURE = png(48, 32)
 
 
 def raw(content: bytes, content_type: str) -> dict[str, Any]:
@@ -30,8 +33,8 @@ def raw(content: bytes, content_type: str) -> dict[str, Any]:
 class Served:
     """A client, and the backend behind it."""
 
-    def __init__(self, http: httpx.AsyncClient, backend: FakeBackend) -> None:
-        self.http, self.backend = http, backend
+    def __init__(self, http: httpx.AsyncClient, backend: FakeBackend, jobs: VideoJobs) -> None:
+        self.http, self.backend, self.jobs = http, backend, jobs
 
     async def submit(self, **fields: Any) -> dict[str, Any]:
         answer = await self.http.post(VIDEOS, json={**BODY, **fields})
@@ -53,7 +56,7 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     jobs = VideoJobs(backend, VideosArgs(results_url=url), tmp_path)
     await jobs.start()
     async with video_client(backend, jobs) as http:
-        yield Served(http, backend)
+        yield Served(http, backend, jobs)
     await jobs.stop()
 
 
@@ -167,6 +170,28 @@ async def test_what_is_refused(served: Served, sent: dict[str, Any], status: int
         assert error_of(answer)["param"] == param
     assert not served.backend.seen
     assert (await served.http.get(VIDEOS)).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {
+            "data": {"prompt": "a fox", "extra_body": json.dumps(EXTRA)},
+            "files": {"input_reference": ("a.png", PICTURE)},
+        },
+        {"data": TEXTS, "files": {"input_reference": ("fox.png", PICTURE, "image/png")}},
+        {"json": {**BODY, "input_reference": b64encode(PICTURE).decode()}},
+        {"json": {**BODY, "input_reference": {"image_url": f"data:image/png;base64,{b64encode(PICTURE).decode()}"}}},
+    ],
+    ids=["SGLang", "openai", "base64", "object"],
+)
+async def test_a_video_from_a_picture(served: Served, sent: dict[str, Any]) -> None:
+    async with picture_client(served.backend, served.jobs) as http:
+        job = (await http.post(VIDEOS, **sent)).json()
+        at_once = await http.post(f"{VIDEOS}/sync", **sent)
+    assert (job["model"], at_once.status_code) == ("tiny-wan-i2v", 200)
+    assert (await served.until_ended(job["id"]))["status"] == "completed"
+    assert [inputs.image for _, inputs in served.backend.seen] == [normalised(PICTURE, 10**6)[0]] * 2
 
 
 @pytest.mark.parametrize("video_id", ["unknown", "%00", ".x", "a" * 129, "%2e%2e%2fjobs"])

@@ -206,7 +206,7 @@ async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file
 
 async def test_a_job_that_ends_the_service_again_and_again_is_given_up(service: Service) -> None:
     store = VideoStore(service.folder / DATABASE)
-    store.submit(*request("a"), 0, service.clock(), 10)
+    store.submit(*request("a"), 0, service.clock(), 10, 0)
     for _ in range(2):
         store.claim("dead", 1, service.clock(), LEASE_S)
         service.clock.now_s += LEASE_S
@@ -214,6 +214,32 @@ async def test_a_job_that_ends_the_service_again_and_again_is_given_up(service: 
     async with service.running(FakeBackend(), max_attempts=2) as jobs:
         job = await until_status(jobs, "a", "failed")
         assert "the service has ended 2 times" in job["error"]["message"]
+
+
+async def test_the_picture_of_a_job_outlives_its_process(service: Service) -> None:
+    slow, heir = FakeBackend(step_s=5.0), FakeBackend()
+    async with service.running(slow) as jobs:
+        await jobs.submit(*request("a", image=b"fox"), 0)
+        await until(lambda: bool(slow.running))
+    async with service.running(heir) as jobs:
+        await until_status(jobs, "a", "completed")
+        joined = await jobs.submit(*request("a", image=b"fox"), 0)
+        assert joined["status"] == "completed"
+    assert [inputs.image for _, inputs in slow.seen + heir.seen] == [b"fox", b"fox"]
+    store = VideoStore(service.folder / DATABASE)
+    job = store.find("a")
+    assert job is not None
+    assert store.picture(job.number) is None
+    store.close()
+
+
+async def test_the_pictures_of_jobs_that_wait_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.video_jobs._MIB", 4)
+    jobs = service.process(FakeBackend(), max_results_mb=2)
+    await jobs.submit(*request("a", image=b"12345"), 0)
+    with pytest.raises(OverloadedError, match="pictures"):
+        await jobs.submit(*request("b", image=b"6789"), 0)
+    await jobs.stop()
 
 
 @pytest.mark.parametrize("error", [OverloadedError("full"), WorkerError("no scheduler")])

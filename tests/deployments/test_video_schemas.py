@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
 
 from deployments.schemas import to_request
 from deployments.video_schemas import parse_video, to_video_request
-from tests.deployments.fake_backend import MODELS, WITH_VIDEOS
+from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, png
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.source_image import normalised
 
 
 def accept(strict: bool = True, **fields: Any) -> tuple[RequestSpec, GenerationInputs]:
@@ -85,7 +87,7 @@ def test_outputs_have_two_names() -> None:
         ({"priority": 1001}, "priority", ""),
         ({"output_format": "webm"}, "output_format", ""),
         ({"output_format": "frames"}, "output_format", ""),
-        ({"input_reference": "x.png"}, "input_reference", "text alone"),
+        ({"input_reference": "x.png"}, "input_reference", "must be left out"),
         ({"stream": True}, "stream", "unknown field"),
         ({"prompt": " "}, "prompt", ""),
     ],
@@ -105,3 +107,26 @@ def test_pictures_and_videos_have_models_of_their_own() -> None:
         to_video_request(parse_video({"prompt": "a fox"}), MODELS)
     with pytest.raises(UnknownModelError, match="is not served; there are tiny-wan"):
         accept(model="sora-2")
+
+
+def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
+    picture = png(100, 60)
+
+    def made(**fields: Any) -> tuple[RequestSpec, GenerationInputs]:
+        return to_video_request(parse_video({"prompt": "a fox", **fields}), WITH_PICTURES)
+
+    spec, inputs = made(input_reference=b64encode(picture).decode(), size="64x64", num_frames=5)
+    assert (spec.model, spec.shape, inputs.image) == ("tiny-wan-i2v", Shape(64, 64, 5), normalised(picture, 10**6)[0])
+    assert made()[0].model == "tiny-wan"
+    for fields, says in (
+        ({"model": "tiny-wan-i2v"}, "input_reference: is required"),
+        ({"model": "tiny-wan", "input_reference": "eA=="}, "input_reference: must be left out"),
+        ({"input_reference": "eA=="}, "input_reference: cannot be read"),
+        ({"input_reference": {"image_url": "https://x/y.png"}}, "nothing is fetched"),
+        ({"model": "tiny-kontext"}, "edits pictures; send the request to /v1/images/edits"),
+    ):
+        with pytest.raises(InvalidRequestError, match=says):
+            made(**fields)
+    only = {"tiny-wan-i2v": WITH_PICTURES["tiny-wan-i2v"]}
+    with pytest.raises(InvalidRequestError, match="input_reference: is required"):
+        to_video_request(parse_video({"prompt": "a fox"}), only)

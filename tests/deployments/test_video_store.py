@@ -19,15 +19,26 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 SHAPE = Shape(64, 64, 9)
 LEASE_S = 10.0
+MIB = 2**20
 
 
-def request(job_id: str, prompt: str = "a fox", seed: int = 7) -> tuple[RequestSpec, GenerationInputs]:
+def request(
+    job_id: str, prompt: str = "a fox", seed: int = 7, image: bytes | None = None
+) -> tuple[RequestSpec, GenerationInputs]:
     spec = RequestSpec(job_id, "tiny-wan", SHAPE, 4, slo_s=2.5)
-    return spec, GenerationInputs(prompt, SHAPE, 4, 5.0, seed, fps=8.0, output_format="mp4")
+    return spec, GenerationInputs(prompt, SHAPE, 4, 5.0, seed, fps=8.0, output_format="mp4", image=image)
 
 
-def submit(store: VideoStore, job_id: str, priority: int = 0, now_s: float = 0.0, most: int = 100) -> VideoJob:
-    return store.submit(*request(job_id), priority, now_s, most)
+def submit(
+    store: VideoStore,
+    job_id: str,
+    priority: int = 0,
+    now_s: float = 0.0,
+    most: int = 100,
+    image: bytes | None = None,
+    most_bytes: int = MIB,
+) -> VideoJob:
+    return store.submit(*request(job_id, image=image), priority, now_s, most, most_bytes)
 
 
 @pytest.fixture
@@ -86,12 +97,12 @@ def test_a_job_that_was_given_back_waits_and_counts_as_an_attempt_or_not(store: 
 def test_the_same_id_joins_and_another_request_may_not_use_it(store: VideoStore) -> None:
     job = submit(store, "a")
     spec, inputs = request("a", seed=99)  # a client that left the seed to the service
-    assert store.submit(spec, inputs, 0, 1.0, 100) == job
+    assert store.submit(spec, inputs, 0, 1.0, 100, MIB) == job
     for other in (request("a", prompt="a dog"), (replace(spec, num_inference_steps=5), inputs)):
         with pytest.raises(InvalidRequestError, match="another request"):
-            store.submit(*other, 0, 1.0, 100)
+            store.submit(*other, 0, 1.0, 100, MIB)
     assert store.fail(None, job.number, {"code": "cancelled"}, 2.0)
-    again = store.submit(*request("a", prompt="a dog"), 0, 3.0, 100)
+    again = store.submit(*request("a", prompt="a dog"), 0, 3.0, 100, MIB)
     assert again.number != job.number
     assert again.file_name != job.file_name
     assert again.error is None
@@ -106,6 +117,73 @@ def test_jobs_that_have_not_ended_are_bounded(store: VideoStore) -> None:
     submit(store, "b", most=2)  # it is there already
     store.complete("p", job.number, {}, 0, 1.0)
     submit(store, "c", most=2)
+
+
+def test_the_picture_of_a_job_is_kept_until_the_job_ends(store: VideoStore, tmp_path: Path) -> None:
+    job, other = submit(store, "a", image=b"fox"), submit(store, "b")
+    assert (job.inputs.image, other.picture_sha256) == (None, None)
+    again = VideoStore(tmp_path / "jobs.sqlite3")
+    assert (again.picture(job.number), again.picture(other.number)) == (b"fox", None)
+    again.close()
+    (leased, _) = store.claim("p", 2, 0.0, LEASE_S)
+    store.release("p", leased.number, 0.0, counted=False)
+    assert store.picture(job.number) == b"fox"
+    store.claim("p", 2, 0.0, LEASE_S)
+    assert submit(store, "a", image=b"fox").number == job.number
+    for another in (b"dog", None):
+        with pytest.raises(InvalidRequestError, match="another request"):
+            submit(store, "a", image=another)
+    store.complete("p", job.number, {}, 1, 1.0)
+    assert store.picture(job.number) is None
+    assert submit(store, "a", image=b"fox").state == "completed"
+    failed = submit(store, "c", image=b"dog")
+    store.fail(None, failed.number, {"code": "x"}, 2.0)
+    assert store.picture(failed.number) is None
+    retried = submit(store, "c", image=b"cat")
+    assert store.picture(retried.number) == b"cat"
+
+
+def test_the_pictures_of_jobs_that_wait_are_bounded(store: VideoStore) -> None:
+    job = submit(store, "a", image=bytes(600), most_bytes=1000)
+    with pytest.raises(OverloadedError, match="pictures"):
+        submit(store, "b", image=bytes(401), most_bytes=1000)
+    assert store.find("b") is None
+    submit(store, "b", image=bytes(400), most_bytes=1000)
+    submit(store, "c", most_bytes=1000)
+    store.fail(None, job.number, {"code": "x"}, 1.0)
+    submit(store, "d", image=bytes(600), most_bytes=1000)
+
+
+def test_the_file_shrinks_when_a_picture_goes(store: VideoStore, tmp_path: Path) -> None:
+    def size_bytes() -> int:
+        with sqlite3.connect(tmp_path / "jobs.sqlite3") as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other.close()
+        return (tmp_path / "jobs.sqlite3").stat().st_size
+
+    job = submit(store, "a", image=bytes(MIB // 2))
+    assert size_bytes() > MIB // 2
+    store.fail(None, job.number, {"code": "x"}, 1.0)
+    assert size_bytes() < MIB // 8
+
+
+def test_a_file_of_version_1_is_taken_over(tmp_path: Path) -> None:
+    store = VideoStore(tmp_path / "jobs.sqlite3")
+    submit(store, "a")
+    store.close()
+    old = sqlite3.connect(tmp_path / "jobs.sqlite3")
+    old.executescript(
+        "DROP TRIGGER drop_picture; DROP TABLE pictures; ALTER TABLE jobs DROP COLUMN picture_sha256; "
+        "PRAGMA user_version = 1;"
+    )
+    old.close()
+    for _ in range(2):
+        store = VideoStore(tmp_path / "jobs.sqlite3")
+        assert store.find("a") == submit(store, "a")
+        store.close()
+    store = VideoStore(tmp_path / "jobs.sqlite3")
+    assert store.picture(submit(store, "b", image=b"fox").number) == b"fox"
+    store.close()
 
 
 def test_pages(store: VideoStore) -> None:
@@ -140,7 +218,7 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     newer = sqlite3.connect(tmp_path / "newer")
     newer.execute("PRAGMA user_version = 99")
     newer.close()
-    with pytest.raises(ConfigError, match="of version 99, this service writes 1"):
+    with pytest.raises(ConfigError, match="of version 99, this service writes 2"):
         VideoStore(tmp_path / "newer")
 
 
@@ -164,7 +242,7 @@ class Processes(RuleBasedStateMachine):
 
     @rule(name=NAMES, priority=st.integers(-1, 1))
     def submit(self, name: str, priority: int) -> None:
-        submit(self.store, name, priority, self.now_s)
+        submit(self.store, name, priority, self.now_s, image=name.encode())
 
     @rule(seconds=st.floats(0.5, 8.0))
     def wait(self, seconds: float) -> None:
@@ -201,6 +279,12 @@ class Processes(RuleBasedStateMachine):
     @invariant()
     def each_ends_once(self) -> None:
         assert set(self.ended.values()) <= {1}
+
+    @invariant()
+    def unfinished_jobs_have_their_pictures(self) -> None:
+        for job in self.store.page(None, 9, newest_first=True):
+            picture = None if job.number in self.ended else job.job_id.encode()
+            assert self.store.picture(job.number) == picture
 
 
 TestProcesses = Processes.TestCase

@@ -1,8 +1,9 @@
-"""One scene for both engines: requests that come at once share E's forward pass; a lone one decodes on two workers."""
+"""One scene for both engines: requests that come at once share E's forward pass; a lone one decodes on two workers, and
+so does one that comes apart, when those two no longer hold D."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dispatch.dispatcher import IlpDispatcher
@@ -12,14 +13,16 @@ from tests.simulated.greedy import Greedy
 from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
 from tridentserve.decisions import Decision
+from tridentserve.load import LoadShare
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
-from tridentserve.protocols import ClusterView, Decisions, WorkerView
+from tridentserve.protocols import ClusterView, Decisions, StageReport, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduler import Scheduler
 from tridentserve.stages import Stage
 
 TYPES = {"w0": (Stage.ENCODE,), "w1": (Stage.DIFFUSE, Stage.DECODE), "w2": (Stage.DIFFUSE, Stage.DECODE)}
 TYPES["w3"] = TYPES["w2"]
+LATER_TYPES = {"w0": (Stage.ENCODE,), "w1": (Stage.DIFFUSE,), "w2": (Stage.DECODE,), "w3": (Stage.DECODE,)}
 MOST_AT_ONCE = 2
 SMALL = Shape(96, 64)
 # Larger than a tile, and decoded as it is, it takes more than any worker has.
@@ -63,16 +66,44 @@ class Scene:
         return self._ilp.decide(view)
 
 
+class OnceApart:
+    """A `Replanner`: from the first request whose name begins with `apart`, D is on one worker and C on two others."""
+
+    def __init__(self) -> None:
+        self._is_due = False
+
+    def arrived(self, spec: RequestSpec, now_s: float) -> None:
+        self._is_due |= spec.request_id.startswith("apart")
+
+    def stage_finished(self, report: StageReport) -> None:
+        """Is not looked at."""
+
+    def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
+        """Is not looked at."""
+
+    def forget(self, model: str) -> None:
+        """Is not looked at."""
+
+    def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
+        if not self._is_due or placement.epoch:
+            return None
+        return replace(placement_of(LATER_TYPES), reason="D apart from C", epoch=1)
+
+
 def specs_of(memory_bytes: int) -> list[WorkerSpec]:
     return [WorkerSpec(worker_id, "node", memory_bytes) for worker_id in TYPES]
 
 
+def placement_of(types: Mapping[str, Sequence[Stage]]) -> PlacementPlan:
+    return PlacementPlan({name: frozenset(Replica(MODEL, stage) for stage in stages) for name, stages in types.items()})
+
+
 def placement() -> PlacementPlan:
-    return PlacementPlan({name: frozenset(Replica(MODEL, stage) for stage in stages) for name, stages in TYPES.items()})
+    return placement_of(TYPES)
 
 
 def scheduler(memory_bytes: int) -> Scheduler:
-    return Scheduler(specs_of(memory_bytes), placement(), Times(), Scene())
+    return Scheduler(specs_of(memory_bytes), placement(), Times(), Scene(), replanner=OnceApart())
 
 
 def check_shared(decisions: Sequence[Decision], names: Sequence[str]) -> None:
@@ -98,6 +129,17 @@ def check_decoded_by_two(decisions: Sequence[Decision], name: str) -> None:
     assert plan.stages == (Stage.DIFFUSE, Stage.DECODE)
     assert plan.workers_of(Stage.DECODE) == plan.workers
     assert plan.degree == 2
+
+
+def check_decoded_by_two_auxiliaries(decisions: Sequence[Decision], name: str) -> None:
+    """D was a plan of one worker, which pushed the latents to two others."""
+    plans = [plan for plan in plans_of(decisions) if _name(plan.request_ids[0]) == name]
+    assert [(plan.stages, plan.workers) for plan in plans] == [
+        ((Stage.ENCODE,), ("w0",)),
+        ((Stage.DIFFUSE,), ("w1",)),
+        ((Stage.DECODE,), ("w2", "w3")),
+    ]
+    assert plans[-1].members[0].input_id == plans[-2].plan_id
 
 
 def plans_of(decisions: Sequence[Decision]) -> list[DispatchPlan]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from tridentserve.engine.live.jobs import Job, JobBook
+from tridentserve.engine.live.plan_calls import contents
+from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.stages import Stage
 
 SPEC = RequestSpec("id", "model", Shape(64, 64), 4)
 
 
-def inputs(seed: int = 1, prompt: str = "x") -> GenerationInputs:
-    return GenerationInputs(prompt, SPEC.shape, 4, 5.0, seed)
+def inputs(seed: int = 1, prompt: str = "x", image: bytes | None = None) -> GenerationInputs:
+    return GenerationInputs(prompt, SPEC.shape, 4, 5.0, seed, image=image)
 
 
 def admitted() -> tuple[JobBook, Job]:
@@ -70,3 +73,23 @@ async def test_another_seed_is_the_same_request_another_prompt_is_not() -> None:
     _, job = admitted()
     assert job.is_same(SPEC, inputs(seed=2))
     assert not job.is_same(SPEC, inputs(prompt="y"))
+
+
+async def test_another_picture_is_another_request_also_when_the_first_has_ended() -> None:
+    book = JobBook(max_result_age_s=0.05)
+    job = book.admit(SPEC, inputs(image=b"one"))
+    for _ in range(2):
+        assert job.is_same(SPEC, inputs(seed=2, image=b"one"))
+        assert not job.is_same(SPEC, inputs(image=b"other"))
+        assert not job.is_same(SPEC, inputs())
+        assert book.end(job.key, keep=True) in (job, None)
+    assert job.inputs.image is None
+
+
+def test_pictures_go_to_the_worker_that_encodes() -> None:
+    jobs = {"a": Job("a", SPEC, inputs(image=b"one")), "b": Job("b", SPEC, inputs())}
+    members = tuple(PlanMember(name) for name in jobs)
+    whole = DispatchPlan(1, "model", tuple(Stage), ("w0", "w1"), members, "w0+w1")
+    later = DispatchPlan(2, "model", (Stage.DIFFUSE, Stage.DECODE), ("w0",), members)
+    assert contents(whole, jobs, "w0") == {"a": inputs(image=b"one"), "b": inputs()}
+    assert contents(whole, jobs, "w1") == contents(later, jobs, "w0") == {"a": inputs(), "b": inputs()}

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.pipelines.models import make_inputs, stock_result
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import Fleet, WorkerResources
 from tridentserve.engine.live.handoff_peer import HandoffKey
@@ -101,7 +102,7 @@ class Plans:
 
 @pytest.fixture(scope="module")
 async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
-    sources = {name: ModelSource(name, ensure_tiny(name, tiny_cache)) for name in ("sd3", "flux")}
+    sources = {name: ModelSource(name, ensure_tiny(name, tiny_cache)) for name in ("sd3", "flux", "flux_kontext")}
     store = connect_store(is_server=True)
     configs = [
         WorkerConfig(
@@ -176,6 +177,20 @@ async def test_stages_apart(plans: Plans, stock: dict[str, Any], model: str, dif
     exact = len(denoise.workers) == 1
     difference = np.abs(pixels(picture).astype(int) - stock[model].astype(int)).max()
     assert difference <= (0 if exact else 1)
+    await forget(plans, decode.plan_id)
+
+
+async def test_an_edit_whose_picture_only_encode_is_given(plans: Plans, tiny_cache: Path) -> None:
+    inputs = replace(INPUTS, image=make_inputs(variant="flux_kontext").image)
+    without = replace(inputs, image=None)
+    encode = plans.plan((E,), "w0", "flux_kontext", push_to="w1")
+    denoise = plans.plan((D,), "w1 w2", "flux_kontext", input_id=encode.plan_id, source="w0", push_to="w3")
+    decode = plans.plan((C,), "w3", "flux_kontext", input_id=denoise.plan_id, source="w1")
+    await plans.run(encode, inputs)
+    await plans.run(denoise, without)
+    _, (made,), _ = await plans.run(decode, without)
+    expected = np.asarray(stock_result(ensure_tiny("flux_kontext", tiny_cache), inputs, "pil")[0])
+    assert np.abs(pixels(made).astype(int) - expected.astype(int)).max() <= 1
     await forget(plans, decode.plan_id)
 
 

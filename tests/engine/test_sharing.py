@@ -46,14 +46,17 @@ def test_simulated_workers_share(tmp_path: Path) -> None:
     options = SimulationOptions(decision_log=log, keep_plans=True)
     engine = SimulatedEngine(scheduler, specs, sharing.placement(), sharing.Times(), options)
     arrivals = [(0.0, spec_of(name, sharing.SMALL)) for name in AT_ONCE]
-    result = engine.run([*arrivals, (50.0, spec_of("lone", sharing.SMALL)), (90.0, spec_of("large", sharing.LARGE))])
-    assert [one.outcome for one in result.requests] == ["finished"] * 5
+    later = [(50.0, spec_of("lone", sharing.SMALL)), (90.0, spec_of("large", sharing.LARGE))]
+    result = engine.run([*arrivals, *later, (130.0, spec_of("apart", sharing.SMALL))])
+    assert [one.outcome for one in result.requests] == ["finished"] * 6
     sharing.check_shared(read_log(log), AT_ONCE)
     sharing.check_decoded_by_two(read_log(log), "lone")
+    sharing.check_decoded_by_two_auxiliaries(read_log(log), "apart")
     # Two of three encode at once for half a second, the third after them; two steps; C takes 2 s.
     assert sorted(one.latency_s or 0.0 for one in result.requests[:3]) == pytest.approx([4.5, 4.5, 5.0])
     assert result.requests[3].latency_s == pytest.approx(0.5 + 1.0 + 1.0)
     assert result.requests[4].latency_s == pytest.approx(0.5 + 1.0 + 1.5), "tiles take half as long again"
+    assert result.requests[5].latency_s == pytest.approx(0.5 + 2.0 + 1.0)
     assert result.counts.frugal_plans == 1
 
 
@@ -158,6 +161,18 @@ async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
     assert np.abs(whole.astype(int) - in_tiles.astype(int)).max() > 1
     small, _ = await service.generate("small", replace(inputs, shape=sharing.SMALL))
     assert small["tiled"] is False
+
+
+async def test_live_auxiliaries_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
+    """They get the latents of a worker that stays out of it."""
+    answer, picture = await service.generate("apart", inputs_of("one apart"))
+    sharing.check_decoded_by_two_auxiliaries(read_log(service.log), "apart")
+    assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
+        ("encode", 1),
+        ("diffuse", 1),
+        ("decode", 2),
+    ]
+    assert_rounded_alike(picture, picture_of(alone, inputs_of("one apart")))
 
 
 async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:

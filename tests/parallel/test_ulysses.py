@@ -23,7 +23,7 @@ from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
 TOLERANCE = 1e-4
-OTHERS = ("sd3-medium", "flux-schnell", "cogvideox-1.5", "cogvideox-2b", "wan-2.2")
+OTHERS = ("sd3-medium", "flux-schnell", "cogvideox-1.5", "cogvideox-2b", "wan-2.2", "cogvideox_i2v-1.0", "wan_i2v-2.2")
 QUICK_VARIANTS = (*QUICK, "sd3-medium", "flux-schnell")
 
 # Heights and widths in pixels; a token is 16 x 16 of them.
@@ -73,8 +73,7 @@ def denoise(
                 raise result
             assert np.array_equal(result["tensors"]["latents"], results[0]["tensors"]["latents"])
         state = results[-1]
-    latents: np.ndarray[Any, Any] = state["tensors"]["latents"]
-    return latents
+    return load_stage(folder, Stage.DIFFUSE).latents(of_plain(state))["latents"].numpy()
 
 
 def difference(folder: Path, inputs: GenerationInputs, latents: np.ndarray[Any, Any]) -> float:
@@ -99,9 +98,10 @@ def test_degree_does_not_change_the_result(
 
 
 @pytest.mark.families
+@pytest.mark.parametrize("variant", ["wan-2.2-ti2v", "wan_i2v-2.2-ti2v"])
 @pytest.mark.parametrize("degree", [2, 4])
-def test_a_timestep_for_each_token_is_shared_out_as_well(pool: Pool, model: Model, degree: int) -> None:
-    folder, inputs = model("wan-2.2-ti2v"), make_inputs(**EVEN, steps=3, variant="wan")
+def test_a_timestep_for_each_token_is_shared_out_as_well(pool: Pool, model: Model, variant: str, degree: int) -> None:
+    folder, inputs = model(variant), make_inputs(**EVEN, steps=3, variant=variant)
     assert difference(folder, inputs, denoise(pool, folder, inputs, [degree] * 3)) <= TOLERANCE
 
 
@@ -169,7 +169,8 @@ def test_heads_that_cannot_be_shared_are_refused_before_any_collective(model: Mo
 @pytest.mark.parametrize("variant", families(*PARALLEL))
 def test_too_few_tokens_are_refused_before_any_collective(model: Model, variant: str) -> None:
     state = start(model(variant), make_inputs(16, 16, variant=variant, num_frames=1))
-    with sequence_parallel(_Untouchable(2)), pytest.raises(ConfigError, match="1 tokens cannot be shared by 2"):
+    tokens = 2 if variant == "flux_kontext" else 1  # one of the picture
+    with sequence_parallel(_Untouchable(4)), pytest.raises(ConfigError, match=f"{tokens} tokens cannot be shared by 4"):
         load_stage(model(variant), Stage.DIFFUSE).step(state)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import shutil
 from collections.abc import Callable, Collection
@@ -14,20 +15,24 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from safetensors.torch import load_file
 
 from tridentserve.checkpoints import detect_family
 from tridentserve.families import FAMILIES, Family
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, ensure_tiny, load_adapter
 from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.source_image import source_image
 from tridentserve.stages import Stage
 
 torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
-PICTURES = ("sd3", "flux", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
-VIDEOS = ("cogvideox", "wan", "hunyuan_video", "hunyuan_video_15", "mochi")
+PICTURES = ("sd3", "flux", "flux_kontext", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
+VIDEOS = ("cogvideox", "cogvideox_i2v", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "mochi")
 ALL = (*PICTURES, *VIDEOS)
+# Of them those whose requests start from a picture.
+FROM_PICTURES = tuple(name for name in ALL if FAMILIES[name].takes_image)
 # Of them those that several workers can denoise together.
 PARALLEL = tuple(name for name in ALL if FAMILIES[name].shares_tokens)
 
@@ -115,6 +120,36 @@ def _two_experts(folder: Path) -> None:
     edit_json(folder / "model_index.json", transformer_2=names, boundary_ratio=0.9)
 
 
+def _version_1(folder: Path, **changes: Any) -> None:
+    """CogVideoX 1.0 from pictures: no pairs of frames, no offset, latents scaled as they are from text."""
+    plain: dict[str, Any] = {"patch_size_t": None, "ofs_embed_dim": None, "sample_frames": 49}
+    _with_model(diffusers.CogVideoXTransformer3DModel, **plain | changes)(folder)
+    edit_json(folder / "vae" / "config.json", invert_scale_latents=False)
+
+
+def _learned_positions(folder: Path) -> None:
+    """CogVideoX 1.0 5B from pictures makes one size only, here of 96 x 64 pixels."""
+    _version_1(folder, use_learned_positional_embeddings=True, sample_height=8, sample_width=12)
+
+
+def _without_clip(folder: Path, **changes: Any) -> None:
+    """Wan 2.2 from pictures: two experts, that see the picture's latents only."""
+    shutil.rmtree(folder / "image_encoder")
+    shutil.rmtree(folder / "image_processor")
+    edit_json(folder / "model_index.json", image_encoder=[None, None], image_processor=[None, None])
+    _with_model(diffusers.WanTransformer3DModel, image_dim=None, added_kv_proj_dim=None, **changes)(folder)
+
+
+def _two_experts_from_pictures(folder: Path) -> None:
+    _without_clip(folder)
+    _two_experts(folder)
+
+
+def _timestep_per_token_from_pictures(folder: Path) -> None:
+    _without_clip(folder)
+    _timestep_per_token(folder)
+
+
 def _timestep_per_token(folder: Path) -> None:
     """Wan 2.2 TI2V-5B: a VAE of factor 16, a timestep for each token."""
     statistics = {"latents_mean": [0.1] * 48, "latents_std": [0.5] * 48}
@@ -142,21 +177,28 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
     "cogvideox-2b": _two_billion,
     "cogvideox-1.5": _with_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
+    "cogvideox_i2v-1.0": _version_1,
+    "cogvideox_i2v-learned": _learned_positions,
+    "wan_i2v-2.2": _two_experts_from_pictures,
+    "wan_i2v-2.2-ti2v": _timestep_per_token_from_pictures,
     "wan-flow": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, shift=3.0),
     "wan-2.2": _two_experts,
     "wan-2.2-ti2v": _timestep_per_token,
     "mochi-plain": lambda folder: edit_json(folder / "vae" / "config.json", latents_mean=None, latents_std=None),
 }
 # Stock pipelines do not give flow matching schedulers the request's generator: with noise at each step they give
-# something else each time. The sizes of the tests are not all sizes of Wan 2.2 TI2V.
-VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in ("sd3-stochastic", "wan-2.2-ti2v")))
+# something else each time. The others do not make all sizes of the tests.
+_APART = ("sd3-stochastic", "wan-2.2-ti2v", "wan_i2v-2.2-ti2v", "cogvideox_i2v-learned")
+VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in _APART))
 
 
 def make_inputs(
     height: int = 64, width: int = 96, steps: int = 3, *, variant: str = "sd3", **changes: Any
 ) -> GenerationInputs:
-    """A request to a model; of the fewest frames above one where it makes videos."""
+    """A request to a model; of the fewest frames above one where it makes videos, with a picture where it needs one."""
     num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
+    if family_of(variant).takes_image:
+        changes.setdefault("image", picture())
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -166,6 +208,15 @@ def make_inputs(
         "num_inference_steps": steps,
     }
     return GenerationInputs(**(arguments | changes))
+
+
+@functools.cache
+def picture(seed: int = 0, height: int = 52, width: int = 70) -> bytes:
+    """A PNG file of a few soft colours, of a size that no output has."""
+    colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(colours).resize((width, height), Image.Resampling.BILINEAR).save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 @functools.cache
@@ -248,7 +299,8 @@ def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **ar
         "num_inference_steps": inputs.num_inference_steps,
         "generator": torch.Generator("cpu").manual_seed(inputs.seed),
     }
-    return pipe(**(request | _outputs(family, inputs) | _guidance(family, pipe, inputs) | arguments))
+    settings = _outputs(family, inputs) | _picture(family, inputs) | _guidance(family, pipe, inputs)
+    return pipe(**(request | settings | arguments))
 
 
 def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
@@ -256,10 +308,26 @@ def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     if family not in VIDEOS:
         return {"num_images_per_prompt": inputs.num_outputs}
     frames: dict[str, Any] = {"num_frames": inputs.shape.num_frames}
-    if family not in ("cogvideox", "hunyuan_video_15"):
+    if family not in ("cogvideox", "cogvideox_i2v", "wan_i2v", "hunyuan_video_15"):
         return frames | {"num_videos_per_prompt": inputs.num_outputs}
     # They ignore how many outputs a prompt is to have, or fail.
     return frames | {"prompt": [inputs.prompt] * inputs.num_outputs}
+
+
+def _picture(family: str, inputs: GenerationInputs) -> dict[str, Any]:
+    """How each family is given the picture that a request starts from."""
+    if inputs.image is None:
+        return {}
+    match family:
+        case "flux_kontext":
+            # In the output's size, and neither brought to another one; the output's pixels are the most there may be.
+            size = (inputs.shape.width, inputs.shape.height)
+            resized = source_image(inputs).resize(size, Image.Resampling.LANCZOS)
+            return {"image": resized, "_auto_resize": False, "max_area": inputs.shape.pixels}
+        case "cogvideox_i2v":
+            return {"image": [source_image(inputs)] * inputs.num_outputs}
+        case _:
+            return {"image": source_image(inputs)}
 
 
 def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:
@@ -267,9 +335,9 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
     scale = {"guidance_scale": inputs.guidance_scale}
     negative = {"negative_prompt": inputs.negative_prompt}
     match family:
-        case "flux" | "flux2" | "hunyuan_video":
+        case "flux" | "flux_kontext" | "flux2" | "hunyuan_video":
             return scale
-        case "cogvideox":
+        case "cogvideox" | "cogvideox_i2v":
             return scale | {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}
         case "hunyuan_video_15":
             pipe.guider = pipe.guider.new(guidance_scale=inputs.guidance_scale)

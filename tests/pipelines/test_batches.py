@@ -77,7 +77,7 @@ def test_what_cannot_share_a_pass_is_refused(model: Model, change: str) -> None:
 def test_turned_pictures_do_not_share_a_pass(model: Model, variant: str) -> None:
     """Packed latents of both have the same shape, but other positions."""
     diffuse = load_stage(model(variant), Stage.DIFFUSE)
-    wide, tall = (start(model(variant), make_inputs(*size)) for size in ((64, 96), (96, 64)))
+    wide, tall = (start(model(variant), make_inputs(*size, variant=variant)) for size in ((64, 96), (96, 64)))
     assert diffuse.batch_key(wide) != diffuse.batch_key(tall)
 
 

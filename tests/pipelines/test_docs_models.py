@@ -11,9 +11,9 @@ from tridentserve.families import FAMILIES, Family
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
 HEADER = (
-    "| family | pipeline of diffusers | makes | sides | steps | guidance | negative prompt | passes | degrees of D "
-    "| LoRAs |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    "| family | pipeline of diffusers | starts from | makes | sides | steps | guidance | negative prompt | passes "
+    "| degrees of D | LoRAs |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
 
 
@@ -26,6 +26,7 @@ def row(family: Family) -> str:
     cells = (
         f"`{family.name}`",
         f"`{family.pipeline_class}`",
+        "a picture and text" if family.takes_image else "text",
         frames,
         f"multiples of {family.size_multiple}",
         f"{family.default_steps}",

@@ -58,18 +58,45 @@ def test_attention_that_a_kernel_cannot_compute_is_told(model: Model) -> None:
         adapter.step(start(model("sd3"), make_inputs(64, 64)))
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What is compiled: traced as for the compiler, whose own work (minutes on a small CPU) is left out."""
+    graphs: list[object] = []
+
+    @functools.cache
+    def backend(attention: str) -> Callable[..., object]:
+        def compile_graph(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., object]:
+            graphs.append(graph)
+            compiled: Callable[..., object] = torch._dynamo.lookup_backend("aot_eager")(graph, example_inputs)
+            return compiled
+
+        return compile_graph
+
+    monkeypatch.setattr(kernels, "_backend", backend)
+    return graphs
+
+
+def test_compiled_models_of_one_kind_run_the_kernel_that_each_names(model: Model, traced: list[object]) -> None:
+    """The code of their blocks is the same; the kernel is chosen while it is compiled."""
+    folder, inputs = model("sd3"), make_inputs(64, 64)
+    ran = []
+    for attention in ("sdpa", "math", "flash", "math"):
+        adapter = adapter_with(folder, Kernels(attention, compiled=True))  # type: ignore[arg-type]
+        state = adapter.step(start(folder, inputs))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            adapter.step(state)
+        ran.append(
+            "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.key for event in profile.key_averages()}
+        )
+    assert ran == [True, False, True, False]
+    # Two kinds of blocks; the second model with `math` takes what was compiled for the first.
+    assert len(traced) == 3 * 2
+
+
 @pytest.mark.slow
 def test_a_compiled_model_gives_the_same_at_any_size_and_after_its_weights_were_away(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: Model, traced: list[object]
 ) -> None:
-    """Traced as for the compiler, whose own work (minutes on a small CPU) is left out."""
-    traced: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, example_inputs: object) -> Callable[..., object]:
-        traced.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     folder = model("flux")
     adapter = adapter_with(folder, Kernels(compiled=True))
     assert not traced

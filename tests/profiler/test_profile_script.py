@@ -31,7 +31,6 @@ Main = Callable[[list[str]], int]
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, tiny_cache: Path) -> Main:
     monkeypatch.setenv(CACHE_ENV, str(tiny_cache))
-    monkeypatch.syspath_prepend(SCRIPT.parent)
     function: Main = runpy.run_path(str(SCRIPT))["main"]
     return function
 

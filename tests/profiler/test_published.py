@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 import transformers
 
 from profiler.measure_random import random_weights_bytes, write_published
+from profiler.measure_tokenizers import stand_in
 from profiler.published import PUBLISHED, published_model
-from profiler.published_parts import Component
+from profiler.published_parts import SDXL_VAE, Component
 from tridentserve.checkpoints import component_classes, detect_family
 from tridentserve.errors import ProfileError
 from tridentserve.pipelines import load_adapter
@@ -22,7 +24,9 @@ from tridentserve.stages import Stage
 
 # Billions of parameters. SD3: arXiv 2403.03206, 2 B; FLUX.1: card, 12 B; CogVideoX1.5-5B: card, 5 B; HunyuanVideo:
 # arXiv 2412.03603, 13 B; Wan: arXiv 2503.20314, 14 B. T5-XXL: encoder of an 11 B model; Llama 3: 8 B with its head.
-# The others: their cards; SD3.5 medium's 2.5 B count its table of positions; HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B.
+# SDXL: arXiv 2307.01952, 2.6 B; PixArt-Sigma: arXiv 2403.04692, 0.6 B; HunyuanDiT: its README, 1.5 B; Qwen-Image: arXiv
+# 2508.02324, 20 B; Mochi: its README, 10 B. The others: their cards; SD3.5 medium's 2.5 B count its table of positions;
+# HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B.
 DENOISERS = {
     "sd3-medium": 2.03,
     "flux.1-dev": 11.9,
@@ -38,16 +42,31 @@ DENOISERS = {
     "wan2.2-t2v-a14b": 14.3,
     "wan2.2-ti2v-5b": 5.0,
     "flux.2-dev": 32.2,
+    "flux.2-klein-4b": 3.88,
+    "flux.2-klein-9b": 9.08,
     "hunyuanvideo-1.5": 8.33,
+    "sdxl-base-1.0": 2.57,
+    "pixart-sigma-1024": 0.611,
+    "hunyuandit-1.2": 1.5,
+    "qwen-image": 20.4,
+    "mochi-1": 10.0,
 }
+# By class and width. HunyuanDiT's README: mT5 1.6 B, CLIP 350 M. Qwen: their cards.
 ENCODERS = {
-    "T5EncoderModel": 4.76,
-    "UMT5EncoderModel": 5.68,
-    "LlamaModel": 7.5,
-    "CLIPTextModel": 0.123,
-    "CLIPTextModelWithProjection": None,  # CLIP-L and bigG
-    "Mistral3ForConditionalGeneration": 24.0,
-    "Qwen2_5_VLTextModel": 7.07,
+    ("T5EncoderModel", 4096): 4.76,
+    ("T5EncoderModel", 2048): 1.67,
+    ("T5EncoderModel", 1472): 0.219,
+    ("UMT5EncoderModel", 4096): 5.68,
+    ("BertModel", 1024): 0.352,
+    ("LlamaModel", 4096): 7.5,
+    ("CLIPTextModel", 768): 0.123,
+    ("CLIPTextModelWithProjection", 768): 0.1237,
+    ("CLIPTextModelWithProjection", 1280): 0.695,
+    ("Mistral3ForConditionalGeneration", None): 24.0,
+    ("Qwen2_5_VLTextModel", 3584): 7.07,
+    ("Qwen2_5_VLForConditionalGeneration", None): 8.29,
+    ("Qwen3ForCausalLM", 2560): 4.02,
+    ("Qwen3ForCausalLM", 4096): 8.19,
 }
 
 
@@ -65,11 +84,16 @@ def billions(component: Component) -> float:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_sizes_are_those_that_the_authors_state(name: str) -> None:
     components = published_model(name).components
-    assert billions(components["transformer"]) == pytest.approx(DENOISERS[name], rel=0.01)
-    for part in (part for part in components if part.startswith("text_encoder")):
-        expected = 0.219 if components[part].tokenizer == "ByT5" else ENCODERS[components[part].class_name]
-        if expected:
-            assert billions(components[part]) == pytest.approx(expected, rel=0.01)
+    denoiser = components.get("transformer") or components["unet"]
+    assert billions(denoiser) == pytest.approx(DENOISERS[name], rel=0.01)
+    for encoder in (component for part, component in components.items() if part.startswith("text_encoder")):
+        width = encoder.config.get("hidden_size", encoder.config.get("d_model"))
+        assert billions(encoder) == pytest.approx(ENCODERS[encoder.class_name, width], rel=0.01)
+
+
+def test_the_vae_of_sdxl_has_its_size() -> None:
+    """HunyuanDiT's README: 83 M, with the encoder."""
+    assert billions(SDXL_VAE) == pytest.approx(0.0837, rel=0.01)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -96,6 +120,26 @@ def test_a_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) -> Non
     assert len(blocks) == 3
 
 
+def test_a_transformer_can_be_cut_to_few_blocks(tmp_path: Path) -> None:
+    """Numbers that a config names and those that are a class's default; of a U-Net no two blocks are alike."""
+    for name, blocks in (("flux.1-dev", {"num_layers": 1, "num_single_layers": 1}), ("qwen-image", {"num_layers": 1})):
+        folder, whole = write_published(name, tmp_path / name, most_blocks=1), published_model(name)
+        config = json.loads((folder / "transformer" / "config.json").read_text())
+        transformer = whole.components["transformer"]
+        assert config == {"_class_name": transformer.class_name, **transformer.config, **blocks}
+    with pytest.raises(ProfileError, match=r"the blocks of sdxl-base-1\.0 all differ"):
+        write_published("sdxl-base-1.0", tmp_path / "sdxl", most_blocks=1)
+
+
+def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
+    """Of the text before the prompt of Qwen-Image, the pipeline cuts off as many as Qwen's own makes of it."""
+    tokenizer = stand_in(published_model("qwen-image").components["text_encoder"])
+    pipe = diffusers.QwenImagePipeline(None, None, None, tokenizer, None)
+    (before, _, after), start = pipe.prompt_template_encode.partition("{}"), pipe.prompt_template_encode_start_idx
+    assert len(tokenizer(before)["input_ids"]) == start
+    assert len(tokenizer(f"{before}a boat, at dawn{after}")["input_ids"]) == start + 5 + 5
+
+
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ProfileError, match=r"of 'flux9'; there are: sd3-medium, flux\.1-dev"):
         published_model("flux9")
@@ -107,7 +151,7 @@ def test_every_published_model_loads_by_its_adapter(tmp_path: Path, name: str) -
     """Without memory for its weights, from the files that a checkpoint has."""
     folder, components = write_published(name, tmp_path / "full"), published_model(name).components
     sizes = random_weights_bytes(folder, torch.float32)
-    denoisers = sum(billions(part) for key, part in components.items() if key.startswith("transformer"))
+    denoisers = sum(billions(part) for key, part in components.items() if key.startswith(("transformer", "unet")))
     # Tables that are computed are no parameters.
     assert sizes[Stage.DIFFUSE] == pytest.approx(4e9 * denoisers, rel=0.12)
     assert sizes[Stage.ENCODE] == pytest.approx(

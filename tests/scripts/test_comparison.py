@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def warm_up(args: AppArgs) -> WarmUp:
 
 
 def test_the_calibration_is_what_the_service_costs(args: AppArgs) -> None:
-    found = calibrate(warm_up(args), 4)
+    found = calibrate([warm_up(args)], 4)
     times, model = slow(args), args.models[0].name
     for side in SIDES:
         for stage in Stage:
@@ -98,7 +99,7 @@ def test_requests_in_a_hurry_show_what_two_workers_take(args: AppArgs) -> None:
     for result in answers.hurried:
         [diffuse] = [sample for sample in stage_samples([result]) if sample.point.stage is Stage.DIFFUSE]
         assert diffuse.point.degree == 2
-        found = calibrate(answers, 4).stage_s[diffuse.point]
+        found = calibrate([answers], 4).stage_s[diffuse.point]
         assert found == pytest.approx(slow(args).seconds(*diffuse.point))
 
 
@@ -111,7 +112,7 @@ def test_slowdowns_are_found_again(steps: list[float], queues: list[list[int]]) 
     samples = _ran(queues, slowdown)
     alone_s = {sample.point: sample.point.shape.height / 2 for sample in samples}  # all of them are of two steps
     alone = [StageSample(point, ("w0",), 0.0, 2 * seconds, 2) for point, seconds in alone_s.items()]
-    found = slowdown_of([samples, *([sample] for sample in alone)], alone_s, 3, wide=False)
+    found = slowdown_of([(crowd, alone_s) for crowd in (samples, *([each] for each in alone))], 3, wide=False)
     assert list(found) == sorted(found)
     if len({sum(queue) for queue in queues}) == 3:  # else there may have been no time with two
         assert found == pytest.approx(slowdown, rel=0.25)
@@ -152,10 +153,35 @@ def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) ->
         measured(served_tables(args), {Point(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
 
 
+def test_other_warm_ups_add_what_was_seen_of_crowds_and_of_wide_plans(args: AppArgs) -> None:
+    """And nothing to what the stages take: machines drift."""
+    whole = warm_up(args)
+    calm = WarmUp(whole.alone, [], whole.crowds[:1])
+    found = calibrate([calm], 4)
+    assert found.wide_slowdown == found.slowdown, "nobody was in a hurry"
+    drifted = WarmUp(_slower(whole.alone), _slower(whole.hurried), [_slower(crowd) for crowd in whole.crowds])
+    added, all_of_it = calibrate([calm], 4, [drifted]), calibrate([whole], 4)
+    assert {point.degree for point in added.stage_s} == {1, 2}
+    assert {point: added.stage_s[point] for point in found.stage_s} == found.stage_s
+    assert added.slowdown == pytest.approx(all_of_it.slowdown, rel=0.05)
+
+
+def _slower(answers: Sequence[ReplayResult]) -> list[ReplayResult]:
+    """All of it took twice as long."""
+    slower = []
+    for answer in answers:
+        spans = [
+            span.model_copy(update={"start_s": 2 * span.start_s, "end_s": 2 * span.end_s})
+            for span in answer.facts.timeline
+        ]
+        slower.append(replace(answer, facts=answer.facts.model_copy(update={"timeline": spans})))
+    return slower
+
+
 def test_a_failed_warm_up_is_said(args: AppArgs) -> None:
     answers = warm_up(args)
     with pytest.raises(ConfigError, match="the warm-up failed: HTTP 500"):
-        calibrate(replace(answers, alone=[replace(answers.alone[0], error="HTTP 500: oops")]), 4)
+        calibrate([replace(answers, alone=[replace(answers.alone[0], error="HTTP 500: oops")])], 4)
 
 
 def test_traces_have_the_load_that_was_asked_for() -> None:

@@ -75,7 +75,7 @@ def test_the_rate_changes_the_plan_too(capsys: pytest.CaptureFixture[str]) -> No
         (["--attainment", "0.9", "--policy", "best"], "'best' is no policy"),
         (["--workload", "genserve", "--attainment", "0.9", "--rate", "0.001"], "no request comes in 20 s at 0.001/s"),
         (["--attainment", "1.5"], "is no share"),
-        (["--rate", "0"], "is not a number above 0"),
+        (["--rate", "0"], "invalid positive number value: '0'"),
     ],
 )
 def test_bad_questions_are_exit_status_2(

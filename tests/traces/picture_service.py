@@ -30,13 +30,14 @@ class PictureService:
 
     `delay_s` is how long every answer takes. Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the
     middle of the answer), "wrong-size", "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it
-    says of its models; `paths` is where the requests came in.
+    says of its models; those of `takes_image` start from pictures; `paths` is where the requests came in.
     """
 
     delay_s: float = 0.0
     modes: dict[int, str] = field(default_factory=dict)
     models: list[str] = field(default_factory=lambda: [MODEL])
     modality: dict[str, str] = field(default_factory=dict)
+    takes_image: set[str] = field(default_factory=set)
     healthy: bool = True
     slo_s: float | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -115,9 +116,15 @@ def _app(service: PictureService) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        told = ({"id": name, "output_modality": service.modality.get(name)} for name in service.models)
-        return {"object": "list", "data": list(told)}
+        told: list[dict[str, Any]] = [
+            {"id": name, "output_modality": service.modality.get(name)} for name in service.models
+        ]
+        for model in told:
+            if model["id"] in service.takes_image:
+                model["input_modalities"] = ["text", "image"]
+        return {"object": "list", "data": told}
 
+    @app.post("/v1/images/edits")
     @app.post("/v1/images/generations")
     async def generate(request: Request) -> Response:
         start_s = time.time()

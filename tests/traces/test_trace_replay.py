@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import base64
+import io
 import re
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from tests.traces.picture_service import MODEL, PictureService, running
 from traces.replay import replay
@@ -138,6 +141,29 @@ async def test_videos_and_pictures_go_where_their_models_are_served(service: Pic
     assert (body["fps"], body["size"], "response_format" in body) == (8.0, "64x48", False)
     assert results[2].facts.stage_durations["diffuse"] == 0.25
     assert [span.stage for span in results[2].facts.timeline] == ["encode", "diffuse", "decode"]
+
+
+async def test_models_that_start_from_a_picture_are_sent_one(service: PictureService) -> None:
+    service.models, service.modality = ["edit", "move"], {"edit": "image", "move": "video"}
+    service.takes_image = set(service.models)
+    edits = [replace(request(index), model="edit", seed=seed) for index, seed in enumerate((1, 1, 2))]
+    results = await replay(
+        [*edits, replace(request(3), model="move", num_frames=5, width=2048, height=1024)], service.url
+    )
+    assert [result.error for result in results] == [None] * 4
+    assert set(zip((body["model"] for body in service.bodies), service.paths, strict=True)) == {
+        ("edit", "/v1/images/edits"),
+        ("move", "/v1/videos/sync"),
+    }
+    pictures = {(body["model"], body["seed"]): body.get("image") for body in service.bodies}
+    assert len({body["image"] for body in service.bodies if body["model"] == "edit"}) == 2
+    assert picture_size(pictures["edit", 1]) == (64, 48)
+    (moving,) = (body for body in service.bodies if body["model"] == "move")
+    assert (picture_size(moving["input_reference"]), "image" in moving) == ((1024, 512), False)
+
+
+def picture_size(encoded: str | None) -> tuple[int, int]:
+    return Image.open(io.BytesIO(base64.b64decode(encoded or ""))).size
 
 
 async def test_a_service_that_does_not_say_what_its_models_make(service: PictureService) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import CogVideoXDPMScheduler
+from diffusers import CogVideoXDPMScheduler, CogVideoXPipeline
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.base import Tensors
@@ -43,9 +43,11 @@ class CogVideoXAdapter(VideoAdapter):
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         shape = inputs.shape
         num_frames = shape.num_frames + self._padding(shape) * self.pipe.vae_scale_factor_temporal
-        latents = self.pipe.prepare_latents(
+        # By its class: the pipeline that starts from a picture has another method of this name.
+        latents = CogVideoXPipeline.prepare_latents(
+            self.pipe,
             inputs.num_outputs,
-            self.pipe.transformer.config.in_channels,
+            self.pipe.transformer.config.out_channels,
             num_frames,
             shape.height,
             shape.width,
@@ -71,11 +73,14 @@ class CogVideoXAdapter(VideoAdapter):
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
         transformer = self.pipe.transformer
+        # An embedding that version 1.5 from pictures has, always of this number.
+        offset = None if transformer.config.ofs_embed_dim is None else latents.new_full((1,), 2.0)
         with transformer.cache_context("cond_uncond"):
             noise: torch.Tensor = transformer(
                 hidden_states=latents,
                 encoder_hidden_states=rows["prompt_embeds"],
                 timestep=timesteps,
+                ofs=offset,
                 image_rotary_emb=self._rotary_tables(latents),
                 return_dict=False,
             )[0]

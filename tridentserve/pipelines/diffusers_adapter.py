@@ -24,6 +24,7 @@ from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora import Loras
 from tridentserve.pipelines.tiling import tiled
 from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.source_image import check_image
 from tridentserve.stages import Stage
 
 _SCHEDULER = "scheduler."
@@ -54,6 +55,7 @@ class DiffusersAdapter(PipelineAdapter):
     def encode_all(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         alike: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, inputs in enumerate(batch):
+            check_image(FAMILIES[self.family], inputs)
             alike[self._encode_key(inputs)].append(index)
         conditions: dict[int, Tensors] = {}
         with self._running(Stage.ENCODE):
@@ -169,7 +171,8 @@ class DiffusersAdapter(PipelineAdapter):
 
     @abstractmethod
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        """`latents`, the noise of all outputs, and what else the family's transformer needs at each step."""
+        """`latents`, the noise of all outputs, and what else the family's transformer needs at each step. What no step
+        needs may be taken out of the condition."""
 
     @abstractmethod
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:

@@ -41,7 +41,7 @@ def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
             # As `weights.attach` leaves them: what was compiled for one kind of parameter is not for the other.
             model.requires_grad_(False)
             for block in _blocks(model):
-                block.forward = _compiled(block.forward)
+                block.forward = _compiled(block.forward, kernels.attention)
         if kernels.attention != "sdpa":
             model.forward = _restricted(model.forward, kernels.attention, adapter.family)
 
@@ -53,9 +53,9 @@ def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from child
 
 
-def _compiled(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., Any]:
     # One compilation for all sizes, and for all blocks of a kind.
-    compiled = torch.compile(stock, dynamic=True)
+    compiled = torch.compile(stock, dynamic=True, backend=_backend(attention))
 
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -63,6 +63,13 @@ def _compiled(stock: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(*args, **kwargs)
 
     return forward
+
+
+@functools.cache
+def _backend(attention: Attention) -> Callable[..., Any]:
+    """Inductor, as an object of its own for each attention kernel. The kernel is chosen when code is compiled, and what
+    was compiled is run for any model with the same code: what torch compares is the backend, and not the kernel."""
+    return functools.partial(torch._dynamo.lookup_backend("inductor"))
 
 
 def _restricted(stock: Callable[..., Any], attention: Attention, family: str) -> Callable[..., Any]:

@@ -32,6 +32,8 @@ _ROLES = {
     "scheduler": diffusers.SchedulerMixin,
     "text_encoder": transformers.PreTrainedModel,
     "tokenizer": transformers.PreTrainedTokenizerBase,
+    "image_encoder": transformers.PreTrainedModel,
+    "image_processor": transformers.ImageProcessingMixin,
     "guider": BaseGuidance,
 }
 # Processors of text and pictures in the place of a tokenizer: only text is served, and only its tokenizer loaded.
@@ -222,6 +224,9 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
     role = next(role for start, role in _ROLES.items() if name.startswith(start))
     if role is transformers.PreTrainedTokenizerBase and class_name in _PROCESSORS:
         return transformers.AutoTokenizer
+    if role is transformers.ImageProcessingMixin:
+        # That of Pillow: the same pixels whether torchvision, whose resizing differs, is installed or not.
+        class_name = f"{class_name.removesuffix('Pil').removesuffix('Fast')}Pil"
     try:
         component_class = getattr(_LIBRARIES[library], class_name, None)
     except ImportError:  # a class whose own dependencies are not installed

@@ -21,8 +21,7 @@ _CHAT = (
 
 def recipe() -> Any:
     """As FLUX.2 klein base: not distilled, so with guidance by two passes."""
-    tokenizer = parts.qwen_tokenizer(512)
-    tokenizer.chat_template = _CHAT
+    tokenizer = qwen3_tokenizer()
     return diffusers.Flux2KleinPipeline(
         transformer=transformer(guidance_embeds=False),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
@@ -64,6 +63,13 @@ def vae() -> Any:
     model.bn.running_mean.normal_(std=0.5)
     model.bn.running_var.uniform_(0.5, 2.0)
     return model
+
+
+def qwen3_tokenizer() -> Any:
+    """One that writes chats without thinking."""
+    tokenizer = parts.qwen_tokenizer(512)
+    tokenizer.chat_template = _CHAT
+    return tokenizer
 
 
 def _text_encoder(tokenizer: Any) -> Any:

@@ -15,7 +15,7 @@ _BERT_DIM, _BERT_TOKENS = 32, 77
 
 def recipe() -> Any:
     """As HunyuanDiT 1.1: sizes and style are told, every step draws noise."""
-    tokenizer, tokenizer_2 = _bert_tokenizer(), parts.t5_tokenizer()
+    tokenizer, tokenizer_2 = bert_tokenizer(), parts.t5_tokenizer()
     transformer = diffusers.HunyuanDiT2DModel(
         num_attention_heads=parts.HEADS,
         attention_head_dim=parts.HEAD_DIM,
@@ -51,7 +51,7 @@ def recipe() -> Any:
     )
 
 
-def _bert_tokenizer() -> Any:
+def bert_tokenizer() -> Any:
     """One piece per printable ASCII character, at the start of a word and inside; others are the unknown token."""
     letters = [chr(code) for code in range(33, 127)]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]

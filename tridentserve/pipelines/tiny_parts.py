@@ -51,7 +51,7 @@ def smooth(decoder: Any) -> None:
 
 @torch.no_grad()
 def brighten(output: Any, factor: float = 2.0) -> None:
-    """Spread the pixels of a decoder whose last layer this is over more of their range."""
+    """Spread what a layer gives, such as the pixels of a decoder whose last one this is, over more of its range."""
     output.weight.mul_(factor)
 
 

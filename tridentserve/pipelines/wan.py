@@ -54,33 +54,42 @@ class WanAdapter(VideoAdapter):
     ) -> torch.Tensor:
         boundary = self.pipe.config.boundary_ratio
         if boundary is None:
-            return self._run(self.pipe.transformer, latents, timesteps, rows["prompt_embeds"])
+            return self._run(self.pipe.transformer, latents, timesteps, rows)
         noisy = timesteps >= boundary * self.pipe.scheduler.config.num_train_timesteps
         if bool(noisy.all()):
-            return self._run(self.pipe.transformer, latents, timesteps, rows["prompt_embeds"])
+            return self._run(self.pipe.transformer, latents, timesteps, rows)
         if not bool(noisy.any()):
-            return self._run(self.pipe.transformer_2, latents, timesteps, rows["prompt_embeds"])
+            return self._run(self.pipe.transformer_2, latents, timesteps, rows)
         noise = torch.empty_like(latents, dtype=self.pipe.transformer.dtype)
         for model, mine in ((self.pipe.transformer, noisy), (self.pipe.transformer_2, ~noisy)):
-            noise[mine] = self._run(model, latents[mine], timesteps[mine], rows["prompt_embeds"][mine])
+            theirs = {name: row[mine] for name, row in rows.items()}
+            noise[mine] = self._run(model, latents[mine], timesteps[mine], theirs)
         return noise
 
-    def _run(
-        self, transformer: Any, latents: torch.Tensor, timesteps: torch.Tensor, prompt_embeds: torch.Tensor
-    ) -> torch.Tensor:
+    def _run(self, transformer: Any, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors) -> torch.Tensor:
         if self.pipe.config.expand_timesteps:
             _, patch_height, patch_width = transformer.config.patch_size
             frames, height, width = latents.shape[2:]
-            tokens = frames * (height // patch_height) * (width // patch_width)
-            timesteps = ulysses.share(timesteps[:, None].expand(-1, tokens), dim=1)
+            by_frame = self._by_frame(timesteps, frames)
+            tokens = (height // patch_height) * (width // patch_width)
+            timesteps = ulysses.share(by_frame.repeat_interleave(tokens, dim=1), dim=1)
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
-                hidden_states=latents.to(transformer.dtype),
+                hidden_states=self._seen(latents, rows).to(transformer.dtype),
                 timestep=timesteps,
-                encoder_hidden_states=prompt_embeds,
+                encoder_hidden_states=rows["prompt_embeds"],
+                encoder_hidden_states_image=rows.get("image_embeds"),
                 return_dict=False,
             )[0]
         return noise
+
+    def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
+        """The timestep of each latent frame, (rows, frames), where each token has its own."""
+        return timesteps[:, None].expand(-1, frames)
+
+    def _seen(self, latents: torch.Tensor, rows: Tensors) -> torch.Tensor:
+        """What a transformer takes for the latents."""
+        return latents
 
     def _size_multiple(self) -> int:
         multiple: int = self.pipe.vae_scale_factor_spatial * self.pipe.transformer.config.patch_size[-1]

@@ -23,7 +23,14 @@ from tridentserve.engine.live.jobs import Job, JobBook
 from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StatesSaved, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
-from tridentserve.engine.live.plan_calls import expected_peaks, outcome, stage_spans, take_images, untold_steps
+from tridentserve.engine.live.plan_calls import (
+    contents,
+    expected_peaks,
+    outcome,
+    stage_spans,
+    take_images,
+    untold_steps,
+)
 from tridentserve.engine.live.updates import Update
 from tridentserve.errors import WorkerError
 from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
@@ -227,11 +234,11 @@ class LiveEngine:
             if plan.saves is not None:
                 job.workers.add(plan.saves.keeper)
             job.last_plan_id = plan.plan_id
-        inputs = {name: job.inputs for name, job in jobs.items()}
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
         peaks = expected_peaks(self._times, plan, [job.spec for job in jobs.values()])
         calls = [
-            self._fleet.run(worker_id, plan, inputs, peak) for worker_id, peak in zip(plan.workers, peaks, strict=True)
+            self._fleet.run(worker_id, plan, contents(plan, jobs, worker_id), peak)
+            for worker_id, peak in zip(plan.workers, peaks, strict=True)
         ]
         task = self._loop.create_task(self._run_plan(jobs, plan, calls))
         self._tasks.add(task)

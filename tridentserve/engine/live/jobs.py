@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 class Job:
     """A request and the clients that wait for it. `key` is its id inside the scheduler: a request id that was
     cancelled may be used again, and is another request then. `workers` hold, or may be given, something of it.
-    `tiled`: it was decoded in tiles."""
+    `tiled`: it was decoded in tiles. `asked`: what another request must ask for to be this one."""
 
     key: str
     spec: RequestSpec
@@ -27,6 +28,10 @@ class Job:
     peak_memory_bytes: int = 0
     tiled: bool = False
     latest: Update | None = None
+    asked: GenerationInputs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.asked = _asked(self.inputs)
 
     def tell(self, update: Update) -> None:
         """Pass an update to all who wait; who joins later begins with the latest."""
@@ -43,8 +48,8 @@ class Job:
         return inbox
 
     def is_same(self, spec: RequestSpec, inputs: GenerationInputs) -> bool:
-        """A client that asks again may have left the seed to the service: it does not count."""
-        return self.spec == spec and replace(self.inputs, seed=0) == replace(inputs, seed=0)
+        """Whether a client asks for the same again."""
+        return self.spec == spec and self.asked == _asked(inputs)
 
 
 class JobBook:
@@ -90,6 +95,8 @@ class JobBook:
         job = self._unfinished.pop(key, None)
         if job is None:
             return None
+        # Of the picture that it started from, megabytes, a digest is kept in `asked`.
+        job.inputs = replace(job.inputs, image=None)
         if keep:
             self._joinable.setdefault(job.spec.request_id, job)
             asyncio.get_running_loop().call_later(self._max_result_age_s, self._drop, job)
@@ -100,3 +107,9 @@ class JobBook:
     def _drop(self, job: Job) -> None:
         if self._joinable.get(job.spec.request_id) is job:
             del self._joinable[job.spec.request_id]
+
+
+def _asked(inputs: GenerationInputs) -> GenerationInputs:
+    """Without the seed, which the service may have chosen, and with a digest of the picture."""
+    image = None if inputs.image is None else hashlib.blake2b(inputs.image).digest()
+    return replace(inputs, seed=0, image=image)

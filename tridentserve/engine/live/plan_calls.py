@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tridentserve import events as ev
 from tridentserve.engine.live.fleet import PlanCall
@@ -10,10 +11,17 @@ from tridentserve.engine.live.jobs import Job
 from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, Span, StepNote
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.estimates import rank_peaks
-from tridentserve.plans import DispatchPlan
+from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
-from tridentserve.requests import RequestSpec
+from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.stages import Stage
+
+
+def contents(plan: DispatchPlan, jobs: Mapping[str, Job], worker_id: WorkerId) -> dict[str, GenerationInputs]:
+    """What a worker of a plan gets of its requests: only who encodes needs the picture that one starts from."""
+    if Stage.ENCODE in plan.stages and worker_id in plan.workers_of(Stage.ENCODE):
+        return {name: job.inputs for name, job in jobs.items()}
+    return {name: replace(job.inputs, image=None) for name, job in jobs.items()}
 
 
 def expected_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:

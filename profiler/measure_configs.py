@@ -1,0 +1,18 @@
+"""What a config of diffusers says, and what the class takes where it says nothing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+
+
+def config_value(class_name: str, config: Mapping[str, Any], key: str) -> Any:
+    """The value of an entry, else the default of the class of diffusers; None where there is neither."""
+    if key in config:
+        return config[key]
+    component_class = getattr(diffusers, class_name, None)
+    parameter = None if component_class is None else inspect.signature(component_class.__init__).parameters.get(key)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""How long a denoising step takes by each attention kernel, with torch.compile and without, on this machine.
+
+MODEL is as for profile_model.py. All ways share one set of weights and take turns in rounds; a ratio is of one round,
+to the time of the default (`sdpa`, not compiled), and below 1 is faster. The last line is one JSON object.
+
+Example: python scripts/compare_kernels.py sd3-medium --random-weights --blocks 2 --sizes 512
+
+Exit status: 0; 1 when the model cannot be measured; 2 for bad usage; 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from command_line import Parser, whole_number
+from measuring.models import add_model_options, check_model_options, is_published, name_of, shapes, source_of
+
+from profiler.measure import device_name
+from profiler.measure_checks import Sweep, check_measurable
+from profiler.measure_kernels import Timing, compare_kernels, ratios, spread
+from profiler.measure_stages import Source, set_threads
+from tridentserve.errors import TridentServeError
+from tridentserve.kernels import ATTENTIONS, Attention, Kernels
+from tridentserve.requests import Shape
+
+_COLUMNS = f"{'attention':<10} {'compiled':<9} {'step s':>9} {'ratio':>7} {'lowest':>7} {'highest':>8} {'first s':>8}"
+
+
+def _attentions(text: str) -> list[Attention]:
+    chosen = [attention for attention in ATTENTIONS if attention in text.split(",")]
+    if not set(text.split(",")) <= set(ATTENTIONS):
+        raise argparse.ArgumentTypeError(f"{text!r} must be some of {','.join(ATTENTIONS)}")
+    return chosen
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="compare_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
+    parser.add_argument("--sizes", type=shapes, default=shapes("512"), help="such as 256,832x480x81 (default 512)")
+    parser.add_argument("--attention", type=_attentions, default=list(ATTENTIONS), help="some of them (default: all)")
+    parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
+    parser.add_argument("--rounds", type=whole_number, default=7, metavar="N", help="that are counted (default 7)")
+    parser.add_argument("--steps", type=whole_number, default=1, metavar="N", help="of each way in a round (default 1)")
+    parser.add_argument("--blocks", type=whole_number, metavar="N", help="of each kind at most, of a published model")
+    add_model_options(parser)
+    arguments = parser.parse_args(argv)
+    check_model_options(parser, [arguments.model], arguments)
+    if arguments.blocks is not None and not is_published(arguments.model, arguments):
+        parser.error("--blocks is for published models with --random-weights")
+    return arguments
+
+
+def _ways(arguments: argparse.Namespace) -> list[Kernels]:
+    both = (False,) if arguments.without_compile else (False, True)
+    return [Kernels(attention, compiled) for compiled in both for attention in arguments.attention]
+
+
+def _machine(arguments: argparse.Namespace) -> str:
+    return (
+        f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"{device_name(arguments.device)}, threads {arguments.threads}, torch {torch.__version__}, "
+        f"diffusers {diffusers.__version__}"
+    )
+
+
+def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    """Of each way; seconds and ratios as median, lowest and highest."""
+    stock = timings[0]
+    return [
+        {"attention": timing.kernels.attention, "compiled": timing.kernels.compiled}
+        | (
+            {"error": timing.error}
+            if timing.error
+            else {
+                "step_s": _rounded(spread(timing.seconds)),
+                "ratio": _rounded(spread(ratios(timing, stock))),
+                "first_step_s": round(timing.first_step_s, 4),
+                "difference": float(f"{timing.difference:.2g}"),
+            }
+        )
+        for timing in timings
+    ]
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
+
+
+def _lines(figures: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield _COLUMNS
+    for row in figures:
+        name = f"{row['attention']:<10} {'yes' if row['compiled'] else 'no':<9}"
+        if "error" in row:
+            yield f"{name} {row['error']}"
+        else:
+            median, lowest, highest = row["ratio"]
+            times = f"{row['step_s'][0]:>9.4f} {median:>7.3f} {lowest:>7.3f} {highest:>8.3f}"
+            yield f"{name} {times} {row['first_step_s']:>8.2f}"
+
+
+def _compare(arguments: argparse.Namespace, source: Source) -> dict[str, Any]:
+    check_measurable(source, Sweep(arguments.sizes))
+    set_threads(arguments.threads)
+    found: dict[str, Any] = {}
+    for shape, timings in compare_kernels(source, arguments.sizes, _ways(arguments), arguments.rounds, arguments.steps):
+        found[str(shape)] = _figures(timings)
+        print(f"\n{_title(arguments, shape)}", *_lines(found[str(shape)]), sep="\n", flush=True)
+    return found
+
+
+def _title(arguments: argparse.Namespace, shape: Shape) -> str:
+    cut = f", at most {arguments.blocks} blocks of a kind" if arguments.blocks else ""
+    return f"{name_of(arguments.model, arguments)} {shape}{cut}: {arguments.rounds} rounds of {arguments.steps}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    about = {"machine": _machine(arguments), "command": f"python {' '.join(sys.argv)}"}
+    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", flush=True)
+    with tempfile.TemporaryDirectory(prefix="compare-kernels-") as scratch:
+        try:
+            source = source_of(arguments.model, arguments, Path(scratch), most_blocks=arguments.blocks)
+            sizes = _compare(arguments, source)
+        except (TridentServeError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+            print(f"compare_kernels: {' '.join(str(error).split())}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("compare_kernels: interrupted", file=sys.stderr)
+            return 130
+    print(
+        json.dumps(about | {"model": name_of(arguments.model, arguments), "blocks": arguments.blocks, "sizes": sizes})
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The Videos deployment as another replica sees it: what clients did wrong is told to them, and no failure of ours."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.config import AppArgs
+from deployments.video_deployment import RemoteVideos, Videos
+from tests.deployments.fake_backend import FakeBackend
+from tests.deployments.test_remote import FakeHandle, as_ray_does
+from tests.deployments.test_video_store import request
+from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
+
+METHODS = ("submit", "get", "page", "delete", "file_name", "content")
+
+
+def args_of(folder: Path) -> AppArgs:
+    cluster = {"workers_per_node": 1, "memory_mb": 1024}
+    models = [{"name": "m", "tiny": "wan"}]
+    return AppArgs.model_validate(
+        {"models": models, "cluster": cluster, "placement": ["EDC"], "cache_dir": str(folder)}
+    )
+
+
+def handle_to(videos: Any) -> Any:
+    """As a handle has it: a method takes and gives copies."""
+
+    def remote(name: str) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
+            return pickle.loads(pickle.dumps(await getattr(videos, name)(*pickle.loads(pickle.dumps(args)))))  # noqa: S301
+
+        return call
+
+    return SimpleNamespace(**{name: SimpleNamespace(remote=remote(name)) for name in METHODS})
+
+
+async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Videos, "__del__")  # Ray Serve awaits it
+    args = args_of(tmp_path)
+    videos = Videos(FakeHandle(FakeBackend(step_s=0.2)), args)
+    remote = RemoteVideos(handle_to(videos), args)
+    await videos.reconfigure(None)
+    try:
+        told = await remote.submit(*request("a"), 0)
+        assert (await remote.get("a"))["id"] == told["id"] == "a"
+        assert [job["id"] for job in (await remote.page(None, 9, True))[0]] == ["a"]
+        assert isinstance(await videos.get("b"), RequestNotFoundError)
+        for asked in (remote.get("b"), remote.delete("b"), remote.content("b", 0), remote.local_file("a", 7)):
+            with pytest.raises(RequestNotFoundError, match="video"):
+                await asked
+        with pytest.raises(InvalidRequestError) as caught:
+            await remote.submit(*request("a", prompt="another"), 0)
+        assert caught.value.param == "request_id"
+    finally:
+        await videos._jobs.stop()
+
+
+async def test_errors_of_ray_are_still_told(tmp_path: Path) -> None:
+    async def lost(*_: object) -> None:
+        raise as_ray_does(WorkerError("gone"))
+
+    args = args_of(tmp_path)
+    with pytest.raises(WorkerError, match=r"^gone$"):
+        await RemoteVideos(SimpleNamespace(get=SimpleNamespace(remote=lost)), args).get("a")

@@ -1,8 +1,0 @@
-"""Scripts find their package beside them; tests find it here."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

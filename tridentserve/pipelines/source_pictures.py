@@ -1,0 +1,18 @@
+"""The picture that a request starts from, as the VAEs of diffusers take it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tridentserve.requests import GenerationInputs
+from tridentserve.source_image import source_image
+
+
+def resized_picture(processor: Any, inputs: GenerationInputs) -> torch.Tensor:
+    """In the size of the request's output, whatever its own is, by the pipeline's processor: (1, 3, height, width) from
+    -1 to 1, in float32. So what E and D cost depends on the size of the output only."""
+    shape = inputs.shape
+    pixels: torch.Tensor = processor.preprocess(source_image(inputs), height=shape.height, width=shape.width)
+    return pixels

@@ -1,0 +1,119 @@
+"""Wan 2.1 and 2.2 from pictures: beside the output's latents stand a mask and those of a video that has the picture as
+its first frame.
+
+2.1 also sees what a CLIP makes of the picture. 2.2 has no CLIP; of TI2V-5B the first latent frame is the picture's
+itself, at timestep 0. The VAE encodes as many frames as the output has, so that E takes longer for larger videos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import WanPipeline
+
+from tridentserve.errors import CheckpointError
+from tridentserve.pipelines.base import DenoisingState, Tensors
+from tridentserve.pipelines.diffusers_adapter import per_output
+from tridentserve.pipelines.source_pictures import resized_picture
+from tridentserve.pipelines.video_adapter import statistic
+from tridentserve.pipelines.wan import WanAdapter
+from tridentserve.requests import GenerationInputs
+from tridentserve.source_image import source_image
+from tridentserve.stages import Stage
+
+
+class WanImageAdapter(WanAdapter):
+    """`WanImageToVideoPipeline`, from a first picture.
+
+    Condition: Wan's; image_latents (1, channels, latent frames, height / 8, width / 8), in D scaled and in float32, of
+    TI2V-5B of one frame; image_embeds (1, tokens, image dim) where the transformer takes them.
+    """
+
+    family = "wan_i2v"
+
+    def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
+        config = pipe.transformer.config
+        if config.pos_embed_seq_len is not None:
+            raise CheckpointError("this transformer wants a last picture too (pos_embed_seq_len), which is not served")
+        if Stage.ENCODE in stages and config.image_dim is not None and pipe.image_encoder is None:
+            raise CheckpointError("this transformer wants what an image_encoder makes of pictures (image_dim)")
+        super().__init__(pipe, stages, device)
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        conditions = super()._encode_together(batch)
+        return [condition | self._of_picture(inputs) for condition, inputs in zip(conditions, batch, strict=True)]
+
+    def _of_picture(self, inputs: GenerationInputs) -> Tensors:
+        self._check_size(inputs.shape)
+        vae = self.pipe.vae
+        frames = resized_picture(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
+        if not self.pipe.config.expand_timesteps:
+            black = frames.new_zeros(*frames.shape[:2], inputs.shape.num_frames - 1, *frames.shape[3:])
+            frames = torch.cat([frames, black], dim=2)
+        # The mode of the VAE's distribution: nothing is drawn.
+        made = {"image_latents": vae.encode(frames).latent_dist.mode()}
+        if self.pipe.transformer.config.image_dim is not None:
+            made["image_embeds"] = self.pipe.encode_image(source_image(inputs), self.device)
+        return made
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        vae, image_latents = self.pipe.vae, condition["image_latents"].float()
+        scale = 1.0 / statistic(vae, "latents_std", image_latents)
+        scaled = (image_latents - statistic(vae, "latents_mean", image_latents)) * scale
+        return super()._initial_tensors(condition, inputs, generator) | {"image_latents": scaled}
+
+    def _noise(
+        self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, channels: int | None = None
+    ) -> torch.Tensor:
+        # This pipeline's own `prepare_latents` wants the picture, which is only in E; its noise is that of the other.
+        shape = inputs.shape
+        latents: torch.Tensor = WanPipeline.prepare_latents(
+            self.pipe,
+            inputs.num_outputs,
+            self.pipe.vae.config.z_dim,
+            height=shape.height,
+            width=shape.width,
+            num_frames=shape.num_frames,
+            dtype=dtype,
+            device=self.device,
+            generator=generator,
+        )
+        return latents
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = super()._rows(tensors, values, num_outputs)
+        passes = len(rows["prompt_embeds"])
+        of_picture = {"image_latents": tensors["image_latents"]}
+        if "image_embeds" in tensors:
+            of_picture["image_embeds"] = tensors["image_embeds"].to(self.pipe.transformer.dtype)
+        return rows | {
+            name: per_output(tensor.expand(passes, *tensor.shape[1:]), num_outputs)
+            for name, tensor in of_picture.items()
+        }
+
+    def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(timesteps[:, None]), super()._by_frame(timesteps, frames - 1)], dim=1)
+
+    def _seen(self, latents: torch.Tensor, rows: Tensors) -> torch.Tensor:
+        image_latents = rows["image_latents"]
+        if self.pipe.config.expand_timesteps:
+            return _with_first_frame(latents, image_latents)
+        # Of each frame of the output behind a latent frame (the first stands for all of its own), whether it is given.
+        given = torch.zeros_like(latents[:, : self.pipe.vae_scale_factor_temporal])
+        given[:, :, 0] = 1
+        return torch.cat([latents, given, image_latents], dim=1)
+
+    def latents(self, state: DenoisingState) -> Tensors:
+        made = super().latents(state)
+        if self.pipe.config.expand_timesteps:
+            made["latents"] = _with_first_frame(made["latents"], state.tensors["image_latents"])
+        return made
+
+
+def _with_first_frame(latents: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return torch.cat([first.expand(len(latents), *first.shape[1:]), latents[:, :, 1:]], dim=2)
+
+
+ADAPTER = WanImageAdapter

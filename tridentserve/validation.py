@@ -1,0 +1,14 @@
+"""What pydantic finds wrong with a value, in our words."""
+
+from __future__ import annotations
+
+from pydantic_core import ErrorDetails
+
+
+def problem_text(detail: ErrorDetails) -> str:
+    """What is wrong, to be told after the path of the key."""
+    if detail["type"] == "extra_forbidden":
+        return "unknown key; check its spelling"
+    if detail["type"] == "too_short":
+        return f"must have {detail['ctx']['min_length']} or more of them, and has {detail['ctx']['actual_length']}"
+    return detail["msg"].removeprefix("Value error, ")
