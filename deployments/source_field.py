@@ -26,6 +26,8 @@ T = TypeVar("T")
 def _sent(value: Any) -> bytes | str:
     """The file, or the base64 of it, which is not decoded yet."""
     match value:
+        case bytes() | bytearray() | memoryview():
+            return bytes(value)
         case [one]:
             value = one
         case [_, *_]:
@@ -38,8 +40,8 @@ def _sent(value: Any) -> bytes | str:
     match value:
         case SentFile():
             return value.content
-        case bytes() | bytearray() | memoryview():
-            return bytes(value)
+        case bytes():
+            return value
         case str() if value.startswith(_DATA_URL):
             return _payload(value)
         case str() if ":" in value:  # no base64, but an address

@@ -36,7 +36,11 @@ _FEW_LAYERS = 3
 _LAYERS = ("num_hidden_layers", "num_layers")
 _DENOISERS = ("transformer", "unet")
 _BLOCKS = ("num_layers", "num_single_layers")
-_CONFIG_NAMES = {"scheduler": "scheduler_config.json", "guider": "guider_config.json"}
+_CONFIG_NAMES = {
+    "scheduler": "scheduler_config.json",
+    "guider": "guider_config.json",
+    "image_processor": "preprocessor_config.json",
+}
 
 
 def write_published(name: str, folder: Path, *, few_text_layers: bool = False, most_blocks: int | None = None) -> Path:
@@ -64,7 +68,7 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
     return folder
 
 
-def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, int]:
+def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, Any]:
     """The entries of a config with fewer blocks."""
     wanted = {key: config_value(denoiser.class_name, denoiser.config, key) for key in _BLOCKS}
     found = {key: number for key, number in wanted.items() if isinstance(number, int)}

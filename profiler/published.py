@@ -8,6 +8,7 @@ follow of them are checked in `tests/profiler/test_published.py` against the mod
 from __future__ import annotations
 
 from profiler.published_encoders import CLIP_BIG_G, CLIP_L, CLIP_L_PROJECTED, LLAMA_3_8B, T5_XXL, UMT5_XXL
+from profiler.published_from_pictures import from_pictures
 from profiler.published_others import OTHERS
 from profiler.published_parts import (
     FLOW_MATCHING,
@@ -195,7 +196,8 @@ _FIRST: dict[str, PublishedModel] = {
     ),
 }
 
-PUBLISHED: dict[str, PublishedModel] = _FIRST | variants(_FIRST) | OTHERS
+_FROM_TEXT = _FIRST | variants(_FIRST) | OTHERS
+PUBLISHED: dict[str, PublishedModel] = _FROM_TEXT | from_pictures(_FROM_TEXT)
 
 
 def published_model(name: str) -> PublishedModel:

@@ -51,6 +51,7 @@ T5_XXL = Component(
         "pad_token_id": 0,
         "eos_token_id": 1,
     },
+    cheap={"vocab_size": 1024, "d_ff": 64, "num_layers": 3, "num_heads": 1},
 )
 UMT5_XXL = T5_XXL.changed("UMT5EncoderModel", vocab_size=256384)
 MT5_XL = T5_XXL.changed(vocab_size=250112, d_model=2048, d_ff=5120, num_heads=32)

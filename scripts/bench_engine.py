@@ -69,7 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pauses", type=whole_number, default=4, help="of that picture")
     parser.add_argument("--small-side", type=whole_number, default=512, help="of a picture whose steps are short")
     parser.add_argument("--requests", type=whole_number, default=80, help="during the switch")
-    parser.add_argument("--gap-s", type=positive(float), default=0.25, help="seconds between two of them")
+    parser.add_argument("--gap-s", type=positive(float), default=0.8, help="seconds between two of them")
     return parser.parse_args()
 
 

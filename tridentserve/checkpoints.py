@@ -20,6 +20,7 @@ MODEL_INDEX = "model_index.json"
 _INDEX_SUFFIX = ".safetensors.index.json"
 # What diffusers and transformers call the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
 # A header of more than this is no safetensors file (the format's own limit).
 _MAX_HEADER_BYTES = 100_000_000
 _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
@@ -81,9 +82,10 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
                 f"classes of {' or '.join(_WEIGHT_NAMES)}"
             )
         classes[name] = (library, class_name)
+    known = {name for names in family.components.values() for name in names}
     for name in classes:
         reader = name.replace("text_encoder", "tokenizer").replace("image_encoder", "image_processor")
-        if reader not in classes:
+        if reader in known and reader not in classes:
             raise CheckpointError(
                 f"{folder / MODEL_INDEX} names {name!r} without {reader!r}; leave out both or neither"
             )
@@ -99,7 +101,7 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     if not base.is_dir():
         raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
     # Tokenizers come from transformers too and schedulers from diffusers: only the name tells them from models.
-    if component.startswith(("tokenizer", "image_processor", "scheduler", "guider")):
+    if component.startswith(_WITHOUT_WEIGHTS):
         return ()
     stem = _WEIGHT_NAMES[library]
     single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"

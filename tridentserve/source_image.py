@@ -15,10 +15,12 @@ from tridentserve.requests import GenerationInputs
 FORMATS = ("PNG", "JPEG", "WEBP")
 # It goes to workers of this service only: speed counts more than the last tenth of its size.
 _PNG_COMPRESS_LEVEL = 1
+# Image encoders scale the shorter side to 224 pixels or so, and with it the longer one.
+_MAX_PROPORTION = 100
 # A progressive JPEG has about ten scans; each more costs a pass over all pixels, and takes a few bytes of the file.
 _MAX_JPEG_SCANS = 200
-# Its header says how long it is and of how many components, which tells it from whatever else a file holds (the video of
-# a phone's moving picture, say).
+# Its header says how long it is and of how many components, which tells it from whatever else a file holds (the video
+# of a phone's moving picture, say).
 _START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
@@ -35,6 +37,8 @@ def normalised(content: bytes, max_pixels: int, param: str = "image") -> tuple[b
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             if picture.width * picture.height > max_pixels:
                 _too_large(param, max_pixels)
+            if max(picture.size) > _MAX_PROPORTION * min(picture.size):
+                _refuse(param, f"has one side more than {_MAX_PROPORTION} times as long as the other")
             # The other pictures of an MPO file (as phones make them) are previews or depths of the first.
             if picture.format != "MPO" and getattr(picture, "is_animated", False):
                 _refuse(param, "must be a still picture, this one is animated")

@@ -64,7 +64,7 @@ def calibrate(warm_ups: Sequence[WarmUp], num_workers: int, others: Sequence[War
     gaps = _gaps(alone) or _gaps(warm_up.everything)
     report_overhead_s = max(0.0, median(gaps) - plan_overhead_s) if gaps else plan_overhead_s
     stages = _stages(stage_samples(alone), wide=False)
-    stage_s = _means(stages) | _wide_means(warm_up.hurried or reduce(WarmUp.with_more, seen).hurried)
+    stage_s = _means(stages) | (_wide_means(warm_up) or _wide_means(reduce(WarmUp.with_more, seen)))
     slowdown, wide_slowdown = _slowdowns(seen, num_workers)
     return Calibration(
         stage_s=stage_s,
@@ -82,18 +82,18 @@ def _slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[floa
     """Of plans on one worker and on several: of the former, where none of the latter was seen. What a stage takes alone
     is what it took in the same warm-up."""
     crowds = []
-    wide_s = _wide_means(reduce(WarmUp.with_more, warm_ups).hurried)
+    wide_s = _wide_means(reduce(WarmUp.with_more, warm_ups))
     for warm_up in warm_ups:
-        alone_s = _means(_stages(stage_samples(warm_up.alone), wide=False)) | wide_s | _wide_means(warm_up.hurried)
+        alone_s = _means(_stages(stage_samples(warm_up.alone), wide=False)) | wide_s | _wide_means(warm_up)
         crowds += [(stage_samples(results), alone_s) for results in warm_up.crowds]
     narrow = slowdown_of(crowds, num_workers, wide=False)
     saw_wide = any(sample.point.degree > 1 for crowd, _ in crowds for sample in crowd)
     return narrow, slowdown_of(crowds, num_workers, wide=True) if saw_wide else narrow
 
 
-def _wide_means(hurried: Sequence[ReplayResult]) -> dict[Point, float]:
-    """Seconds of the stages that ran on several workers."""
-    return _means(_stages(stage_samples(hurried), wide=True))
+def _wide_means(warm_up: WarmUp) -> dict[Point, float]:
+    """Seconds of the stages that ran on several workers, and had the service to themselves."""
+    return _means(_stages(stage_samples([*warm_up.alone, *warm_up.hurried]), wide=True))
 
 
 def _means(stages: Mapping[Point, Sequence[float]]) -> dict[Point, float]:

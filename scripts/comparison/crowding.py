@@ -18,34 +18,35 @@ def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[
     """Entry n - 1: how many times as long a stage takes while n workers compute, 1 to `num_workers`; never falling.
 
     Of the stages on several workers (`wide`) or on one. A stage that took `t_n` seconds with n workers at work did
-    `sum(t_n / slowdown_n)` seconds of what it takes alone: least squares over all stages.
+    `sum(t_n / slowdown_n)` seconds of what it takes alone: least squares over all stages, in seconds, so that the long
+    stages decide. (Short ones are slowed down more, as they wait for their turn on a core.)
     """
-    rows, left = [], []
+    rows, done_s = [], []
     for crowd, alone_s in crowds:
         for sample in crowd:
             point = sample.point
             if (point.degree > 1) == wide and point in alone_s and not _shares_a_worker(sample, crowd):
-                seconds = _seconds_by_workers(sample, crowd, num_workers)
-                row = [second / (sample.steps * alone_s[point]) for second in seconds]
+                row = _seconds_by_workers(sample, crowd, num_workers)
                 # With its own workers alone it does what `alone_s` says: what is left was done beside others.
-                left.append(1.0 - row[point.degree - 1])
+                done_s.append(sample.steps * alone_s[point] - row[point.degree - 1])
                 row[point.degree - 1] = 0.0
                 rows.append(row)
-    speeds = _speeds(np.array(rows).reshape(len(rows), num_workers), np.array(left))
+    speeds = _speeds(np.array(rows).reshape(len(rows), num_workers), np.array(done_s))
     return tuple(float(value) for value in np.maximum.accumulate(1.0 / speeds))
 
 
-def _speeds(times: NDArray[np.float64], done: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Per number of workers, the speed relative to one that computes alone. `times` [stages, numbers] is in multiples
-    of what each stage takes alone, `done` [stages] the share of it that ran in these times. Drawn to the speed of the
-    number below where hardly anything was seen."""
-    count = times.shape[1]
+def _speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Per number of workers, the speed relative to one that computes alone. `times_s` [stages, numbers] are the seconds
+    that each stage ran beside others, `done_s` [stages] what it did in them. Drawn to the speed of the number below
+    where hardly anything was seen."""
+    count = times_s.shape[1]
     if count == 1:
         return np.ones(1)
     # A pull as strong as one stage: no difference between neighbours. The first speed is 1, and not asked for.
-    pull = np.eye(count - 1) - np.eye(count - 1, k=-1)
-    first = np.eye(count - 1)[0]
-    found, *_ = np.linalg.lstsq(np.vstack([times[:, 1:], pull]), np.concatenate([done, first]), rcond=None)
+    usual_s = float(times_s.sum()) / max(1, len(times_s)) or 1.0
+    pull = usual_s * (np.eye(count - 1) - np.eye(count - 1, k=-1))
+    first = usual_s * np.eye(count - 1)[0]
+    found, *_ = np.linalg.lstsq(np.vstack([times_s[:, 1:], pull]), np.concatenate([done_s, first]), rcond=None)
     speeds: NDArray[np.float64] = np.clip(np.concatenate([[1.0], found]), 0.05, 1.0)
     return speeds
 

@@ -10,6 +10,7 @@ from comparison.samples import Point
 from traces.arrivals import Process, arrival_times
 from traces.mixes import Mix, MixShape, draw
 from traces.requests import TraceRequest
+from tridentserve.errors import ConfigError
 from tridentserve.stages import Stage
 
 # Name, arrivals, coefficient of variation, and the weights of the sizes, smallest first.
@@ -30,7 +31,8 @@ def make_traces(
     calibration: Calibration,
     seed: int,
 ) -> dict[str, list[TraceRequest]]:
-    """By name. Each has its own rate: `load` times what `num_diffuse` workers can do at once, by the calibration."""
+    """By name. Each has its own rate: `load` times what `num_diffuse` workers can do at once, by the calibration.
+    Raises `ConfigError` when that does not know what a size takes on one worker."""
     traces = {}
     for number, (name, process, cv, weights) in enumerate(_TRACES):
         shapes = tuple(
@@ -64,7 +66,10 @@ def _work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration:
 
     def of(shape: MixShape) -> float:
         calls = {Stage.ENCODE: 1, Stage.DIFFUSE: num_steps, Stage.DECODE: 1}
-        return sum(count * calibration.stage_s[Point(model, stage, shape.shape, 1)] for stage, count in calls.items())
+        points = {stage: Point(model, stage, shape.shape, 1) for stage in calls}
+        if missing := [point for point in points.values() if point not in calibration.stage_s]:
+            raise ConfigError(f"the service ran no {missing[0].stage} of {shape.shape} on one worker; raise --rounds")
+        return sum(count * calibration.stage_s[points[stage]] for stage, count in calls.items())
 
     return sum(shape.weight * of(shape) for shape in shapes) / sum(shape.weight for shape in shapes)
 

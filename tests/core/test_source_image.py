@@ -120,6 +120,12 @@ def test_any_size_up_to_the_limit(width: int, height: int, kind: str) -> None:
     assert f"more than {width * height - 1} pixels" in refuse(content, width * height - 1)
 
 
+def test_a_strip_that_an_image_encoder_would_blow_up_is_refused() -> None:
+    assert normalised(file_of(COLOURS.resize((100, 1))), MANY)[1:] == (100, 1)
+    for size in ((101, 1), (2, 201)):
+        assert "one side more than 100 times as long as the other" in refuse(file_of(COLOURS.resize(size)))
+
+
 def test_a_bomb_is_not_decoded() -> None:
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -56,9 +56,10 @@ async def test_pictures_to_start_from(named: bool) -> None:
     }
     if named:
         edit["model"], video["model"] = "tiny-kontext", "tiny-wan-i2v"
-    assert (await generate(backend, WITH_PICTURES, edit))["images"] == [picture]
+    for image in (picture, memoryview(picture), bytearray(picture), [picture], b64encode(picture).decode()):
+        assert (await generate(backend, WITH_PICTURES, {**edit, "image": image}))["images"] == [picture]
     assert (await generate(backend, WITH_PICTURES, video))["videos"] == [fake_video("a cat")]
-    assert [spec.model for spec, _ in backend.seen] == ["tiny-kontext", "tiny-wan-i2v"]
+    assert [spec.model for spec, _ in backend.seen] == ["tiny-kontext"] * 5 + ["tiny-wan-i2v"]
     assert {inputs.image for _, inputs in backend.seen} == {normalised(picture, 10**6)[0]}
 
 

@@ -29,7 +29,16 @@ torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
 PICTURES = ("sd3", "flux", "flux_kontext", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
-VIDEOS = ("cogvideox", "cogvideox_i2v", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "mochi")
+VIDEOS = (
+    "cogvideox",
+    "cogvideox_i2v",
+    "wan",
+    "wan_i2v",
+    "hunyuan_video",
+    "hunyuan_video_15",
+    "hunyuan_video_15_i2v",
+    "mochi",
+)
 ALL = (*PICTURES, *VIDEOS)
 # Of them those whose requests start from a picture.
 FROM_PICTURES = tuple(name for name in ALL if FAMILIES[name].takes_image)
@@ -132,12 +141,12 @@ def _learned_positions(folder: Path) -> None:
     _version_1(folder, use_learned_positional_embeddings=True, sample_height=8, sample_width=12)
 
 
-def _without_clip(folder: Path, **changes: Any) -> None:
+def _without_clip(folder: Path) -> None:
     """Wan 2.2 from pictures: two experts, that see the picture's latents only."""
     shutil.rmtree(folder / "image_encoder")
     shutil.rmtree(folder / "image_processor")
     edit_json(folder / "model_index.json", image_encoder=[None, None], image_processor=[None, None])
-    _with_model(diffusers.WanTransformer3DModel, image_dim=None, added_kv_proj_dim=None, **changes)(folder)
+    _with_model(diffusers.WanTransformer3DModel, image_dim=None, added_kv_proj_dim=None)(folder)
 
 
 def _two_experts_from_pictures(folder: Path) -> None:
@@ -294,13 +303,20 @@ def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **ar
     family, pipe = detect_family(folder).name, stock_pipeline(folder, dtype)
     request = {
         "prompt": inputs.prompt,
-        "height": inputs.shape.height,
-        "width": inputs.shape.width,
         "num_inference_steps": inputs.num_inference_steps,
         "generator": torch.Generator("cpu").manual_seed(inputs.seed),
+        **_size(family, pipe, inputs.shape),
     }
     settings = _outputs(family, inputs) | _picture(family, inputs) | _guidance(family, pipe, inputs)
     return pipe(**(request | settings | arguments))
+
+
+def _size(family: str, pipe: Any, shape: Shape) -> dict[str, Any]:
+    if family != "hunyuan_video_15_i2v":
+        return {"height": shape.height, "width": shape.width}
+    # It makes the one of its sizes whose proportions are nearest to the picture's.
+    pipe.video_processor.calculate_default_height_width = lambda **_: (shape.height, shape.width)
+    return {}
 
 
 def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
@@ -308,7 +324,7 @@ def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     if family not in VIDEOS:
         return {"num_images_per_prompt": inputs.num_outputs}
     frames: dict[str, Any] = {"num_frames": inputs.shape.num_frames}
-    if family not in ("cogvideox", "cogvideox_i2v", "wan_i2v", "hunyuan_video_15"):
+    if family not in ("cogvideox", "cogvideox_i2v", "wan_i2v", "hunyuan_video_15", "hunyuan_video_15_i2v"):
         return frames | {"num_videos_per_prompt": inputs.num_outputs}
     # They ignore how many outputs a prompt is to have, or fail.
     return frames | {"prompt": [inputs.prompt] * inputs.num_outputs}
@@ -339,7 +355,7 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
             return scale
         case "cogvideox" | "cogvideox_i2v":
             return scale | {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}
-        case "hunyuan_video_15":
+        case "hunyuan_video_15" | "hunyuan_video_15_i2v":
             pipe.guider = pipe.guider.new(guidance_scale=inputs.guidance_scale)
             pipe.vae.enable_slicing()  # its attention takes one video at a time
             return {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}

@@ -33,7 +33,7 @@ from tridentserve.stages import Stage
 Model = Callable[[str], Path]
 # Their schedulers keep predictions of earlier steps, draw noise at each step, or take two steps for one.
 WITH_HISTORY = ("sd3-stochastic", "pixart_sigma-sde", "pixart_sigma-unipc", "sdxl-ancestral", "sdxl-heun", "sdxl-lcm")
-QUICK_VARIANTS = (*QUICK, "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux-schnell", "flux_kontext", "cogvideox_i2v")
+QUICK_VARIANTS = (*QUICK, "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux-schnell", "flux_kontext")
 
 
 @pytest.mark.parametrize("variant", families(*VARIANTS, quick=QUICK_VARIANTS))

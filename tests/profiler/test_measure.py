@@ -69,6 +69,18 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
     assert times.output_bytes("m", Stage.DECODE, shapes[1]) == 128 * 96 * 3
 
 
+def test_encoding_pictures_is_measured_with_one(tiny_cache: Path) -> None:
+    """What E hands on grows with the size of the output."""
+    small, large = Shape(64, 64), Shape(256, 256)
+    sweep = Sweep([small, large], stages=[Stage.ENCODE])
+    table = measure(Source(ensure_tiny("flux_kontext", tiny_cache), "cpu"), "m", sweep, ONCE)
+    assert [row.shape for row in table.rows] == [small, large]
+    held = next(row for row in table.weights if row.stage is Stage.ENCODE)
+    # Float32: 64 numbers for each token of the picture, of which there are 16 and 256.
+    at_most = held.output_bytes + held.output_bytes_per_token * large.tokens
+    assert at_most == held.output_bytes + (256 - 16) * 64 * 4
+
+
 def test_what_cannot_be_measured_is_named(folder: Path, tmp_path: Path) -> None:
     source = Source(folder, "cpu")
     with pytest.raises(ProfileError, match="sd3 makes no 72x64: both sides must be multiples of 16"):

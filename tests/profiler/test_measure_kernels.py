@@ -78,6 +78,7 @@ def test_the_script_tells_ratios_and_ends_with_json(capsys: pytest.CaptureFixtur
     assert len(printed) == 6
 
 
+@pytest.mark.slow
 def test_compiled_ways_are_measured_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_cache: Path
 ) -> None:

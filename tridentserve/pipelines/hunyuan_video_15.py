@@ -1,7 +1,7 @@
 """HunyuanVideo 1.5 (arXiv 2511.18870): a Qwen2.5-VL reads the prompt, a ByT5 what is quoted in it; double stream blocks
 over the frames and all text; a causal 3-D VAE of factor 16.
 
-From text only: the tokens and channels that are of a first picture are zeros. The stock pipeline takes its guidance
+From text: the tokens and channels that are of a first picture are zeros. The stock pipeline takes its guidance
 scale from the folder's `guider`; here a request brings it. Distilled models, whose guider does nothing, take none.
 """
 
@@ -82,12 +82,11 @@ class HunyuanVideo15Adapter(VideoAdapter):
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
         transformer = self.pipe.transformer
-        no_picture, no_mask = self.pipe.prepare_cond_latents_and_mask(latents, transformer.dtype, self.device)
-        tokens = (len(latents), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)
+        image_latents, given, image_embeds = self._first_picture(latents, rows)
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
-                hidden_states=torch.cat([latents, no_picture, no_mask], dim=1),
-                image_embeds=torch.zeros(tokens, dtype=transformer.dtype, device=self.device),
+                hidden_states=torch.cat([latents, image_latents, given], dim=1),
+                image_embeds=image_embeds,
                 timestep=timesteps.to(latents.dtype),
                 encoder_hidden_states=rows["prompt_embeds"],
                 encoder_attention_mask=rows["prompt_embeds_mask"],
@@ -96,6 +95,14 @@ class HunyuanVideo15Adapter(VideoAdapter):
                 return_dict=False,
             )[0]
         return noise
+
+    def _first_picture(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Latents shaped like those of the output, a mask of the frames that they give, (rows, 1, frames, height,
+        width), and the tokens of an image encoder: zeros, as there is no picture."""
+        dtype = self.pipe.transformer.dtype
+        image_latents, given = self.pipe.prepare_cond_latents_and_mask(latents, dtype, self.device)
+        tokens = (len(latents), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)
+        return image_latents, given, torch.zeros(tokens, dtype=dtype, device=self.device)
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
+import torch.compiler.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tridentserve.errors import ConfigError
@@ -67,9 +68,15 @@ def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., 
 
 @functools.cache
 def _backend(attention: Attention) -> Callable[..., Any]:
-    """Inductor, as an object of its own for each attention kernel. The kernel is chosen when code is compiled, and what
-    was compiled is run for any model with the same code: what torch compares is the backend, and not the kernel."""
-    return functools.partial(torch._dynamo.lookup_backend("inductor"))
+    """Inductor, as another one for each attention kernel. The kernel is chosen while code is compiled, and torch would
+    run what was compiled for one under another: in this process it compares backends, in its cache on disk the tag."""
+    inductor = torch._dynamo.lookup_backend("inductor")
+
+    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+        with cast(Any, torch.compiler.config).patch(cache_key_tag=f"attention {attention}"):
+            return inductor(*args, **kwargs)
+
+    return compile_graph
 
 
 def _restricted(stock: Callable[..., Any], attention: Attention, family: str) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ _ROLES = {
     "tokenizer": transformers.PreTrainedTokenizerBase,
     "image_encoder": transformers.PreTrainedModel,
     "image_processor": transformers.ImageProcessingMixin,
+    "feature_extractor": transformers.ImageProcessingMixin,
     "guider": BaseGuidance,
 }
 # Processors of text and pictures in the place of a tokenizer: only text is served, and only its tokenizer loaded.

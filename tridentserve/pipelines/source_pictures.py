@@ -10,6 +10,11 @@ from tridentserve.requests import GenerationInputs
 from tridentserve.source_image import source_image
 
 
+def for_all(tensor: torch.Tensor, passes: int, num_outputs: int) -> torch.Tensor:
+    """What was made of the picture, (1, ...), for each pass and output: (passes, num_outputs, ...)."""
+    return tensor.unsqueeze(1).expand(passes, num_outputs, *tensor.shape[1:])
+
+
 def resized_picture(processor: Any, inputs: GenerationInputs) -> torch.Tensor:
     """In the size of the request's output, whatever its own is, by the pipeline's processor: (1, 3, height, width) from
     -1 to 1, in float32. So what E and D cost depends on the size of the output only."""

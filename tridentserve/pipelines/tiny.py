@@ -33,6 +33,7 @@ from tridentserve.pipelines import (
     tiny_video_cogvideox_i2v,
     tiny_video_hunyuan_video,
     tiny_video_hunyuan_video_15,
+    tiny_video_hunyuan_video_15_i2v,
     tiny_video_mochi,
     tiny_video_wan,
     tiny_video_wan_i2v,
@@ -54,6 +55,7 @@ _RECIPES: dict[str, Callable[[], Any]] = {
     "wan_i2v": tiny_video_wan_i2v.recipe,
     "hunyuan_video": tiny_video_hunyuan_video.recipe,
     "hunyuan_video_15": tiny_video_hunyuan_video_15.recipe,
+    "hunyuan_video_15_i2v": tiny_video_hunyuan_video_15_i2v.recipe,
     "mochi": tiny_video_mochi.recipe,
 }
 

@@ -10,7 +10,7 @@ import transformers
 
 from tridentserve.pipelines import tiny_parts as parts
 
-_TEXT_DIM = 32
+_TEXT_DIM = IMAGE_DIM = 32
 _MAX_TOKENS = 2048
 # Each block of the VAE must have a multiple of as many channels.
 _LATENT_CHANNELS = 8
@@ -23,19 +23,25 @@ _CHAT = (
 
 def recipe() -> Any:
     """As HunyuanVideo 1.5 from text: two text encoders, tokens of a picture that is absent, guidance by two passes."""
+    return pipeline(diffusers.HunyuanVideo15Pipeline, "t2v")
+
+
+def pipeline(pipeline_class: Any, task_type: str, **others: Any) -> Any:
+    """`others`: components that it has beside those from text."""
     tokenizer, tokenizer_2 = qwen_tokenizer(), transformers.ByT5Tokenizer()
-    pipeline = diffusers.HunyuanVideo15Pipeline(
+    made = pipeline_class(
         text_encoder=_qwen(tokenizer),
         tokenizer=tokenizer,
-        transformer=_transformer(),
+        transformer=_transformer(task_type),
         vae=_vae(),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0),
         text_encoder_2=parts.t5_encoder(tokenizer_2),
         tokenizer_2=tokenizer_2,
         guider=diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
+        **others,
     )
-    _shorten(tokenizer, pipeline.system_message, pipeline.prompt_template_encode_start_idx)
-    return pipeline
+    _shorten(tokenizer, made.system_message, made.prompt_template_encode_start_idx)
+    return made
 
 
 def qwen_tokenizer() -> Any:
@@ -54,7 +60,7 @@ def _shorten(tokenizer: Any, system_message: str, count: int) -> None:
     tokenizer.add_tokens([tokenizers.AddedToken(beginning, normalized=False, special=True)], special_tokens=True)
 
 
-def _transformer() -> Any:
+def _transformer(task_type: str) -> Any:
     return diffusers.HunyuanVideo15Transformer3DModel(
         in_channels=2 * _LATENT_CHANNELS + 1,
         out_channels=_LATENT_CHANNELS,
@@ -64,9 +70,9 @@ def _transformer() -> Any:
         num_refiner_layers=1,
         text_embed_dim=_TEXT_DIM,
         text_embed_2_dim=parts.T5_DIM,
-        image_embed_dim=_TEXT_DIM,
+        image_embed_dim=IMAGE_DIM,
         rope_axes_dim=(4, 6, 6),
-        task_type="t2v",
+        task_type=task_type,
     )
 
 

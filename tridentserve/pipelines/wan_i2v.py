@@ -15,8 +15,7 @@ from diffusers import WanPipeline
 
 from tridentserve.errors import CheckpointError
 from tridentserve.pipelines.base import DenoisingState, Tensors
-from tridentserve.pipelines.diffusers_adapter import per_output
-from tridentserve.pipelines.source_pictures import resized_picture
+from tridentserve.pipelines.source_pictures import for_all, resized_picture
 from tridentserve.pipelines.video_adapter import statistic
 from tridentserve.pipelines.wan import WanAdapter
 from tridentserve.requests import GenerationInputs
@@ -85,13 +84,11 @@ class WanImageAdapter(WanAdapter):
     def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         rows = super()._rows(tensors, values, num_outputs)
         passes = len(rows["prompt_embeds"])
-        of_picture = {"image_latents": tensors["image_latents"]}
+        rows["image_latents"] = for_all(tensors["image_latents"], passes, num_outputs)
         if "image_embeds" in tensors:
-            of_picture["image_embeds"] = tensors["image_embeds"].to(self.pipe.transformer.dtype)
-        return rows | {
-            name: per_output(tensor.expand(passes, *tensor.shape[1:]), num_outputs)
-            for name, tensor in of_picture.items()
-        }
+            image_embeds = tensors["image_embeds"].to(self.pipe.transformer.dtype)
+            rows["image_embeds"] = for_all(image_embeds, passes, num_outputs)
+        return rows
 
     def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
         return torch.cat([torch.zeros_like(timesteps[:, None]), super()._by_frame(timesteps, frames - 1)], dim=1)
