@@ -107,7 +107,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--handoff-mb",
-        type=_mebibytes,
+        type=int,
         default=2048,
         help="MiB kept free on each GPU for handoff buffers (default: 2048)",
     )
@@ -129,10 +129,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     what_if.add_argument("--max-gpus", type=whole_number, default=1024, metavar="N", help="try no more (default: 1024)")
     what_if.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
     return parser.parse_args(argv)
-
-
-def _mebibytes(text: str) -> int:
-    return 0 if text == "0" else whole_number(text)
 
 
 def _share(text: str) -> float:

@@ -103,7 +103,7 @@ def test_what_cannot_be_planned(
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--handoff-mb=-1", "--rate=0", "--duration-s=-5", "--max-gpus=0", "--attainment=2"])
+@pytest.mark.parametrize("option", ["--rate=0", "--duration-s=-5", "--max-gpus=0", "--attainment=2"])
 def test_options_out_of_range(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         run(tmp_path, capsys, CLUSTER, WORKLOAD, option)
