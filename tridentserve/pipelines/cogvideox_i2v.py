@@ -6,7 +6,6 @@ noise. So E gives the distribution, and D draws: what E does depends on no seed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,14 +14,14 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from tridentserve.errors import InvalidRequestError
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.cogvideox import CogVideoXAdapter
-from tridentserve.pipelines.source_pictures import resized_picture
+from tridentserve.pipelines.source_pictures import FromPicture, resized_picture
 from tridentserve.requests import GenerationInputs, Shape
 
 # Taken out of the condition when the latents have been drawn.
 _DISTRIBUTION = "image_distribution"
 
 
-class CogVideoXImageAdapter(CogVideoXAdapter):
+class CogVideoXImageAdapter(FromPicture, CogVideoXAdapter):
     """`CogVideoXImageToVideoPipeline`. The transformer takes twice the channels that it gives.
 
     Condition: CogVideoX's and image_distribution, means and logarithms of variances, (1, 2 * channels, 1, height / 8,
@@ -31,20 +30,11 @@ class CogVideoXImageAdapter(CogVideoXAdapter):
 
     family = "cogvideox_i2v"
 
-    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        conditions = super()._encode_together(batch)
-        return [
-            condition | {_DISTRIBUTION: self._distribution(inputs, condition["prompt_embeds"].dtype)}
-            for condition, inputs in zip(conditions, batch, strict=True)
-        ]
-
-    def _distribution(self, inputs: GenerationInputs, dtype: torch.dtype) -> torch.Tensor:
-        self._check_size(inputs.shape)
+    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         picture = resized_picture(self.pipe.video_processor, inputs).to(self.device, dtype)
         # Out of its batch and into another, as in the stock pipeline: strides choose the kernel of a convolution.
         (frame,) = picture.unsqueeze(2)
-        parameters: torch.Tensor = self.pipe.vae.encode(frame.unsqueeze(0)).latent_dist.parameters
-        return parameters
+        return {_DISTRIBUTION: self.pipe.vae.encode(frame.unsqueeze(0)).latent_dist.parameters}
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         distribution = DiagonalGaussianDistribution(condition.pop(_DISTRIBUTION))

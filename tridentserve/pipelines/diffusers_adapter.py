@@ -174,6 +174,22 @@ class DiffusersAdapter(PipelineAdapter):
         """`latents`, the noise of all outputs, and what else the family's transformer needs at each step. What no step
         needs may be taken out of the condition."""
 
+    def _packed_noise(
+        self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, *first: Any
+    ) -> Any:
+        """What the stock pipeline's `prepare_latents` gives where it packs latents 2 by 2, after the arguments `first`:
+        the noise of all outputs, and of some families the positions."""
+        return self.pipe.prepare_latents(
+            *first,
+            inputs.num_outputs,
+            self.pipe.transformer.config.in_channels // 4,
+            inputs.shape.height,
+            inputs.shape.width,
+            dtype,
+            self.device,
+            generator,
+        )
+
     @abstractmethod
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         """Give a fresh scheduler its timesteps."""

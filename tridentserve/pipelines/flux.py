@@ -37,15 +37,7 @@ class FluxAdapter(DiffusersAdapter):
         return [condition | {"text_ids": text_ids} for condition in conditions]
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents, image_ids = self.pipe.prepare_latents(
-            inputs.num_outputs,
-            self.pipe.transformer.config.in_channels // 4,
-            inputs.shape.height,
-            inputs.shape.width,
-            condition["prompt_embeds"].dtype,
-            self.device,
-            generator,
-        )
+        latents, image_ids = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
         return {"latents": latents, "image_ids": image_ids}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:

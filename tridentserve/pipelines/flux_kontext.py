@@ -6,7 +6,6 @@ FLUX.1 takes, as there are twice as many image tokens. Positions tell the two ap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ import torch
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.diffusers_adapter import per_output
 from tridentserve.pipelines.flux import FluxAdapter
-from tridentserve.pipelines.source_pictures import resized_picture
+from tridentserve.pipelines.source_pictures import FromPicture, resized_picture
 from tridentserve.requests import GenerationInputs
 
 
-class FluxKontextAdapter(FluxAdapter):
+class FluxKontextAdapter(FromPicture, FluxAdapter):
     """`FluxKontextPipeline`, as if called with the picture in the output's size (`_auto_resize=False`, `max_area` the
     output's).
 
@@ -27,32 +26,14 @@ class FluxKontextAdapter(FluxAdapter):
 
     family = "flux_kontext"
 
-    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        conditions = super()._encode_together(batch)
-        return [
-            condition | {"image_latents": self._image_latents(inputs, condition["prompt_embeds"].dtype)}
-            for condition, inputs in zip(conditions, batch, strict=True)
-        ]
-
-    def _image_latents(self, inputs: GenerationInputs, dtype: torch.dtype) -> torch.Tensor:
-        self._check_size(inputs.shape)
+    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         picture = resized_picture(self.pipe.image_processor, inputs).to(self.device, dtype)
         # The mode of the VAE's distribution: nothing is drawn.
         latents = self.pipe._encode_vae_image(picture, generator=None)
-        packed: torch.Tensor = self.pipe._pack_latents(latents, *latents.shape)
-        return packed
+        return {"image_latents": self.pipe._pack_latents(latents, *latents.shape)}
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents, _, output_ids, _ = self.pipe.prepare_latents(
-            None,
-            inputs.num_outputs,
-            self.pipe.transformer.config.in_channels // 4,
-            inputs.shape.height,
-            inputs.shape.width,
-            condition["prompt_embeds"].dtype,
-            self.device,
-            generator,
-        )
+        latents, _, output_ids, _ = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator, None)
         picture_ids = output_ids.clone()
         picture_ids[..., 0] = 1
         return {"latents": latents, "image_ids": torch.cat([output_ids, picture_ids])}

@@ -68,8 +68,11 @@ class HunyuanVideo15Adapter(VideoAdapter):
         return encoded
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        channels = self.pipe.num_channels_latents  # the transformer takes those of a first picture too
-        return {"latents": self._noise(inputs, self.pipe.transformer.dtype, generator, channels)}
+        return {"latents": self._noise(inputs, self.pipe.transformer.dtype, generator)}
+
+    def _num_channels(self) -> int:
+        channels: int = self.pipe.num_channels_latents  # the transformer takes those of a first picture too
+        return channels
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 0.0, num_inference_steps + 1)[:-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,13 +9,13 @@ import torch
 from tridentserve.errors import CheckpointError
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.hunyuan_video_15 import HunyuanVideo15Adapter
-from tridentserve.pipelines.source_pictures import for_all
+from tridentserve.pipelines.source_pictures import FromPicture, for_all
 from tridentserve.requests import GenerationInputs
 from tridentserve.source_image import source_image
 from tridentserve.stages import Stage
 
 
-class HunyuanVideo15ImageAdapter(HunyuanVideo15Adapter):
+class HunyuanVideo15ImageAdapter(FromPicture, HunyuanVideo15Adapter):
     """`HunyuanVideo15ImageToVideoPipeline`, for the size that is asked for: the stock pipeline chooses one by the
     picture's proportions. The picture is scaled to cover the output, and cropped.
 
@@ -33,12 +32,7 @@ class HunyuanVideo15ImageAdapter(HunyuanVideo15Adapter):
             )
         super().__init__(pipe, stages, device)
 
-    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        conditions = super()._encode_together(batch)
-        return [condition | self._of_picture(inputs) for condition, inputs in zip(conditions, batch, strict=True)]
-
-    def _of_picture(self, inputs: GenerationInputs) -> Tensors:
-        self._check_size(inputs.shape)
+    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         pipe, shape, dtype = self.pipe, inputs.shape, self.pipe.transformer.dtype
         size = {"height": shape.height, "width": shape.width}
         picture = pipe.video_processor.resize(source_image(inputs), **size, resize_mode="crop")

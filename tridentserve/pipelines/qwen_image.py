@@ -54,15 +54,7 @@ class QwenImageAdapter(DiffusersAdapter):
         return [row[: int(length)] for row, length in zip(embeds, lengths, strict=True)]
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents = self.pipe.prepare_latents(
-            inputs.num_outputs,
-            self.pipe.transformer.config.in_channels // 4,
-            inputs.shape.height,
-            inputs.shape.width,
-            condition["prompt_embeds"].dtype,
-            self.device,
-            generator,
-        )
+        latents = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
         return {"latents": latents, "grid": torch.tensor([1, inputs.shape.height // 16, inputs.shape.width // 16])}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
 from tridentserve.requests import GenerationInputs
 from tridentserve.source_image import source_image
+
+
+class FromPicture(DiffusersAdapter):
+    """A family that starts from a picture, mixed in before the adapter of the same family without one."""
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        for inputs in batch:
+            self._check_size(inputs.shape)
+        conditions = super()._encode_together(batch)  # type: ignore[safe-super]  # of the other adapter
+        return [
+            condition | self._of_picture(inputs, condition["prompt_embeds"].dtype)
+            for condition, inputs in zip(conditions, batch, strict=True)
+        ]
+
+    @abstractmethod
+    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+        """What the picture adds to the condition of its request. `dtype`: of the prompt's part."""
 
 
 def for_all(tensor: torch.Tensor, passes: int, num_outputs: int) -> torch.Tensor:

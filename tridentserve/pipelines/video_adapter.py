@@ -39,15 +39,12 @@ class VideoAdapter(DiffusersAdapter):
         scaled: torch.Tensor = latents.to(vae.dtype) / vae.config.scaling_factor
         return scaled
 
-    def _noise(
-        self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, channels: int | None = None
-    ) -> torch.Tensor:
-        """The first latents of all outputs, as the stock pipeline draws them. `channels`: where the transformer takes
-        others beside them."""
+    def _noise(self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """The first latents of all outputs, as the stock pipeline draws them."""
         shape = inputs.shape
-        latents: torch.Tensor = self.pipe.prepare_latents(
+        latents: torch.Tensor = self._prepared_latents(
             inputs.num_outputs,
-            channels or self.pipe.transformer.config.in_channels,
+            self._num_channels(),
             height=shape.height,
             width=shape.width,
             num_frames=shape.num_frames,
@@ -56,6 +53,16 @@ class VideoAdapter(DiffusersAdapter):
             generator=generator,
         )
         return latents
+
+    def _prepared_latents(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        """The stock pipeline's `prepare_latents`."""
+        latents: torch.Tensor = self.pipe.prepare_latents(*arguments, **options)
+        return latents
+
+    def _num_channels(self) -> int:
+        """Of the latents: those that the transformer takes, where it takes no others beside them."""
+        channels: int = self.pipe.transformer.config.in_channels
+        return channels
 
 
 def statistic(vae: Any, name: str, like: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ itself, at timestep 0. The VAE encodes as many frames as the output has, so that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from diffusers import WanPipeline
 
 from tridentserve.errors import CheckpointError
 from tridentserve.pipelines.base import DenoisingState, Tensors
-from tridentserve.pipelines.source_pictures import for_all, resized_picture
+from tridentserve.pipelines.source_pictures import FromPicture, for_all, resized_picture
 from tridentserve.pipelines.video_adapter import statistic
 from tridentserve.pipelines.wan import WanAdapter
 from tridentserve.requests import GenerationInputs
@@ -23,7 +22,7 @@ from tridentserve.source_image import source_image
 from tridentserve.stages import Stage
 
 
-class WanImageAdapter(WanAdapter):
+class WanImageAdapter(FromPicture, WanAdapter):
     """`WanImageToVideoPipeline`, from a first picture.
 
     Condition: Wan's; image_latents (1, channels, latent frames, height / 8, width / 8), in D scaled and in float32, of
@@ -40,12 +39,7 @@ class WanImageAdapter(WanAdapter):
             raise CheckpointError("this transformer wants what an image_encoder makes of pictures (image_dim)")
         super().__init__(pipe, stages, device)
 
-    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        conditions = super()._encode_together(batch)
-        return [condition | self._of_picture(inputs) for condition, inputs in zip(conditions, batch, strict=True)]
-
-    def _of_picture(self, inputs: GenerationInputs) -> Tensors:
-        self._check_size(inputs.shape)
+    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         vae = self.pipe.vae
         frames = resized_picture(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
         if not self.pipe.config.expand_timesteps:
@@ -63,23 +57,14 @@ class WanImageAdapter(WanAdapter):
         scaled = (image_latents - statistic(vae, "latents_mean", image_latents)) * scale
         return super()._initial_tensors(condition, inputs, generator) | {"image_latents": scaled}
 
-    def _noise(
-        self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, channels: int | None = None
-    ) -> torch.Tensor:
+    def _prepared_latents(self, *arguments: Any, **options: Any) -> torch.Tensor:
         # This pipeline's own `prepare_latents` wants the picture, which is only in E; its noise is that of the other.
-        shape = inputs.shape
-        latents: torch.Tensor = WanPipeline.prepare_latents(
-            self.pipe,
-            inputs.num_outputs,
-            self.pipe.vae.config.z_dim,
-            height=shape.height,
-            width=shape.width,
-            num_frames=shape.num_frames,
-            dtype=dtype,
-            device=self.device,
-            generator=generator,
-        )
+        latents: torch.Tensor = WanPipeline.prepare_latents(self.pipe, *arguments, **options)
         return latents
+
+    def _num_channels(self) -> int:
+        channels: int = self.pipe.vae.config.z_dim
+        return channels
 
     def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         rows = super()._rows(tensors, values, num_outputs)
