@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tridentserve import events as ev
 from tridentserve.plans import DispatchPlan, WorkerId
@@ -117,10 +118,21 @@ class Books:
         self.end_run(run)
         return [self.start_again(request, why) for request in run.requests]
 
-    def start_again(self, request: Request, why: str) -> ev.Effect:
+    def apart(self, run: Run, why: str, is_retry: bool) -> list[ev.Effect]:
+        """All members of a run whose batch failed back to the queue. Each goes on alone from now on: what failed may be
+        the fault of one of them, and must not be the end of the others. `is_retry`: whether it counts as one."""
+        self.end_run(run)
+        effects: list[ev.Effect] = []
+        for request in run.requests:
+            is_counted = is_retry or request.spec.alone  # a policy that still shares it must not do so for ever
+            request.spec = replace(request.spec, alone=True)
+            effects.append(self.start_again(request, why, is_counted))
+        return effects
+
+    def start_again(self, request: Request, why: str, is_retry: bool = True) -> ev.Effect:
         """Back to the latest copy of its state, else to its start. The last try is from the start where the copy has
         been tried before: it may be at fault."""
-        request.retries += 1
+        request.retries += is_retry
         if request.retries > self._max_retries:
             return self.reject(request, "worker_failed", f"gave up after {self._max_retries} retries: {why}")
         saved = request.saved

@@ -78,8 +78,8 @@ class EncodeQueue:
         leg, spec = first.legs[0], first.spec
         limit = self._times.optimal_batch(spec.model, Stage.ENCODE, spec.shape, len(leg.workers))
         together, requests, widest = [first], len(first.requests), spec.num_outputs
-        for run, _ in self._waiting.values():
-            if run is first or not run.requests or run.legs[0] != leg or run.spec.model != spec.model:
+        for run, _ in self._waiting.values() if not spec.alone else ():
+            if run is first or not run.requests or run.legs[0] != leg or run.spec.model != spec.model or run.spec.alone:
                 continue
             wider = max(widest, run.spec.num_outputs)
             if (requests + len(run.requests)) * wider <= limit:

@@ -8,6 +8,9 @@ from typing import Literal
 # What a client gets: a PNG file per picture; an MP4 file, or the frames as an array, per video.
 OutputFormat = Literal["png", "mp4", "frames"]
 
+# The LoRA, and the id of a request that must run alone.
+Company = tuple[str | None, str | None]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
@@ -39,6 +42,7 @@ class RequestSpec:
 
     `slo_s` counts from arrival; None means the service's default (a multiple of the latency at the optimal degrees).
     `lora`: the name of the LoRA that it is denoised with; only requests with the same one share forward passes of D.
+    `alone`: it shares no forward pass at all; a batch that it was in has failed.
     """
 
     request_id: str
@@ -48,6 +52,12 @@ class RequestSpec:
     num_outputs: int = 1
     slo_s: float | None = None
     lora: str | None = None
+    alone: bool = False
+
+    @property
+    def company(self) -> Company:
+        """Equal for those requests of one model and size that may be in a batch together."""
+        return self.lora, self.request_id if self.alone else None
 
 
 @dataclass(frozen=True, slots=True)

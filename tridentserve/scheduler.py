@@ -366,9 +366,12 @@ class Scheduler:
             self._pool.break_group(known.workers)
         if ended is None:
             return []
+        plan, runs = ended
         effects: list[ev.Effect] = []
-        for run in ended[1]:
-            if event.retry:
+        for run in runs:
+            if len(plan.members) > 1:
+                effects += self._books.apart(run, event.error, is_retry=event.retry)
+            elif event.retry:
                 effects += self._books.again(run, event.error)
             else:
                 self._books.end_run(run)

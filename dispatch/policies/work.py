@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from tridentserve.errors import ProfileError
 from tridentserve.estimates import stage_seconds
 from tridentserve.protocols import PendingRequest, StageTimes
-from tridentserve.requests import RequestSpec, Shape
+from tridentserve.requests import Company, RequestSpec, Shape
 from tridentserve.stages import Stage
 
-Kind = tuple[str, Shape, int, int, bool, str | None]
+Kind = tuple[str, Shape, int, int, bool, Company]
 
 
 def needs_encode(request: PendingRequest) -> bool:
@@ -27,7 +27,7 @@ def kind_of(request: PendingRequest) -> Kind:
     """Requests of one kind have the same work left: they differ in their deadlines only."""
     spec, done = request.spec, request.steps_done
     steps = spec.num_inference_steps - done
-    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.lora
+    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.company
 
 
 def fresh(spec: RequestSpec) -> PendingRequest:

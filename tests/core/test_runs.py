@@ -143,6 +143,31 @@ def test_a_batch_is_one_plan_and_all_its_members_finish() -> None:
     assert bench.idle() == set(TYPES)
 
 
+def test_a_batch_that_fails_is_taken_apart_so_that_one_bad_input_ends_one_request() -> None:
+    bench = Bench(options=SchedulerOptions(max_retries=0))
+    bench.arrive("good", "bad")
+    both = bench.start(ids="good bad")
+    failed = bench.on(ev.PlanFailed(both.plan_id, "the picture is odd", retry=False, code="bad_request"))
+    assert failed == [ev.Requeue(name, "the picture is odd") for name in ("good", "bad")]
+    assert all(view.spec.alone for view in bench.scheduler._books.pending.values())
+    bad = bench.start(ids="bad")
+    assert bench.on(ev.PlanFailed(bad.plan_id, "the picture is odd", retry=False, code="bad_request")) == [
+        ev.Reject("bad", "bad_request", "the picture is odd")
+    ]
+    assert isinstance(bench.finish(bench.start(ids="good"), 5.0)[0], ev.Finish)
+    assert bench.idle() == set(TYPES)
+
+
+def test_a_policy_that_does_not_take_a_batch_apart_comes_to_an_end() -> None:
+    bench = Bench(options=SchedulerOptions(max_retries=1))
+    bench.arrive("x", "y")
+    kinds = []
+    while bench.pending():
+        plan = bench.start(ids="x y")
+        kinds.append({type(effect) for effect in bench.on(ev.PlanFailed(plan.plan_id, "no", retry=False))})
+    assert kinds == [{ev.Requeue}, {ev.Requeue}, {ev.Reject}]
+
+
 def test_who_has_done_all_steps_leaves_a_batch_and_the_others_wait() -> None:
     bench = Bench()
     bench.arrive("short", steps=2)

@@ -106,6 +106,11 @@ def scheduler(memory_bytes: int) -> Scheduler:
     return Scheduler(specs_of(memory_bytes), placement(), Times(), Scene(), replanner=OnceApart())
 
 
+def plans_of_several(decisions: Sequence[Decision]) -> list[tuple[str, ...]]:
+    """The requests of each plan that had several."""
+    return [tuple(map(_name, plan.request_ids)) for plan in plans_of(decisions) if len(plan.members) > 1]
+
+
 def check_shared(decisions: Sequence[Decision], names: Sequence[str]) -> None:
     """Each was encoded once; some together, no more than the profile says; each condition went to its own D."""
     plans = [plan for plan in plans_of(decisions) if any(_name(one) in names for one in plan.request_ids)]

@@ -252,8 +252,8 @@ async def test_an_idle_link_takes_no_processor_time(pair: Pair) -> None:
     pair.a.keep(KEY, parcel_of())
     assert_same(await pair.b.take(KEY, "a"), parcel_of())
     before_s = time.process_time()
-    await asyncio.sleep(0.5)
-    assert time.process_time() - before_s < 0.1
+    await asyncio.sleep(1)
+    assert time.process_time() - before_s < 0.3
 
 
 async def test_a_write_that_takes_too_long_keeps_its_memory_until_it_has_ended(

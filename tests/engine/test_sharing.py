@@ -66,11 +66,15 @@ class Service:
     folder: Path
     log: Path
 
-    async def generate(self, name: str, inputs: GenerationInputs) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    async def ended(self, name: str, inputs: GenerationInputs) -> dict[str, Any]:
         updates = [update async for update in self.engine.generate(spec_of(name, inputs.shape, inputs.lora), inputs)]
-        assert updates[-1]["type"] == "completed", updates[-1]
-        (png,) = await asyncio.gather(*updates[-1]["images"])
-        return updates[-1], np.asarray(Image.open(io.BytesIO(png)))
+        return dict(updates[-1])
+
+    async def generate(self, name: str, inputs: GenerationInputs) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+        answer = await self.ended(name, inputs)
+        assert answer["type"] == "completed", answer
+        (png,) = await asyncio.gather(*answer["images"])
+        return answer, np.asarray(Image.open(io.BytesIO(png)))
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,18 @@ async def test_live_workers_encode_together_what_comes_together(service: Service
         assert np.array_equal(picture, picture_of(alone, inputs)), "FLUX pads prompts to one length"
         assert answer["tiled"] is False
     sharing.check_shared(read_log(service.log), AT_ONCE)
+
+
+async def test_what_cannot_be_encoded_does_not_take_the_rest_of_its_batch_with_it(
+    service: Service, alone: PipelineAdapter
+) -> None:
+    good, bad = inputs_of("a good one"), replace(inputs_of("a bad one"), prompt=None)  # type: ignore[arg-type]
+    (answer, picture), failed = await asyncio.gather(
+        service.generate("at-once-good", good), service.ended("at-once-bad", bad)
+    )
+    assert ("at-once-good", "at-once-bad") in sharing.plans_of_several(read_log(service.log))
+    assert (answer["retries"], failed["type"]) == (1, "failed")
+    assert np.array_equal(picture, picture_of(alone, good))
 
 
 async def test_live_workers_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:

@@ -1,9 +1,8 @@
-"""What holds for every step-level policy, in any view and over whole runs; and how fast they decide."""
+"""What holds for every step-level policy, in any view and over whole runs; and how much work a decision is."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,7 @@ from dispatch.policies.tetriserve import TetriServe
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import LARGE, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, check, running
 from tests.profiler.synthetic import EDC_BYTES, MIB
+from tests.work import calls_in
 from tridentserve.protocols import ClusterView, Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import Shape
 
@@ -29,6 +29,8 @@ MAKERS: list[Callable[[], Dispatcher]] = [
 NAMES = ["tetriserve", "genserve", "dit-serve", "patchedserve"]
 each_policy = pytest.mark.parametrize("make", MAKERS, ids=NAMES)
 SHAPES = (SMALL, MIDDLE, LARGE, VIDEO)
+# Twice what they make now: a loop over requests x workers more would make several times as many.
+MOST_CALLS = 60_000
 
 
 @st.composite
@@ -50,7 +52,8 @@ def views(draw: st.DrawFn) -> ClusterView:
     for i in range(draw(st.integers(1, 8))):
         steps, slo_s = draw(st.integers(1, 20)), draw(st.floats(0.1, 60))
         done = draw(st.integers(0, steps - 1))
-        made = request(f"r{i}", draw(st.sampled_from(SHAPES)), slo_s, steps=steps, steps_done=done)
+        alone = draw(st.sampled_from([False, False, True]))
+        made = request(f"r{i}", draw(st.sampled_from(SHAPES)), slo_s, steps=steps, steps_done=done, alone=alone)
         encoded = done > 0 or draw(st.booleans())
         held_by = draw(st.sampled_from([each.worker_id for each in cluster])) if encoded else None
         pending.append(PendingRequest(made.spec, 0.0, made.deadline_s, done, encoded, held_by))
@@ -99,8 +102,8 @@ def test_what_cannot_run_waits_and_is_said(make: Callable[[], Dispatcher]) -> No
 
 @each_policy
 @pytest.mark.parametrize("num_idle", [128, 40])
-def test_a_large_cluster_is_decided_on_in_time(make: Callable[[], Dispatcher], num_idle: int) -> None:
-    """128 workers, 100 requests wait. The aim is 50 ms, the limit three times that: the machine is shared."""
+def test_a_decision_on_a_large_cluster_is_bounded_work(make: Callable[[], Dispatcher], num_idle: int) -> None:
+    """128 workers, 100 requests wait."""
     generator = random.Random(1)
     cluster: list[WorkerView] = []
     active = []
@@ -114,11 +117,6 @@ def test_a_large_cluster_is_decided_on_in_time(make: Callable[[], Dispatcher], n
         for i in range(100)
     ]
     view = ClusterView(1.0, pending, active, cluster)
-    taken_s = []
-    for _ in range(3):
-        policy = make()
-        begin_s = time.perf_counter()
-        decisions = policy.decide(view)
-        taken_s.append(time.perf_counter() - begin_s)
-        assert decisions.assignments
-    assert min(taken_s) < 0.15
+    assert make().decide(view).assignments
+    policy = make()
+    assert calls_in(lambda: policy.decide(view)) < MOST_CALLS
