@@ -40,6 +40,7 @@ _CONFIG_NAMES = {
     "scheduler": "scheduler_config.json",
     "guider": "guider_config.json",
     "image_processor": "preprocessor_config.json",
+    "feature_extractor": "preprocessor_config.json",
 }
 
 

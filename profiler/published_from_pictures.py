@@ -23,6 +23,24 @@ _CLIP_H_VISION = Component(
     },
 )
 _CLIP_PICTURES = Component("transformers", "CLIPImageProcessor", {"image_processor_type": "CLIPImageProcessor"})
+# google/siglip-so400m-patch14-384, its model of pictures: what HunyuanVideo 1.5 sees of its first one.
+_SIGLIP_VISION = Component(
+    "transformers",
+    "SiglipVisionModel",
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "image_size": 384,
+        "patch_size": 14,
+    },
+)
+_SIGLIP_PICTURES = Component(
+    "transformers",
+    "SiglipImageProcessor",
+    {"image_processor_type": "SiglipImageProcessor", "size": {"height": 384, "width": 384}},
+)
 
 
 def from_pictures(published: Mapping[str, PublishedModel]) -> dict[str, PublishedModel]:
@@ -32,6 +50,7 @@ def from_pictures(published: Mapping[str, PublishedModel]) -> dict[str, Publishe
         "flux.1-kontext-dev": kontext.changed("huggingface.co/black-forest-labs/FLUX.1-Kontext-dev"),
         **_cogvideox(published["cogvideox-5b"], published["cogvideox1.5-5b"]),
         **_wan(published["wan2.1-14b"]),
+        "hunyuanvideo-1.5-i2v": _hunyuan_video_15(published["hunyuanvideo-1.5"]),
     }
 
 
@@ -70,3 +89,13 @@ def _wan(text: PublishedModel) -> dict[str, PublishedModel]:
             scheduler=scheduler,
         ),
     }
+
+
+def _hunyuan_video_15(text: PublishedModel) -> PublishedModel:
+    """The transformer is the same: that from text is given zeros in the place of pictures."""
+    return replace(text, pipeline_class="HunyuanVideo15ImageToVideoPipeline").changed(
+        "huggingface.co/hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
+        transformer=text.components["transformer"].changed(task_type="i2v"),
+        image_encoder=_SIGLIP_VISION,
+        feature_extractor=_SIGLIP_PICTURES,
+    )

@@ -55,6 +55,7 @@ DENOISERS = {
     "cogvideox1.5-5b-i2v": 5.57,
     "wan2.1-i2v-14b-480p": 16.4,
     "wan2.2-i2v-a14b": 14.3,
+    "hunyuanvideo-1.5-i2v": 8.33,
 }
 _MODELS_OF_ENCODE = ("encoder", "encoder_2", "encoder_3", "vae")
 # By class and width. HunyuanDiT's README: mT5 1.6 B, CLIP 350 M. Qwen: their cards.
@@ -69,6 +70,7 @@ ENCODERS = {
     ("CLIPTextModelWithProjection", 768): 0.1237,
     ("CLIPTextModelWithProjection", 1280): 0.695,
     ("CLIPVisionModel", 1280): 0.632,
+    ("SiglipVisionModel", 1152): 0.428,
     ("Mistral3ForConditionalGeneration", None): 24.0,
     ("Qwen2_5_VLTextModel", 3584): 7.07,
     ("Qwen2_5_VLForConditionalGeneration", None): 8.29,

@@ -33,12 +33,14 @@ class HunyuanVideo15ImageAdapter(FromPicture, HunyuanVideo15Adapter):
         super().__init__(pipe, stages, device)
 
     def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        pipe, shape, dtype = self.pipe, inputs.shape, self.pipe.transformer.dtype
-        size = {"height": shape.height, "width": shape.width}
+        pipe = self.pipe
+        size = {"height": inputs.shape.height, "width": inputs.shape.width}
         picture = pipe.video_processor.resize(source_image(inputs), **size, resize_mode="crop")
         image_latents = pipe._get_image_latents(pipe.vae, pipe.video_processor, picture, **size, device=self.device)
-        image_embeds = pipe.encode_image(picture, batch_size=1, device=self.device, dtype=dtype)
-        return {"image_latents": image_latents.to(dtype), "image_embeds": image_embeds}
+        # As the transformer takes them; `dtype` is that of the text encoders.
+        taken = pipe.transformer.dtype
+        image_embeds = pipe.encode_image(picture, batch_size=1, device=self.device, dtype=taken)
+        return {"image_latents": image_latents.to(taken), "image_embeds": image_embeds}
 
     def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         rows = super()._rows(tensors, values, num_outputs)

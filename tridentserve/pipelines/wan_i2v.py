@@ -43,8 +43,8 @@ class WanImageAdapter(FromPicture, WanAdapter):
         vae = self.pipe.vae
         frames = resized_picture(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
         if not self.pipe.config.expand_timesteps:
-            black = frames.new_zeros(*frames.shape[:2], inputs.shape.num_frames - 1, *frames.shape[3:])
-            frames = torch.cat([frames, black], dim=2)
+            grey = frames.new_zeros(*frames.shape[:2], inputs.shape.num_frames - 1, *frames.shape[3:])
+            frames = torch.cat([frames, grey], dim=2)
         # The mode of the VAE's distribution: nothing is drawn.
         made = {"image_latents": vae.encode(frames).latent_dist.mode()}
         if self.pipe.transformer.config.image_dim is not None:
