@@ -51,14 +51,15 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# The tests that start Ray mostly wait for its processes; the others compute. Side by side they take half as long.
-test: lint types
+# The tests that start Ray mostly wait for its processes; types and the other tests compute. Side by side they take half
+# as long.
+test: lint
 	$(MAKE) --jobs 2 test-ray test-pure
 
 test-ray: install
 	$(BIN)/python -m pytest $(RAY_TESTS)
 
-test-pure: install
+test-pure: types
 	$(BIN)/python -m pytest $(RAY_TESTS:%=--ignore=%)
 
 test-all: lint types
