@@ -20,6 +20,7 @@ from tests.decision_log import read_log
 from tests.engine import sharing
 from tests.engine.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
+from tridentserve import events as ev
 from tridentserve.decisions import replay
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
@@ -27,6 +28,7 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter
+from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.stages import Stage
 
@@ -66,12 +68,15 @@ class Service:
     folder: Path
     log: Path
 
-    async def ended(self, name: str, inputs: GenerationInputs) -> dict[str, Any]:
-        updates = [update async for update in self.engine.generate(spec_of(name, inputs.shape, inputs.lora), inputs)]
+    async def ended(self, name: str, inputs: GenerationInputs, model: str = MODEL) -> dict[str, Any]:
+        spec = replace(spec_of(name, inputs.shape, inputs.lora), model=model)
+        updates = [update async for update in self.engine.generate(spec, inputs)]
         return dict(updates[-1])
 
-    async def generate(self, name: str, inputs: GenerationInputs) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
-        answer = await self.ended(name, inputs)
+    async def generate(
+        self, name: str, inputs: GenerationInputs, model: str = MODEL
+    ) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+        answer = await self.ended(name, inputs, model)
         assert answer["type"] == "completed", answer
         (png,) = await asyncio.gather(*answer["images"])
         return answer, np.asarray(Image.open(io.BytesIO(png)))
@@ -189,6 +194,22 @@ async def test_live_auxiliaries_decode_one_picture_together(service: Service, al
         ("decode", 2),
     ]
     assert_rounded_alike(picture, picture_of(alone, inputs_of("one apart")))
+
+
+async def test_a_model_that_comes_later_is_served_and_goes_again(service: Service, alone: PipelineAdapter) -> None:
+    """The workers did not know of it when they started, nor of its LoRAs."""
+    models, inputs = service.engine.models, inputs_of("a late one", lora="ink")
+    before = models.placement
+    assert before is not None
+    both = {name: held | {Replica("late", one.stage) for one in held} for name, held in before.replicas.items()}
+    await models.prepare(ModelSource("late", service.folder))
+    await models.add(ev.ModelAdded("late", MODEL, slo_scale=5.0, placement=PlacementPlan(both, "late came", 2)))
+    _, picture = await service.generate("late", inputs, model="late")
+    assert_rounded_alike(picture, picture_of(alone, inputs))
+    models.close("late")
+    await models.drained("late")
+    await models.remove(ev.ModelRemoved("late", replace(before, epoch=3)))
+    assert (await service.ended("too late", inputs, model="late"))["type"] == "failed"
 
 
 async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:

@@ -310,7 +310,7 @@ class StageWorker:
     def _lora_bytes(self, given: _Given) -> int:
         if Stage.DIFFUSE not in given.plan.stages:
             return 0
-        folder = self._config.sources[given.plan.model].folder
+        folder = self._host_copies.source(Replica(given.plan.model, Stage.DIFFUSE)).folder
         return lora_bytes(folder, (inputs.lora for inputs in given.inputs.values()))
 
     async def _take_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
