@@ -21,7 +21,7 @@ from deployments.handle_api import final_update
 from deployments.http_body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, read_fields, read_json, until_disconnect
 from deployments.models import ServedModel
 from deployments.schemas import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
-from deployments.source_field import body_bytes, decoded
+from deployments.source_field import decoded, picture_bytes
 from deployments.video_api import VIDEO_ROUTES, add_video_routes
 from deployments.video_backend import VideoBackend
 from tridentserve.errors import RequestNotFoundError
@@ -73,9 +73,9 @@ def create_api(
 
     @api.post("/v1/images/edits", openapi_extra=_EDIT_BODY)
     async def edit_image(request: Request) -> Response:
-        fields, is_form = await read_fields(request, body_bytes(max_body_bytes, models))
-        asked, known = parse_as(EditRequest, fields, strict=not is_form), dict(models)
-        made = await decoded(lambda: to_edit_request(asked, known), asked.image)
+        sent = await read_fields(request, max_body_bytes, picture_bytes(models))
+        asked, known = parse_as(EditRequest, sent.values, strict=not sent.is_form), dict(models)
+        made = await decoded(lambda: to_edit_request(asked, known), asked.image, sent.arrived_s)
         return await images(request, asked, made, "image_edit")
 
     async def images(

@@ -26,7 +26,9 @@ class VideosArgs(Args):
     )
     max_unfinished: int = Field(default=1000, ge=1, description="jobs that have not ended; the next one gets 429")
     max_in_flight: int = Field(
-        default=64, ge=1, description="jobs given to the scheduler at once; the others wait by priority"
+        default=64,
+        ge=1,
+        description="given to the scheduler at once, with at most 256 MiB of pictures; the others wait by priority",
     )
     lease_s: float = Field(
         default=10, ge=_LEAST_LEASE_S, description="after which the jobs of a process that died are taken over"

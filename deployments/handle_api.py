@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from deployments.backend import Backend, Update, closing, outcome_of
 from deployments.edit_schemas import EditRequest, to_edit_request
 from deployments.models import ServedModel
-from deployments.schemas import parse_as, to_request
+from deployments.schemas import not_served, parse_as, to_request
 from deployments.source_field import decoded
 from deployments.video_schemas import HandleVideoRequest, to_video_request
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -45,23 +46,25 @@ async def generate_stream(
 async def _asked(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
     """A request as the model makes it that the body names; else the first one that starts from a picture, where the
     body has one; else the first one."""
-    model, known = _model(body, models), dict(models)
+    model, known, arrived_s = _model(body, models), dict(models), time.monotonic()
     if model is not None and model.makes_videos:
         video = parse_as(HandleVideoRequest, body).model_copy(update={"model": model.name})
-        return await decoded(lambda: to_video_request(video, known), video.input_reference)
+        return await decoded(lambda: to_video_request(video, known), video.input_reference, arrived_s)
     if model is not None and model.takes_image:
         edit = parse_as(EditRequest, body).model_copy(update={"model": model.name})
-        return await decoded(lambda: to_edit_request(edit, known), edit.image)
+        return await decoded(lambda: to_edit_request(edit, known), edit.image, arrived_s)
     return to_request(body, models)
 
 
 def _model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:
-    """None where the body names one that is not served."""
+    """None where what the body names is no name. Raises `UnknownModelError` for one that is not served."""
     fields = {**_mapping(_mapping(body).get("extra_body")), **_mapping(body)}
     name = fields.get("model")
+    if isinstance(name, str) and name not in models:
+        raise not_served(models)
     if name is not None:
-        return models.get(name) if isinstance(name, str) else None
-    has_picture = {False: fields.get("image"), True: fields.get("input_reference")}
+        return models[name] if isinstance(name, str) else None
+    has_picture = {False: fields.get("image", fields.get("images")), True: fields.get("input_reference")}
     from_picture = (model for model in models.values() if has_picture[model.makes_videos] is not None)
     return next((model for model in from_picture if model.takes_image), next(iter(models.values())))
 

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel
-from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
+from deployments.http_forms import MULTIPART, URLENCODED, form_fields
 from tridentserve.errors import InvalidRequestError
 
 MAX_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-_MAX_FILES = 4
+FORMS = (URLENCODED, MULTIPART)
+# Of a body that is longer than others may be, as it holds a picture. A small value takes a hundred times as long to
+# parse as the same bytes of a long text, and the event loop waits for it; an escape some ten times. (Some clients write
+# base64 with them, one in forty characters or so.)
+_MAX_VALUES = 10_000
+_BEGIN_VALUES = (b",", b"[", b"{")
+_BYTES_PER_ESCAPE = 16
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SentFile:
-    """A file of a multipart form. No text: fields that hold a text do not take it."""
+class SentFields:
+    """What a body holds. `is_form`: numbers are texts. `arrived_s`: when it was there, by the monotonic clock."""
 
-    content: bytes = field(repr=False)
+    values: Any = field(repr=False)
+    is_form: bool
+    arrived_s: float
 
 
 def openapi_body(fields: type[BaseModel], *encodings: str) -> dict[str, Any]:
@@ -44,42 +51,23 @@ async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
     type, or a compressed body), `InvalidRequestError` when it is not JSON, `ClientDisconnect`.
     """
     _check_content_type(request, (JSON,))
-    return _as_json(await _read(request, max_bytes))
+    return _as_json(await _read(request, max_bytes), max_bytes)
 
 
-async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES) -> tuple[Any, bool]:
-    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as texts or a `SentFile`, but for
-    `extra_body`, which is JSON there. True with a form: its numbers are texts.
+async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES, max_picture_bytes: int = 0) -> SentFields:
+    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as `form_fields` tells them, but for
+    `extra_body`, which is JSON there. It may have `max_bytes`, and so many more for a picture unless it is urlencoded.
 
-    Several files of one field, or of one called `name[]`, are the list `name`. Raises as `read_json` does, and
-    `InvalidRequestError` for a form that is broken or names a field twice."""
-    if _check_content_type(request, (JSON, *FORMS)) == JSON:
-        return await read_json(request, max_bytes), False
-    body = await _read(request, max_bytes)
-
-    async def again() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    try:
-        async with Request(request.scope, again).form(max_files=_MAX_FILES, max_part_size=max_bytes) as form:
-            return await _fields_of(form), True
-    except (HTTPException, MultiPartException):
-        raise InvalidRequestError("the body is not a valid form, or has too many fields") from None
-
-
-async def _fields_of(form: FormData) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    files: dict[str, list[SentFile]] = {}
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile):
-            files.setdefault(name.removesuffix("[]"), []).append(SentFile(await value.read()))
-        elif name in fields:
-            raise InvalidRequestError("a field of the form is given twice")
-        else:
-            fields[name] = _as_json(value.encode()) if name == "extra_body" else value
-    if fields.keys() & files.keys():
-        raise InvalidRequestError("a field of the form is given twice")
-    return fields | {name: found[0] if len(found) == 1 else found for name, found in files.items()}
+    Raises as `read_json` and `form_fields` do, and HTTPException 413 for a long body of many small values."""
+    kind = _check_content_type(request, (JSON, *FORMS))
+    body = await _read(request, max_bytes if kind == URLENCODED else max_bytes + max_picture_bytes)
+    arrived_s = time.monotonic()
+    if kind == JSON:
+        return SentFields(_as_json(body, max_bytes), False, arrived_s)
+    fields = await form_fields(body, request.headers["content-type"])
+    if isinstance(extra := fields.get("extra_body"), str):
+        fields["extra_body"] = _as_json(extra.encode(), max_bytes)
+    return SentFields(fields, True, arrived_s)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -94,7 +82,12 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _as_json(body: bytes) -> Any:
+def _as_json(body: bytes, max_bytes: int) -> Any:
+    """`max_bytes`: beyond which the text must be, but for few values, one long text."""
+    if len(body) > max_bytes and (
+        sum(map(body.count, _BEGIN_VALUES)) > _MAX_VALUES or body.count(b"\\") > len(body) // _BYTES_PER_ESCAPE
+    ):
+        raise HTTPException(413, f"JSON of more than {max_bytes} bytes may hold a picture, and few values beside it")
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -106,10 +99,12 @@ def _check_content_type(request: Request, accepted: tuple[str, ...]) -> str:
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise HTTPException(415, "compressed bodies are not accepted; send it without Content-Encoding")
     kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
+    if kind not in accepted:
+        hint = "; a picture is a file of a multipart form, or base64 in JSON" if MULTIPART in accepted else ""
+        raise HTTPException(415, f"Content-Type: must be {' or '.join(accepted)}{hint}")
     charsets = {part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")}
-    if kind not in accepted or not charsets <= {"utf-8", "utf8"}:
-        types = " or ".join(accepted)
-        raise HTTPException(415, f"the body must be JSON in UTF-8; send it with Content-Type: {types}")
+    if not charsets <= {"utf-8", "utf8"}:
+        raise HTTPException(415, "Content-Type: names another charset than UTF-8; send the body in UTF-8")
     return kind
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isqrt, sqrt
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,24 @@ class ServedModel:
         below = side - side % self.family.size_multiple
         return max(self.smallest.width, min(below, self.largest.width))
 
+    def default_shape_like(self, width: int, height: int) -> Shape:
+        """Of a video that starts from a picture of this size and whose request names none: `default_shape`, but with
+        about the picture's aspect ratio where the family allows it, and at most as many pixels."""
+        default = self.default_shape
+        if self.family.one_size:
+            return default
+        scale = sqrt(default.pixels / (width * height))
+        size = self._scaled_into_limits(width * scale, height * scale, default.pixels)
+        return replace(size, num_frames=default.num_frames)
+
     def size_near(self, width: int, height: int) -> Shape:
         """The allowed size for a result that is like a picture of this size: its own where it is allowed; else scaled
         into the limits, with about its aspect ratio, and rounded to the family's multiple."""
+        return self._scaled_into_limits(width, height, self.max_pixels())
+
+    def _scaled_into_limits(self, width: float, height: float, max_pixels: int) -> Shape:
         multiple, limits = self.family.size_multiple, self.limits
-        shrink = min(1.0, limits.max_side / max(width, height), sqrt(self.max_pixels() / (width * height)))
+        shrink = min(1.0, limits.max_side / max(width, height), sqrt(max_pixels / (width * height)))
         scale = max(shrink, self.smallest.width / min(width, height))
         most = max(self.smallest.width, limits.max_side - limits.max_side % multiple)
         longer, shorter = (
@@ -124,7 +137,7 @@ class ServedModel:
             for side in sorted((width, height), reverse=True)
         )
         # Rounding up may have made too much of it. A square stays one.
-        while longer * shorter > self.max_pixels() and longer > self.smallest.width:
+        while longer * shorter > max_pixels and longer > self.smallest.width:
             longer, shorter = longer - multiple, shorter - (multiple if longer == shorter else 0)
         return Shape(height=longer, width=shorter) if height > width else Shape(height=shorter, width=longer)
 

@@ -12,10 +12,11 @@ from deployments.catalogue import Catalogue
 from deployments.config import AppArgs
 from deployments.config_live import SCHEDULER, live_args
 from deployments.model_keeper import ModelKeeper
+from deployments.picture_work import MAX_HELD_BYTES, PictureRoom
 from deployments.start import start
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.updates import Update
-from tridentserve.errors import ConfigError, WorkerError
+from tridentserve.engine.live.updates import Update, failed
+from tridentserve.errors import ConfigError, OverloadedError, WorkerError
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -28,6 +29,7 @@ class Scheduler:
         self._args = args
         self._engine: LiveEngine | None = None
         self._keeper: ModelKeeper | None = None
+        self._pictures = PictureRoom(MAX_HELD_BYTES)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Start, or bring the running service to other models. Never raises once it runs: Ray Serve would replace the
@@ -49,9 +51,14 @@ class Scheduler:
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
         """See `deployments.backend.Backend`; pictures come as references, not as bytes."""
-        async with aclosing(self._started().generate(spec, inputs)) as updates:
-            async for update in updates:
-                yield update
+        if not self._pictures.has_room(inputs.image):
+            message = "the pictures of unfinished requests take all their room, try again later"
+            yield failed(spec.request_id, OverloadedError.code, message)
+            return
+        with self._pictures.holding(inputs.image):
+            async with aclosing(self._started().generate(spec, inputs)) as updates:
+                async for update in updates:
+                    yield update
 
     async def cancel(self, request_id: str) -> bool:
         return self._started().cancel(request_id)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from deployments.http_forms import shown_name
 from deployments.models import ServedModel
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -24,15 +25,16 @@ MAX_GUIDANCE_SCALE = 100.0
 MAX_SLO_MS = 86_400_000.0
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _RANDOM_SEEDS = 2**53  # every one of them survives a JSON parser that holds numbers as doubles
-_MAX_NAME_SHOWN = 64
 
 
 def _text(value: str) -> str:
     """No NUL (tokenizers and C code end there) and no lone surrogate (it cannot be encoded)."""
     if "\0" in value:
         raise PydanticCustomError("text", "must not hold a NUL character")
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise PydanticCustomError("text", "is not valid Unicode text (it holds a lone surrogate)")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("text", "is not valid Unicode text (it holds a lone surrogate)") from None
     return value
 
 
@@ -62,7 +64,12 @@ Text = Annotated[str, AfterValidator(_text)]
 
 
 class GenerationRequest(BaseModel):
-    """The fields that requests of pictures and of videos share. None means the default."""
+    """The fields that requests of pictures and of videos share. None means the default.
+
+    `other_names`: what some clients call a field. `elsewhere`: what is to be done with fields of other requests."""
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -94,6 +101,11 @@ class ImageRequest(GenerationRequest):
     are what OpenAI's clients may send: accepted where they ask for what is served anyhow, without effect.
     """
 
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("image", "images", "mask", "input_reference"),
+        "a picture to edit goes to POST /v1/images/edits, as image",
+    )
+
     stream: bool = False
     response_format: Annotated[Text, AfterValidator(_response_format)] = "b64_json"
     output_format: Literal["png"] = "png"
@@ -113,29 +125,32 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True) -> Parsed:
     Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
-    fields = dict(body)
-    extra = fields.pop("extra_body", None)
-    if extra is not None:
-        if not isinstance(extra, Mapping):
-            raise InvalidRequestError("extra_body: must be an object of named fields", "extra_body")
-        for name in extra:
-            if name in fields or name == "extra_body":
-                raise InvalidRequestError(f"{_shown(name)}: must not be given twice (see extra_body)", _shown(name))
-        fields |= extra
+    fields = _merged(kind, body)
     for name in fields:
         if name not in kind.model_fields:
-            known = ", ".join(sorted([*kind.model_fields, "extra_body"]))
-            raise InvalidRequestError(f"unknown field {_shown(name)}; there are {known}", _shown(name))
+            known = "there are " + ", ".join(sorted([*kind.model_fields, "extra_body"]))
+            hint = kind.elsewhere.get(name, known) if isinstance(name, str) else known
+            raise InvalidRequestError(f"unknown field {shown_name(name)}; {hint}", shown_name(name))
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None}, strict=strict)
     except ValidationError as error:
         raise _first_problem(error) from None
 
 
-def _shown(name: object) -> str:
-    """A field's name as it can be shown: short, ASCII. A client chose it, it may hold anything."""
-    shown = str(name).encode("ascii", "backslashreplace").decode("ascii")
-    return shown if len(shown) <= _MAX_NAME_SHOWN else shown[:_MAX_NAME_SHOWN] + "..."
+def _merged(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of the body and of its `extra_body`, by the names that they have here."""
+    extra = body.get("extra_body")
+    if extra is not None and not isinstance(extra, Mapping):
+        raise InvalidRequestError("extra_body: must be an object of named fields", "extra_body")
+    fields: dict[Any, Any] = {}
+    for sent in ({name: value for name, value in body.items() if name != "extra_body"}, extra or {}):
+        for name, value in sent.items():
+            own = kind.other_names.get(name, name)
+            if own in fields or own == "extra_body":
+                shown = shown_name(name)
+                raise InvalidRequestError(f"{shown}: must not be given twice (see extra_body)", shown)
+            fields[own] = value
+    return fields
 
 
 def _first_problem(error: ValidationError) -> InvalidRequestError:
@@ -205,12 +220,16 @@ def model_of(
     if not fitting:
         raise UnknownModelError(f"model: none of the served models {kind}", "model")
     if name is not None and name not in fitting:
-        raise UnknownModelError(f"model: this model is not served; there are {', '.join(fitting)}", "model")
+        raise not_served(fitting)
     if name is not None:
         return fitting[name]
     return next(
         (model for model in fitting.values() if model.takes_image == from_picture), next(iter(fitting.values()))
     )
+
+
+def not_served(served: Iterable[str]) -> UnknownModelError:
+    return UnknownModelError(f"model: this model is not served; there are {', '.join(served)}", "model")
 
 
 _ROUTES = {

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
+import re
+import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from deployments.http_body import SentFile
+from deployments.http_forms import SentFile
 from deployments.models import ServedModel
+from deployments.picture_work import DecodingThreads
 from tridentserve.errors import InvalidRequestError
-from tridentserve.source_image import normalised
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.source_image import made_smaller, png_of, read_picture
 
 _HOW = "send the picture itself: a file in a multipart form, or base64 or a data URL as a text"
 _DATA_URL = "data:"
 _BASE64 = ";base64"
-T = TypeVar("T")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:")
+_LINE_BREAKS = b" \t\n\r\f\v"
 
 
 def _sent(value: Any) -> bytes | str:
@@ -44,7 +48,7 @@ def _sent(value: Any) -> bytes | str:
             return value
         case str() if value.startswith(_DATA_URL):
             return _payload(value)
-        case str() if ":" in value:  # no base64, but an address
+        case str() if _ADDRESS.match(value):
             raise PydanticCustomError("picture", "nothing is fetched from addresses; {how}", {"how": _HOW})
         case str():
             return value
@@ -66,22 +70,28 @@ SourceField = Annotated[
 ]
 
 
-def source_png(sent: bytes | str, model: ServedModel, param: str) -> tuple[bytes, int, int]:
-    """The picture as workers take it (see `normalised`), its width and its height. May take a second: see `decoded`.
+def source_png(
+    sent: bytes | str, model: ServedModel, param: str, shape_of: Callable[[int, int], Shape]
+) -> tuple[bytes, Shape]:
+    """The picture as workers take it, a PNG file, and the shape of what is made of it, which `shape_of` tells by the
+    picture's width and height. It is made as small as the model's family allows. May take a second: see `decoded`.
 
-    Raises `InvalidRequestError`, which names the field `param`, for what is no picture or beyond the model's limits."""
+    Raises `InvalidRequestError`, which names the field `param`, for what is no picture or beyond the model's limits;
+    and what `shape_of` raises."""
     limits = model.limits
     content = sent if isinstance(sent, bytes) else _from_base64(sent, limits.max_image_bytes, param)
     if len(content) > limits.max_image_bytes:
         raise _too_large(limits.max_image_bytes, param)
-    return normalised(content, limits.max_image_pixels, param)
+    picture = read_picture(content, limits.max_image_pixels, param)
+    shape = shape_of(picture.width, picture.height)
+    return png_of(made_smaller(picture, shape, model.family.image_fit)), shape
 
 
 def _from_base64(text: str, max_bytes: int, param: str) -> bytes:
     if len(text) > base64_chars(max_bytes) * 2:  # half of it may be line breaks
         raise _too_large(max_bytes, param)
     try:
-        return base64.b64decode("".join(text.split()), validate=True)
+        return base64.b64decode(text.encode("ascii").translate(None, _LINE_BREAKS), validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequestError(f"{param}: is not valid base64; {_HOW}", param) from None
 
@@ -94,18 +104,21 @@ def base64_chars(num_bytes: int) -> int:
     return -(-num_bytes // 3) * 4
 
 
-def body_bytes(max_bytes: int, models: Mapping[str, ServedModel]) -> int:
-    """How long a body may be that has `max_bytes` beside the largest picture that any of the models takes."""
+def picture_bytes(models: Mapping[str, ServedModel]) -> int:
+    """How much of a body the largest picture takes, as base64, that any of the models starts from."""
     largest = max((model.limits.max_image_bytes for model in models.values() if model.takes_image), default=0)
-    return max_bytes + base64_chars(largest)
+    return base64_chars(largest)
 
 
-# Decoding takes some hundred MB for the largest pictures: so many at a time, beside the event loop.
-_DECODERS = ThreadPoolExecutor(max_workers=2, thread_name_prefix="source-picture")
+_THREADS = DecodingThreads()
 
 
-async def decoded(request: Callable[[], T], picture: bytes | str | None) -> T:
-    """What `request` returns or raises; in a thread of its own when it has a `picture` to decode."""
+async def decoded(
+    request: Callable[[], tuple[RequestSpec, GenerationInputs]], picture: bytes | str | None, arrived_s: float
+) -> tuple[RequestSpec, GenerationInputs]:
+    """What `request` returns or raises; in a thread of its own when it has a `picture` to decode, then with how long
+    it is since `arrived_s` (of the monotonic clock). Raises `OverloadedError` when too many pictures wait already."""
     if picture is None:
         return request()
-    return await asyncio.get_running_loop().run_in_executor(_DECODERS, request)
+    spec, inputs = await _THREADS.run(request)
+    return replace(spec, waited_s=time.monotonic() - arrived_s), inputs

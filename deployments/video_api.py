@@ -18,7 +18,7 @@ from deployments.handle_api import final_update
 from deployments.http_body import FORMS, JSON, openapi_body, read_fields, until_disconnect
 from deployments.models import ServedModel
 from deployments.schemas import REQUEST_ID
-from deployments.source_field import body_bytes, decoded
+from deployments.source_field import decoded, picture_bytes
 from deployments.video_backend import VideoBackend
 from deployments.video_schemas import VideoRequest, parse_video, to_video_request
 from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
@@ -48,9 +48,9 @@ def add_video_routes(
     """Jobs go through `videos`; what is answered at once comes from `backend`."""
 
     async def asked(request: Request) -> tuple[VideoRequest, RequestSpec, GenerationInputs]:
-        fields, is_form = await read_fields(request, body_bytes(max_body_bytes, models))
-        body, known = parse_video(fields, strict=not is_form), dict(models)
-        return body, *await decoded(lambda: to_video_request(body, known), body.input_reference)
+        sent = await read_fields(request, max_body_bytes, picture_bytes(models))
+        body, known = parse_video(sent.values, strict=not sent.is_form), dict(models)
+        return body, *await decoded(lambda: to_video_request(body, known), body.input_reference, sent.arrived_s)
 
     def jobs() -> VideoBackend:
         if videos is None:

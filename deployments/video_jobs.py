@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from deployments.backend import Backend, Update, closing
 from deployments.config_videos import VideosArgs
 from deployments.errors_http import body_of
+from deployments.picture_work import MAX_JOBS_BYTES
 from deployments.video_results import VideoResults
 from deployments.video_store import VideoJob, VideoStore
 from deployments.video_views import video_view
@@ -103,6 +104,7 @@ class VideoJobs:
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
         most, most_bytes, now_s = self._options.max_unfinished, self._options.max_results_mb * _MIB, self._clock()
+        spec = replace(spec, waited_s=0.0)  # its times count from when the scheduler gets it, like the job's `queue_s`
         job = await self._stored(lambda: self._store.submit(spec, inputs, priority, now_s, most, most_bytes))
         self._wake.set()
         return self._view(job)
@@ -169,16 +171,20 @@ class VideoJobs:
         steps = {number: run.steps_done for number, run in self._runs.items()}
         if not steps:
             return
-        now_s, lease_s = self._clock(), self._options.lease_s
-        kept = await self._stored(lambda: self._store.renew(self._owner, steps, now_s, lease_s))
+        # The time is that of the call, which may have waited for others in the thread.
+        kept = await self._stored(lambda: self._store.renew(self._owner, steps, self._clock(), self._options.lease_s))
         for number in steps.keys() - kept:  # deleted through another process, or taken over
             if (run := self._runs.get(number)) is not None and run.task is not None:
                 run.task.cancel()
 
     async def _claim(self) -> None:
         free = self._options.max_in_flight - len(self._runs)
-        now_s, lease_s = self._clock(), self._options.lease_s
-        for job in await self._stored(lambda: self._store.claim(self._owner, free, now_s, lease_s)):
+        lease_s = self._options.lease_s
+        for job in await self._stored(
+            lambda: self._store.claim(self._owner, free, self._clock(), lease_s, MAX_JOBS_BYTES)
+        ):
+            if job.number in self._runs:  # its lease had run out while this process stood still: it goes on
+                continue
             run = self._runs[job.number] = _Run(job)
             run.task = asyncio.get_running_loop().create_task(self._run(run))
 
@@ -196,7 +202,7 @@ class VideoJobs:
             logger.exception("video job %s was interrupted", job.job_id)
         finally:
             if not self._is_stopping:
-                del self._runs[job.number]
+                self._runs.pop(job.number, None)
                 self._wake.set()
 
     async def _make(self, run: _Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -56,6 +56,9 @@ class VideoRequest(GenerationRequest):
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="of two jobs that wait, the higher one goes first"
     )
     output_format: Literal["mp4"] = "mp4"
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("image", "images", "image_url"), "a picture to start from is called input_reference here"
+    )
     input_reference: SourceField | None = Field(default=None, repr=False)
 
 
@@ -79,18 +82,30 @@ def to_video_request(request: VideoRequest, models: Mapping[str, ServedModel]) -
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
     model = model_of(request.model, models, videos=True, from_picture=request.input_reference is not None)
-    check_given(model.family, request.input_reference is not None, _SOURCE)
+    has_picture = request.input_reference is not None
+    others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_picture]
+    check_given(model.family, has_picture, _SOURCE, others)
     request = _with_outputs(request)
     check_limits(request, model)
-    width, height, param = asked_size(request, model.default_shape)
-    check_size(width, height, param, model)
     fps = request.fps or float(model.default_fps)
-    shape = Shape(height=height, width=width, num_frames=_num_frames(request, model, fps, width * height))
-    spec, inputs = made(request, model, shape, f"video_{uuid.uuid4().hex}")
-    inputs = replace(inputs, fps=fps, output_format=request.output_format)
+    picture, shape = None, model.default_shape
     if request.input_reference is None:
-        return spec, inputs
-    return spec, replace(inputs, image=source_png(request.input_reference, model, _SOURCE)[0])
+        shape = _shape(request, model, fps, shape)
+    else:
+        picture, shape = source_png(
+            request.input_reference,
+            model,
+            _SOURCE,
+            lambda width, height: _shape(request, model, fps, model.default_shape_like(width, height)),
+        )
+    spec, inputs = made(request, model, shape, f"video_{uuid.uuid4().hex}")
+    return spec, replace(inputs, fps=fps, output_format=request.output_format, image=picture)
+
+
+def _shape(request: VideoRequest, model: ServedModel, fps: float, default: Shape) -> Shape:
+    width, height, param = asked_size(request, default)
+    check_size(width, height, param, model)
+    return Shape(height=height, width=width, num_frames=_num_frames(request, model, fps, width * height))
 
 
 def _with_outputs(request: VideoRequest) -> VideoRequest:

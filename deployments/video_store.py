@@ -139,7 +139,8 @@ class VideoStore:
         """A new job; or the one with the same id and the same request; or a new attempt of one that failed. The
         pictures that unfinished jobs start from have at most `max_picture_bytes` together.
 
-        Raises `InvalidRequestError` for an id that was used for another request, and `OverloadedError`."""
+        Raises `InvalidRequestError` for an id that was used for another request and for a picture that never has room,
+        and `OverloadedError`."""
         picture, inputs = inputs.image, replace(inputs, image=None)
         digest = None if picture is None else hashlib.sha256(picture).hexdigest()
         with self._writing():
@@ -159,6 +160,12 @@ class VideoStore:
                 (*written, now_s, digest),
             ).lastrowid
             if picture is not None:
+                if len(picture) > max_picture_bytes:
+                    raise InvalidRequestError(
+                        f"input_reference: takes {len(picture)} bytes as a PNG file, more than the {max_picture_bytes} "
+                        "that this service keeps for all jobs; send a smaller picture",
+                        "input_reference",
+                    )
                 self._db.execute("INSERT INTO pictures (number, png) VALUES (?, ?)", (number, picture))
                 if self._count("SELECT SUM(LENGTH(png)) FROM pictures") > max_picture_bytes:
                     raise OverloadedError("the pictures of unfinished video jobs take all their room, try again later")
@@ -193,18 +200,42 @@ class VideoStore:
 
     # What processes do that work on jobs.
 
-    def claim(self, owner: str, count: int, now_s: float, lease_s: float) -> list[VideoJob]:
-        """Lease up to `count` jobs that nobody works on: higher priority first, then in order of arrival."""
+    def claim(
+        self, owner: str, count: int, now_s: float, lease_s: float, max_picture_bytes: int | None = None
+    ) -> list[VideoJob]:
+        """Lease up to `count` jobs that nobody works on: higher priority first, then in order of arrival.
+
+        The pictures of all jobs that are then the owner's take at most `max_picture_bytes`, unless there is only one.
+        From the first one on that has no room, jobs with pictures wait; others go past them."""
         if count <= 0:
             return []
         with self._writing():
+            numbers = self._next(owner, count, now_s, max_picture_bytes)
             rows = self._db.execute(
-                "UPDATE jobs SET state = 'leased', owner = :owner, lease_until_s = :until_s, attempts = attempts + 1, "
-                f"steps_done = 0 WHERE number IN (SELECT number FROM jobs WHERE {_MAY_BE_CLAIMED} "
-                "ORDER BY priority DESC, number LIMIT :count) RETURNING *",
-                {"owner": owner, "until_s": now_s + lease_s, "now_s": now_s, "count": count},
+                "UPDATE jobs SET state = 'leased', owner = ?, lease_until_s = ?, attempts = attempts + 1, "
+                f"steps_done = 0 WHERE number IN ({', '.join('?' * len(numbers))}) RETURNING *",
+                (owner, now_s + lease_s, *numbers),
             ).fetchall()
         return sorted((_job(row) for row in rows), key=lambda job: (-job.priority, job.number))
+
+    def _next(self, owner: str, count: int, now_s: float, max_picture_bytes: int | None) -> list[int]:
+        lengths = "SELECT jobs.number, LENGTH(png) AS num_bytes FROM jobs LEFT JOIN pictures USING (number)"
+        mine = self._db.execute(f"{lengths} WHERE state = 'leased' AND owner = ? AND lease_until_s > ?", (owner, now_s))
+        held = sum(row["num_bytes"] or 0 for row in mine)
+        may_be = self._db.execute(
+            f"{lengths} WHERE {_MAY_BE_CLAIMED} ORDER BY priority DESC, jobs.number", {"now_s": now_s}
+        )
+        numbers, is_full = list[int](), False
+        for row in may_be:
+            num_bytes = row["num_bytes"] or 0
+            is_full |= max_picture_bytes is not None and held > 0 and held + num_bytes > max_picture_bytes
+            if num_bytes and is_full:
+                continue
+            held += num_bytes
+            numbers.append(row["number"])
+            if len(numbers) == count:
+                break
+        return numbers
 
     def renew(self, owner: str, steps_done: Mapping[int, int], now_s: float, lease_s: float) -> set[int]:
         """Keep the leases of jobs, with how far they are, by number. Returns those that are still the owner's."""

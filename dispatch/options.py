@@ -25,8 +25,9 @@ class RewardOptions:
     is efficient is used. With both prices equal, a width is worth it when its efficiency is above 0.75.
     `size`: price of each doubling of a request's GPU-seconds: of requests that are worth the same, short ones go first.
     `narrowing`, `pressure`: a request is not run narrower than its optimal degree divided by this, or by half of it
-    while less waits than `pressure` says (`dispatch.pressure`), unless it is long overdue. Narrow runs use up the slack
-    to the last second, and fill workers so that wide ones never find several idle at once.
+    while less waits than `pressure` says (`dispatch.pressure`), unless it is long overdue; where C runs on auxiliaries,
+    by half of either. Narrow runs use up the slack to the last second, and fill workers so that wide ones never find
+    several idle at once.
     """
 
     on_time: float = 1000.0

@@ -56,7 +56,7 @@ class Appraisal:
         narrowing: int,
     ) -> None:
         """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest slot it can form.
-        `narrowing`: by what the optimal degree may be divided."""
+        `narrowing`: by what the optimal degree may be divided; where C runs on other workers than D, half of it."""
         self._options = options
         self.best_finish_s = min((c.finish_s(c.earliest_start_s) for c in candidates), default=math.inf)
         self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
@@ -68,7 +68,7 @@ class Appraisal:
             if narrowest is not None and degree <= idle[candidate.slot.pool]:
                 cost = communication_penalty(candidate.primary, tokens, options)
                 cost += price(candidate, narrowest, now_s, options) + size_price(narrowest, options)
-                too_narrow = degree * narrowing < optimal
+                too_narrow = degree * _narrowing_of(candidate, narrowing) < optimal
                 offer = _Offer(candidate.finish_s(now_s), candidate.slot, candidate.efficient, too_narrow, cost)
                 self._offers.append(offer)
         self._offers.sort()
@@ -121,6 +121,12 @@ class Appraisal:
             values = {offer.slot: max(reward - offer.cost, options.late / 1000) for offer in chosen}
             self._values[standing] = _undominated(values)
         return self._values[standing]
+
+
+def _narrowing_of(candidate: Candidate, narrowing: int) -> int:
+    """A leader that decodes keeps its workers from being the next wide slot, so that those are rare. Where C runs
+    elsewhere all workers of a run are free at once, and the next wide slot is worth waiting for."""
+    return narrowing if candidate.decodes_there else max(1, narrowing // 2)
 
 
 def _undominated(values: Mapping[Slot, float]) -> Mapping[Slot, float]:

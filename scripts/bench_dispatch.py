@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from command_line import Parser
+from command_line import Parser, whole_number
 
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
@@ -159,7 +159,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--gpus", type=_counts, default=[128, 256, 512, 1024, 4096], help="cluster sizes, comma-separated"
     )
-    parser.add_argument("--ticks", type=int, default=30, help="measured ticks per size")
+    parser.add_argument("--ticks", type=whole_number, default=30, help="measured ticks per size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profiles", default="l20", help="a profile table that comes with TridentServe")
     parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
@@ -168,7 +168,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _counts(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [whole_number(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

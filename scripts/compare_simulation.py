@@ -9,7 +9,8 @@ Start the service first, on an otherwise idle machine (for another port, copy th
 Warm-up requests tell what stages and overheads cost on this machine, and how much workers slow each other down; they
 are sent before and after each trace, as machines drift. The traces are replayed live, and then simulated with the
 workers, placement and scheduler of the configuration. Nothing is fitted to the traces. Reports of all runs go to --out.
-The last line is one JSON object. Exit status: 0 when both served all requests, 1 when one failed, 2 for bad usage.
+The last line is one JSON object. Exit status: 0 when both served all requests, 1 when one failed, 2 for bad usage,
+130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, NoReturn
 
 from command_line import Parser, positive, whole_number
 from comparison.calibration import Calibration, calibrate, hurry_ms, measured
-from comparison.samples import stage_samples
+from comparison.samples import Point, stage_samples
 from comparison.warm_up import WarmUp, WarmUpClient
 from comparison.workload import make_traces
 from tqdm import tqdm
@@ -60,10 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.profiles = [str(options.profile)]
         if options.profiles is not None:
             args = args.model_copy(update={"profiles": options.profiles})
+        _check(args, options)
         return _compare(args, options)
     except (TridentServeError, OSError, subprocess.CalledProcessError) as error:
         print(f"compare_simulation: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("compare_simulation: interrupted; nothing was compared", file=sys.stderr)
+        return 130
+
+
+def _check(args: AppArgs, options: argparse.Namespace) -> None:
+    """Rather fail now than after minutes of warm-up: sides that are in no table, a folder that cannot be written to."""
+    model, shapes = args.models[0].name, [Shape(side, side) for side in options.sides]
+    measured(served_tables(args), {Point(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes})
+    options.out.mkdir(parents=True, exist_ok=True)
 
 
 def _compare(args: AppArgs, options: argparse.Namespace) -> int:
@@ -249,7 +261,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _sides(text: str) -> list[int]:
-    sides = sorted({int(part) for part in text.split(",")})
+    sides = sorted({whole_number(part) for part in text.split(",")})
     if len(sides) != 3 or sides[0] < 16:
         raise argparse.ArgumentTypeError(f"{text!r} must be three sizes, such as 256,384,512")
     return sides

@@ -136,9 +136,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--jobs", type=whole, default=os.cpu_count() or 1, help="processes (default: one per core)")
     add("--out", type=Path, default=Path("out/evaluation"), metavar="DIR", help="folder (default out/evaluation)")
-    add("--bench-dispatch", type=Path, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
+    add("--bench-dispatch", type=_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")
     return parser.parse_args(argv)
+
+
+def _file(text: str) -> Path:
+    """Looked for now, as the grid may take hours."""
+    if not (path := Path(text)).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return path
 
 
 def _not_negative(text: str) -> float:

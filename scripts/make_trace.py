@@ -84,7 +84,7 @@ def _make(arguments: argparse.Namespace) -> DrawnTrace:
         deadline_scale=arguments.deadline_scale,
         num_inference_steps=arguments.steps,
     )
-    options = " ".join([f"--workload {arguments.workload}", *_changed(arguments, _OF_WORKLOAD)])
+    options = " ".join([f"--workload {arguments.workload}", *_changed(arguments, {**_OF_WORKLOAD, "duration_s": None})])
     return DrawnTrace(requests, f"make_trace {options} --seed {arguments.seed}")
 
 

@@ -169,7 +169,7 @@ def _rows_of(known: ProfileTable | None, name: str, source: Source) -> list[Prof
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     output = _Output(arguments.out)
-    status = 1
+    status = 2  # until something is measured, whatever is wrong is wrong usage
     with tempfile.TemporaryDirectory(prefix="profile-model-") as scratch:
         try:
             if arguments.resume and arguments.out.exists():
@@ -181,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             for source in sources.values():
                 check_measurable(source, _sweep(arguments))
+            status = 1
             for name, source in sources.items():
                 _profile(name, source, arguments, output)
             status = 3 if output.num_skipped else 0

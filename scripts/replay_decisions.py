@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _compare(read_args(options.config), _read(options.log))
     except (OSError, TridentServeError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(f"replay_decisions: {error}", file=sys.stderr)
         return 2
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+
+# Stretched, or scaled to cover and cropped in the middle.
+ImageFit = Literal["stretch", "crop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +25,13 @@ class Family:
     `loras`: whether diffusers knows LoRAs of it.
     `negative_prompt`: whether one has an effect; guidance that is an embedding takes none.
     `takes_image`: whether every request of it starts from a picture (edits, image to video); others take none.
+    `image_fit`: how E brings the picture to the size of the output, where it needs nothing else of it, so that this can
+    be done before. None: E needs the picture itself (or takes none).
     `options`: entries of `model_index.json` that are no components but settings of the pipeline.
     `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
     `default_shape` and `default_fps`: of a video when the request names none.
+    `one_size`: whether there are models of it that make one size only: the default is that size for all pictures that
+    a video starts from. Of others it follows the picture's proportions.
     """
 
     name: str
@@ -38,9 +46,11 @@ class Family:
     loras: bool = True
     negative_prompt: bool = True
     takes_image: bool = False
+    image_fit: ImageFit | None = None
     frame_multiple: int | None = None
     default_shape: Shape | None = None
     default_fps: int | None = None
+    one_size: bool = False
 
     def allows_frames(self, num_frames: int) -> bool:
         """Whether an output can have this many frames."""
@@ -98,6 +108,7 @@ FAMILIES: dict[str, Family] = {
             },
             negative_prompt=False,
             takes_image=True,
+            image_fit="stretch",
         ),
         Family(
             name="pixart_sigma",
@@ -204,6 +215,8 @@ FAMILIES: dict[str, Family] = {
                 Stage.DECODE: ("vae",),
             },
             takes_image=True,
+            image_fit="stretch",
+            one_size=True,
             frame_multiple=8,
             default_shape=Shape(480, 720, 49),
             default_fps=8,
@@ -296,6 +309,7 @@ FAMILIES: dict[str, Family] = {
                 Stage.DECODE: ("vae",),
             },
             takes_image=True,
+            image_fit="crop",
             frame_multiple=4,
             default_shape=Shape(480, 848, 121),
             default_fps=24,

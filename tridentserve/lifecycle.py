@@ -82,7 +82,7 @@ class Lifecycle:
         """Take in an event and what the scheduler made of it."""
         match event:
             case ev.RequestArrived():
-                self.records.setdefault(event.spec.request_id, RequestRecord(event.spec, now_s))
+                self.records.setdefault(event.spec.request_id, RequestRecord(event.spec, now_s - event.spec.waited_s))
             case ev.StageFinished():
                 self._stages_ran(event)
             case ev.StateSaved():

@@ -43,6 +43,7 @@ class RequestSpec:
     `slo_s` counts from arrival; None means the service's default (a multiple of the latency at the optimal degrees).
     `lora`: the name of the LoRA that it is denoised with; only requests with the same one share forward passes of D.
     `alone`: it shares no forward pass at all; a batch that it was in has failed.
+    `waited_s`: how long ago it had come in whole when the scheduler was told of it, which makes it no other request.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class RequestSpec:
     slo_s: float | None = None
     lora: str | None = None
     alone: bool = False
+    waited_s: float = field(default=0.0, compare=False)
 
     @property
     def company(self) -> Company:

@@ -142,7 +142,7 @@ class Scheduler:
             slo_s = self._times.slo_s(spec)
         except ProfileError as error:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
-        request = Request(spec, arrival_s=now_s, slo_s=slo_s)
+        request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
         self._books.requests[spec.request_id] = request
         self._books.wait(request)
         if self._replanner is not None:

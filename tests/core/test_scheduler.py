@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,19 @@ class Run:
 @pytest.fixture
 def apart() -> Run:
     return Run(FixedDispatcher("e", "d0 d1", "c"), APART)
+
+
+def test_what_a_request_waited_before_it_came_counts() -> None:
+    """In its latency and its queueing, and for its deadline."""
+    run = Run(FixedDispatcher("w", "w", "w"), {"w": PlacementType.EDC})
+    spec = replace(request("r"), slo_s=9.0, waited_s=4.0)
+    run.on(ev.RequestArrived(spec), 10.0)
+    (waiting,) = run.scheduler._books.pending.values()
+    assert (waiting.arrival_s, waiting.deadline_s) == (6.0, 15.0)
+    (end,) = run.finish(run.plan(ev.Tick(), 10.0), 11.0, 14.0)
+    assert isinstance(end, ev.Finish)
+    assert (end.latency_s, run.lifecycle.records["r"].queue_s) == (8.0, 5.0)
+    assert replace(spec, waited_s=0.0) == spec
 
 
 def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:

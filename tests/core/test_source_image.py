@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tridentserve.errors import InvalidRequestError
-from tridentserve.families import FAMILIES
+from tridentserve.families import FAMILIES, ImageFit
 from tridentserve.requests import GenerationInputs, Shape
-from tridentserve.source_image import check_image, normalised, source_image
+from tridentserve.source_image import check_image, made_smaller, png_of, read_picture, source_image
 
 MANY = 10**6
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 4), dtype=np.uint8)
@@ -31,14 +31,14 @@ def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def pixels(content: bytes) -> np.ndarray[Any, Any]:
-    picture = Image.open(io.BytesIO(normalised(content, MANY)[0]))
+    picture = Image.open(io.BytesIO(png_of(read_picture(content, MANY))))
     assert (picture.format, picture.mode, picture.info) == ("PNG", "RGB", {})
     return np.asarray(picture)
 
 
 def refuse(content: bytes, max_pixels: int = MANY) -> str:
     with pytest.raises(InvalidRequestError) as caught:
-        normalised(content, max_pixels, "input_reference")
+        read_picture(content, max_pixels, "input_reference")
     assert caught.value.param == "input_reference"
     assert str(caught.value).startswith("input_reference: ")
     return str(caught.value)
@@ -102,7 +102,7 @@ def test_it_is_turned_upright(orientation: int) -> None:
     exif[0x0112] = orientation
     content = file_of(COLOURS, exif=exif)
     assert np.array_equal(pixels(content), np.asarray(upright))
-    assert normalised(content, MANY)[1:] == upright.size
+    assert read_picture(content, MANY).size == upright.size
 
 
 def test_the_same_pixels_are_the_same_file_whatever_else_it_holds() -> None:
@@ -110,18 +110,18 @@ def test_the_same_pixels_are_the_same_file_whatever_else_it_holds() -> None:
     exif[0x010E] = "a description"
     plain, described = file_of(COLOURS), file_of(COLOURS, exif=exif, dpi=(300, 300), icc_profile=b"x" * 200)
     assert plain != described
-    assert normalised(plain, MANY) == normalised(described, MANY)
+    assert png_of(read_picture(plain, MANY)) == png_of(read_picture(described, MANY))
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["PNG", "JPEG", "WEBP"]))
 def test_any_size_up_to_the_limit(width: int, height: int, kind: str) -> None:
     content = file_of(COLOURS.resize((width, height)), kind)
-    assert normalised(content, width * height)[1:] == (width, height)
+    assert read_picture(content, width * height).size == (width, height)
     assert f"more than {width * height - 1} pixels" in refuse(content, width * height - 1)
 
 
 def test_a_strip_that_an_image_encoder_would_blow_up_is_refused() -> None:
-    assert normalised(file_of(COLOURS.resize((100, 1))), MANY)[1:] == (100, 1)
+    assert read_picture(file_of(COLOURS.resize((100, 1))), MANY).size == (100, 1)
     for size in ((101, 1), (2, 201)):
         assert "one side more than 100 times as long as the other" in refuse(file_of(COLOURS.resize(size)))
 
@@ -140,7 +140,9 @@ def test_a_jpeg_of_thousands_of_scans_is_not_decoded() -> None:
     progressive = file_of(COLOURS, "JPEG", progressive=True)
     assert pixels(progressive).shape == (24, 40, 3)
     start = progressive.rindex(b"\xff\xda")
-    assert "scans" in refuse(progressive[:start] + progressive[start:-2] * 300 + b"\xff\xd9")
+    for more, is_read in ((20, True), (40, False), (300, False)):
+        many = progressive[:start] + progressive[start:-2] * more + b"\xff\xd9"
+        assert pixels(many).shape == (24, 40, 3) if is_read else "more than 32 scans" in refuse(many)
     assert pixels(progressive + b"\xff\xda" * 300).shape == (24, 40, 3)
 
 
@@ -176,12 +178,12 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_or_read(kind: str, data: s
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8)):
         damaged[place] = data.draw(st.integers(0, 255))
     with suppress(InvalidRequestError):
-        normalised(bytes(damaged), MANY)
+        read_picture(bytes(damaged), MANY)
 
 
 def test_a_request_has_a_picture_when_its_family_starts_from_one() -> None:
     without = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7)
-    png = normalised(file_of(COLOURS), MANY)[0]
+    png = png_of(read_picture(file_of(COLOURS), MANY))
     with_one = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7, image=png)
     check_image(FAMILIES["flux_kontext"], with_one)
     check_image(FAMILIES["flux"], without)
@@ -193,3 +195,21 @@ def test_a_request_has_a_picture_when_its_family_starts_from_one() -> None:
     with pytest.raises(InvalidRequestError, match="required"):
         source_image(without)
     assert "PNG" not in repr(with_one)
+
+
+@pytest.mark.parametrize("fit", ["stretch", "crop"])
+def test_a_picture_is_made_smaller_and_never_larger(fit: ImageFit) -> None:
+    square = Image.new("RGB", (200, 200))
+    square.paste("white", (50, 0, 150, 200))  # of 100:200, the middle that a crop leaves
+    small = made_smaller(square, Shape(100, 50), fit)
+    assert small.size == (50, 100)
+    assert (np.asarray(small)[:, 5:45] == 255).all() == (fit == "crop")
+    for shape in (Shape(200, 200), Shape(64, 1000), Shape(400, 400)):
+        assert made_smaller(square, shape, fit) is square
+    assert made_smaller(square, Shape(16, 16), None) is square
+
+
+def test_a_strip_is_not_blown_up_to_be_cropped() -> None:
+    strip = Image.new("RGB", (1000, 10))
+    assert made_smaller(strip, Shape(64, 64), "crop") is strip
+    assert made_smaller(strip, Shape(64, 64), "stretch").size == (64, 64)

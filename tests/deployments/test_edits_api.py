@@ -12,11 +12,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from deployments.source_field import body_bytes
+from deployments.source_field import picture_bytes
 from tests.deployments.clients import IMAGES, client, error_of, events, picture_client
 from tests.deployments.fake_backend import MODELS, WITH_PICTURES, FakeBackend, png
 from tridentserve.requests import Shape
-from tridentserve.source_image import normalised
+from tridentserve.source_image import png_of, read_picture
 
 EDITS = "/v1/images/edits"
 PICTURE = png(64, 48, "red")
@@ -52,8 +52,16 @@ async def edit(backend: FakeBackend, **sent: Any) -> httpx.Response:
         {"json": {**BODY, "image": {"image_url": DATA_URL}}},
         {"json": {**BODY, "image": "\n".join(BASE64[i : i + 76] for i in range(0, len(BASE64), 76))}},
         {"json": {"prompt": "make it blue", "extra_body": {**STEPS, "image": BASE64}}},
+        {"json": {"prompt": "make it blue", **STEPS, "images": [{"image_url": DATA_URL}]}},
+        {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image[]": (None, BASE64)}},
+        {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image": (None, PICTURE)}},
+        {"data": {**TEXTS, "input_fidelity": "high", "partial_images": "0"}, "files": {"image": FILE}},
+        {"json": {**BODY, "input_fidelity": "low", "partial_images": 0}},
     ],
-    ids=["file", "file[]", "extra_body", "urlencoded", "base64", "url", "list", "object", "lines", "json extra_body"],
+    ids=[
+        *("file", "file[]", "extra_body", "urlencoded", "base64", "url", "list", "object", "lines", "json extra_body"),
+        *("images", "text[]", "file without a name", "openai's form", "openai's JSON"),
+    ],
 )
 async def test_all_encodings_give_the_same_request(sent: dict[str, Any]) -> None:
     backend = FakeBackend()
@@ -61,7 +69,7 @@ async def test_all_encodings_give_the_same_request(sent: dict[str, Any]) -> None
     assert answer.status_code == 200, answer.text
     assert (answer.json()["model"], answer.json()["size"], len(answer.json()["data"])) == ("tiny-kontext", "64x48", 1)
     ((spec, inputs),) = backend.seen
-    assert inputs.image == normalised(PICTURE, 10**6)[0]
+    assert inputs.image == png_of(read_picture(PICTURE, 10**6))
     assert (inputs.prompt, inputs.num_inference_steps, spec.shape) == ("make it blue", 2, Shape(48, 64))
 
 
@@ -92,6 +100,23 @@ async def test_the_size_follows_the_picture(asked: dict[str, str], sent: tuple[i
     assert answer.json()["size"] == size
 
 
+async def test_a_large_picture_travels_in_the_size_of_the_result() -> None:
+    backend = FakeBackend()
+    for size in ("64x48", "256x192"):
+        await edit(backend, data={**TEXTS, "size": size}, files={"image": jpeg(128, 96)})
+    sizes = [Image.open(io.BytesIO(inputs.image or b"")).size for _, inputs in backend.seen]
+    assert sizes == [(64, 48), (128, 96)]
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/json; charset=utf-16"])
+async def test_the_content_type_is_told(kind: str) -> None:
+    answer = await edit(FakeBackend(), content=PICTURE, headers={"Content-Type": kind})
+    says = (
+        "names another charset" if "charset" in kind else "a picture is a file of a multipart form, or base64 in JSON"
+    )
+    assert (answer.status_code, says in error_of(answer)["message"]) == (415, True)
+
+
 async def test_a_stream() -> None:
     answer = await edit(FakeBackend(), data={**TEXTS, "stream": "true"}, files={"image": FILE})
     states = ["queued", "progress", "progress", "completed"]
@@ -107,7 +132,7 @@ async def test_a_stream() -> None:
         ({"data": TEXTS, "files": [("image[]", FILE), ("image[]", FILE)]}, "image", "several pictures"),
         ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", "several pictures"),
         ({"data": TEXTS, "files": {"image": FILE, "mask": FILE}}, "mask", "not supported by this model"),
-        ({"data": {**TEXTS, "image": BASE64}, "files": {"image": FILE}}, None, "given twice"),
+        ({"data": {**TEXTS, "image": BASE64}, "files": {"image": FILE}}, "image", "image: is given twice in the form"),
         ({"data": TEXTS, "files": {"image": b""}}, "image", "empty"),
         ({"json": {**BODY, "image": ""}}, "image", "empty"),
         ({"json": {**BODY, "image": []}}, "image", "must be a picture"),
@@ -118,6 +143,10 @@ async def test_a_stream() -> None:
         ({"json": {**BODY, "image": "file:///etc/passwd"}}, "image", "nothing is fetched"),
         ({"json": {**BODY, "image": {"file_id": "f"}}}, "image", "no files are stored"),
         ({"json": {**BODY, "image": "fox.png"}}, "image", "base64"),
+        ({"json": {**BODY, "image": "not one: a text"}}, "image", "is not valid base64; send the picture itself"),
+        ({"json": {**BODY, "images": [BASE64]}}, "images", "images: must not be given twice"),
+        ({"json": {**BODY, "partial_images": 1}}, "partial_images", "must be 0: a picture is sent when it is finished"),
+        ({"json": {**BODY, "input_reference": BASE64}}, "input_reference", "is called image here"),
         ({"json": {**BODY, "image": "/etc/passwd"}}, "image", "base64"),
         ({"json": {**BODY, "image": "é" * 8}}, "image", "base64"),
         ({"json": {**BODY, "image": "data:image/png,abc"}}, "image", "a data URL must hold base64"),
@@ -126,7 +155,7 @@ async def test_a_stream() -> None:
         ({"data": TEXTS, "files": {"image": png(1001, 1000)}}, "image", "more than 1000000 pixels"),
         ({"data": TEXTS, "files": {"image": bytes(2**20 + 1)}}, "image", "more than 1048576 bytes"),
         ({"json": {**BODY, "image": "A" * (2**20 // 3 * 4 + 8)}}, "image", "more than 1048576 bytes"),
-        ({"data": TEXTS, "files": {"image": FILE, "prompt": ("prompt.txt", b"a fox")}}, None, "given twice"),
+        ({"data": TEXTS, "files": {"image": FILE, "prompt": ("prompt.txt", b"a fox")}}, "prompt", "given twice"),
         ({"data": {"num_inference_steps": "2"}, "files": {"image": FILE, "prompt": b"a fox"}}, "prompt", "string"),
         ({"data": {**TEXTS, "size": "65x64"}, "files": {"image": FILE}}, "size", "multiples of 16"),
         ({"data": {**TEXTS, "colour": "red"}, "files": {"image": FILE}}, "colour", "unknown field"),
@@ -150,7 +179,7 @@ async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: st
         (EDITS, "tiny-wan-i2v", 404, "makes videos; send the request to /v1/videos"),
         ("/v1/videos", "tiny-kontext", 404, "edits pictures; send the request to /v1/images/edits"),
         (EDITS, "dall-e-3", 404, "there are tiny-kontext"),
-        (IMAGES, None, 422, "unknown field image"),
+        (IMAGES, None, 422, "unknown field image; a picture to edit goes to POST /v1/images/edits"),
     ],
 )
 async def test_models_have_routes_of_their_own(path: str, model: str | None, status: int, says: str) -> None:
@@ -169,8 +198,8 @@ async def test_a_service_that_edits_nothing() -> None:
 
 
 async def test_bodies_may_have_a_picture_beside_the_other_fields() -> None:
-    most = body_bytes(2**20, WITH_PICTURES)
-    assert body_bytes(2**20, MODELS) == 2**20
+    most = 2**20 + picture_bytes(WITH_PICTURES)
+    assert picture_bytes(MODELS) == 0
     video_model = WITH_PICTURES["tiny-wan-i2v"]
     assert most == 2**20 + 4 * -(-video_model.limits.max_image_bytes // 3)
     async with picture_client(FakeBackend()) as http:

@@ -20,7 +20,7 @@ from tridentserve.errors import (
     UnknownModelError,
     WorkerError,
 )
-from tridentserve.source_image import normalised
+from tridentserve.source_image import png_of, read_picture
 
 BODY = {"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1", "seed": 7}
 
@@ -60,7 +60,7 @@ async def test_pictures_to_start_from(named: bool) -> None:
         assert (await generate(backend, WITH_PICTURES, {**edit, "image": image}))["images"] == [picture]
     assert (await generate(backend, WITH_PICTURES, video))["videos"] == [fake_video("a cat")]
     assert [spec.model for spec, _ in backend.seen] == ["tiny-kontext"] * 5 + ["tiny-wan-i2v"]
-    assert {inputs.image for _, inputs in backend.seen} == {normalised(picture, 10**6)[0]}
+    assert {inputs.image for _, inputs in backend.seen} == {png_of(read_picture(picture, 10**6))}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,12 @@ async def test_pictures_to_start_from(named: bool) -> None:
 async def test_pictures_that_lack_or_are_too_much(body: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         await generate(FakeBackend(), WITH_PICTURES, {"prompt": "a cat", **body})
+
+
+@pytest.mark.parametrize("field", ["image", "input_reference"])
+async def test_a_picture_for_a_model_that_is_not_served(field: str) -> None:
+    with pytest.raises(UnknownModelError, match=r"this model is not served; there are tiny-sd3, .*tiny-kontext"):
+        await generate(FakeBackend(), WITH_PICTURES, {"prompt": "a cat", "model": "x", field: b"x"})
 
 
 async def test_a_stream() -> None:

@@ -53,6 +53,33 @@ def test_a_size_like_that_of_a_picture(min_side: int, max_side: int, max_pixels:
         assert (max(size.width, size.height) + 32) / (min(size.width, size.height) - 32 or 1) >= longer / shorter
 
 
+FROM_PICTURES = [name for name, family in FAMILIES.items() if family.frame_multiple and family.takes_image]
+
+
+@given(st.sampled_from(FROM_PICTURES), SIDES, SIDES, SIDES, SIDES)
+def test_the_default_size_of_a_video_is_like_its_picture(
+    name: str, min_side: int, max_side: int, width: int, height: int
+) -> None:
+    model = ServedModel("m", FAMILIES[name], Limits(min_side=min_side, max_side=max_side))
+    if model.smallest.width > model.largest.width:
+        return
+    default, shape = model.default_shape, model.default_shape_like(width, height)
+    check_size(shape.width, shape.height, "size", model)
+    assert (shape.num_frames, shape.pixels <= default.pixels) == (default.num_frames, True)
+    if model.family.one_size:
+        assert shape == default
+    elif width != height:
+        assert (shape.width <= shape.height) if width < height else (shape.width >= shape.height)
+
+
+def test_the_default_size_of_a_video_keeps_proportions_and_pixels() -> None:
+    model = ServedModel("m", FAMILIES["wan_i2v"], Limits())
+    assert model.default_shape == Shape(480, 832, 81)
+    sizes = {(1080, 1920): (480, 832), (4000, 3000): (720, 544), (50, 50): (624, 624), (832, 480): (832, 480)}
+    for picture, size in sizes.items():
+        assert model.default_shape_like(*picture) == Shape(width=size[0], height=size[1], num_frames=81)
+
+
 @given(st.sampled_from([name for name, family in FAMILIES.items() if family.frame_multiple]), st.data())
 def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
     pixel_frames = data.draw(st.integers(64 * 64, 4_000_000))

@@ -16,10 +16,10 @@ from deployments.config_videos import VideosArgs
 from deployments.video_jobs import VideoJobs
 from tests.deployments.clients import served
 from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png, video
-from tridentserve.source_image import normalised
+from tridentserve.source_image import png_of, read_picture
 
 PICTURE = png(64, 48, "red")
-NORMALISED = normalised(PICTURE, 10**6)[0]
+NORMALISED = png_of(read_picture(PICTURE, 10**6))
 FILE = ("fox.png", PICTURE, "image/png")
 EXTRA = {"num_inference_steps": 2}
 

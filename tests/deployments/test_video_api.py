@@ -17,7 +17,7 @@ from deployments.video_jobs import VideoJobs
 from tests.deployments.clients import error_of, picture_client, video_client
 from tests.deployments.fake_backend import FakeBackend, png, video
 from tridentserve.errors import OverloadedError
-from tridentserve.source_image import normalised
+from tridentserve.source_image import png_of, read_picture
 
 VIDEOS = "/v1/videos"
 BODY = {"prompt": "a fox", "size": "64x64", "num_frames": 9, "num_inference_steps": 2, "fps": 8}
@@ -155,7 +155,7 @@ async def test_a_video_in_one_answer(served: Served) -> None:
         ({"data": {**TEXTS, "num_frames": "nine"}}, 422, "num_frames"),
         ({"files": {"prompt": (None, "a fox"), "input_reference": ("x.png", b"png")}}, 422, "input_reference"),
         ({"files": {"prompt": ("prompt.txt", b"a fox")}}, 422, "prompt"),
-        (raw(b"prompt=a&prompt=b", "application/x-www-form-urlencoded"), 422, None),
+        (raw(b"prompt=a&prompt=b", "application/x-www-form-urlencoded"), 422, "prompt"),
         (raw(b"--x", "multipart/form-data"), 422, None),
         (raw(b"--x\r\n", "multipart/form-data; boundary=y"), 422, None),
         (raw(b"a", "text/plain"), 415, None),
@@ -191,7 +191,7 @@ async def test_a_video_from_a_picture(served: Served, sent: dict[str, Any]) -> N
         at_once = await http.post(f"{VIDEOS}/sync", **sent)
     assert (job["model"], at_once.status_code) == ("tiny-wan-i2v", 200)
     assert (await served.until_ended(job["id"]))["status"] == "completed"
-    assert [inputs.image for _, inputs in served.backend.seen] == [normalised(PICTURE, 10**6)[0]] * 2
+    assert [inputs.image for _, inputs in served.backend.seen] == [png_of(read_picture(PICTURE, 10**6))] * 2
 
 
 @pytest.mark.parametrize("video_id", ["unknown", "%00", ".x", "a" * 129, "%2e%2e%2fjobs"])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from deployments.config import Limits
+from deployments.models import ServedModel
 from deployments.schemas import to_request
 from deployments.video_schemas import parse_video, to_video_request
 from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, png
 from tridentserve.errors import InvalidRequestError, UnknownModelError
+from tridentserve.families import FAMILIES
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
-from tridentserve.source_image import normalised
+from tridentserve.source_image import png_of, read_picture
 
 
 def accept(strict: bool = True, **fields: Any) -> tuple[RequestSpec, GenerationInputs]:
@@ -109,6 +113,20 @@ def test_pictures_and_videos_have_models_of_their_own() -> None:
         accept(model="sora-2")
 
 
+@pytest.mark.parametrize(("picture", "size"), [((60, 100), (192, 320)), ((100, 60), (320, 192)), ((9, 9), (256, 256))])
+def test_a_video_without_a_size_is_like_its_picture(picture: tuple[int, int], size: tuple[int, int]) -> None:
+    """With the pixels of the default, 256x256."""
+    limits = Limits(min_side=32, max_side=320, max_pixels=256 * 256, max_frames=9)
+    model = ServedModel("m", FAMILIES["wan_i2v"], limits)
+    fields = {"prompt": "a fox", "input_reference": b64encode(png(*picture)).decode()}
+    spec, inputs = to_video_request(parse_video(fields), {"m": model})
+    assert (spec.shape, inputs.shape) == (Shape(size[1], size[0], 9), spec.shape)
+    named, _ = to_video_request(parse_video({**fields, "size": "64x32"}), {"m": model})
+    assert named.shape == Shape(32, 64, 9)
+    same, _ = to_video_request(parse_video(fields), {"m": replace(model, family=FAMILIES["cogvideox_i2v"])})
+    assert same.shape == model.default_shape
+
+
 def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
     picture = png(100, 60)
 
@@ -116,7 +134,11 @@ def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
         return to_video_request(parse_video({"prompt": "a fox", **fields}), WITH_PICTURES)
 
     spec, inputs = made(input_reference=b64encode(picture).decode(), size="64x64", num_frames=5)
-    assert (spec.model, spec.shape, inputs.image) == ("tiny-wan-i2v", Shape(64, 64, 5), normalised(picture, 10**6)[0])
+    assert (spec.model, spec.shape, inputs.image) == (
+        "tiny-wan-i2v",
+        Shape(64, 64, 5),
+        png_of(read_picture(picture, 10**6)),
+    )
     assert made()[0].model == "tiny-wan"
     for fields, says in (
         ({"model": "tiny-wan-i2v"}, "input_reference: is required"),
@@ -127,6 +149,12 @@ def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
     ):
         with pytest.raises(InvalidRequestError, match=says):
             made(**fields)
+    with pytest.raises(InvalidRequestError, match="starts from a prompt alone; tiny-wan-i2v would take the request"):
+        made(model="tiny-wan", input_reference="eA==")
+    with pytest.raises(InvalidRequestError, match="starts from a picture; tiny-wan would take the request as it is"):
+        made(model="tiny-wan-i2v")
+    with pytest.raises(InvalidRequestError, match=r"unknown field image; .* is called input_reference here"):
+        made(image="eA==")
     only = {"tiny-wan-i2v": WITH_PICTURES["tiny-wan-i2v"]}
     with pytest.raises(InvalidRequestError, match="input_reference: is required"):
         to_video_request(parse_video({"prompt": "a fox"}), only)

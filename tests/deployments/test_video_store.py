@@ -154,6 +154,34 @@ def test_the_pictures_of_jobs_that_wait_are_bounded(store: VideoStore) -> None:
     submit(store, "d", image=bytes(600), most_bytes=1000)
 
 
+def test_a_picture_that_never_has_room_is_refused_for_good(store: VideoStore) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"input_reference: takes 1001 bytes .* send a smaller picture"
+    ) as raised:
+        submit(store, "a", image=bytes(1001), most_bytes=1000)
+    assert raised.value.param == "input_reference"
+    assert store.find("a") is None
+    submit(store, "a", image=bytes(1000), most_bytes=1000)
+
+
+def test_jobs_are_claimed_as_far_as_their_pictures_have_room(store: VideoStore) -> None:
+    def claim(now_s: float = 0.0) -> list[str]:
+        return [job.job_id for job in store.claim("p", 9, now_s, LEASE_S, max_picture_bytes=100)]
+
+    for name, size in (("huge", 500), ("b", 60), ("c", 50), ("d", 10)):
+        submit(store, name, image=bytes(size))
+    submit(store, "without")
+    assert claim() == ["huge", "without"]  # the first one goes in any case
+    assert claim() == []
+    assert [job.job_id for job in store.claim("q", 1, 0.0, LEASE_S, max_picture_bytes=100)] == ["b"]
+    huge = store.find("huge")
+    assert huge is not None
+    store.complete("p", huge.number, {}, 0, 1.0)
+    assert claim() == ["c", "d"]
+    submit(store, "e", image=bytes(40))
+    assert claim(LEASE_S) == ["b", "without"]  # all leases have run out
+
+
 def test_the_file_shrinks_when_a_picture_goes(store: VideoStore, tmp_path: Path) -> None:
     def size_bytes() -> int:
         with sqlite3.connect(tmp_path / "jobs.sqlite3") as other:

@@ -58,6 +58,13 @@ def test_width_is_shared_out_under_load() -> None:
     assert all(assignment.reason.endswith(", ilp") for assignment in assignments)
 
 
+def test_where_c_runs_elsewhere_requests_wait_for_width_rather_than_share_it_out() -> None:
+    slo_s = 2.5 * (ENCODE_S + 20 * step_seconds(LARGE, 1) + decode_s(LARGE))
+    pending = [request(f"r{i}", LARGE, slo_s) for i in range(4)]
+    assignments = decide(IDLE, pending, [*workers(4, "ED"), worker("c", "C")], now_s=0.0)
+    assert [len(assignment.diffuse) for assignment in assignments] == [2, 2]
+
+
 def test_without_pressure_width_is_not_given_away() -> None:
     """Deadlines are far off: two at a time, each twice as fast."""
     assignments = decide(IDLE, [request(f"r{i}", LARGE) for i in range(4)], workers(4, "EDC"), now_s=0.0)

@@ -121,6 +121,21 @@ def test_no_run_is_far_narrower_than_is_optimal_unless_it_is_long_overdue() -> N
     assert 1 in degrees(-100.0, 1)
 
 
+def test_runs_whose_workers_are_free_at_once_are_narrowed_half_as_much() -> None:
+    """C elsewhere leaves whole slots behind, for which it is worth to wait; a leader that decodes does not."""
+    merged = [candidate(degree, 8.0 / degree) for degree in (1, 2, 4, 8)]
+    apart = [replace(each, primary=PlacementType.ED, decode_free_s=0.0) for each in merged]
+
+    def narrowest(candidates: list[Candidate], narrowing: int, deadline_s: float = 100.0) -> int:
+        appraisal = Appraisal(candidates, [8], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=narrowing)
+        return min(slot.degree for slot in appraisal.values(deadline_s))
+
+    assert [narrowest(merged, narrowing) for narrowing in (4, 2, 1)] == [2, 4, 8]
+    assert [narrowest(apart, narrowing) for narrowing in (4, 2, 1)] == [4, 8, 8]
+    assert narrowest(apart, 4, deadline_s=0.5) == 4, "also just late"
+    assert narrowest(apart, 4, deadline_s=-100.0) == 1, "long overdue"
+
+
 def test_of_equals_the_shorter_one_is_worth_more_and_a_deadline_more_than_any_size() -> None:
     short, long = (values([candidate(1, seconds)], 1e6)[1] for seconds in (1.0, 2.0))
     assert 0.9 * OPTIONS.size < short - long < 1.1 * OPTIONS.size

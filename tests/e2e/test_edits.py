@@ -20,7 +20,7 @@ from tests.e2e.conftest import Service, picture
 from tests.e2e.test_videos import frames_of
 from tridentserve.pipelines.tiny import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
-from tridentserve.source_image import normalised
+from tridentserve.source_image import png_of, read_picture
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
 
@@ -45,7 +45,7 @@ def photo() -> bytes:
 
 
 PHOTO = photo()
-UPRIGHT = normalised(PHOTO, 10**6)[0]
+UPRIGHT = png_of(read_picture(PHOTO, 10**6))
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def test_every_model_is_looked_at_before_the_first_is_measured(
         (spoiled, "num_attention_heads is 'four'"),
     ):
         out = tmp_path / "t.csv"
-        assert main(["tiny-sd3", str(second), "--sizes", "64", *QUICK, "--out", str(out)]) == 1
+        assert main(["tiny-sd3", str(second), "--sizes", "64", *QUICK, "--out", str(out)]) == 2
         error = capsys.readouterr().err
         assert error.startswith("profile_model: ")
         assert message in error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import compare_simulation
 import pytest
 from comparison.calibration import Calibration, calibrate, hurry_ms, measured
 from comparison.crowding import slowdown_of
@@ -216,3 +217,18 @@ def test_a_configuration_that_cannot_be_used_is_said_in_one_line(tmp_path: Path,
         read_args(tmp_path / "c.yaml")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sides", "out", "message"),
+    [("192,256,384", "new", "tiny-sd3 encode was not profiled at 192x192"), ("256,384,512", "taken", "taken")],
+)
+def test_what_cannot_be_compared_is_said_before_the_service_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sides: str, out: str, message: str
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    where = ["--config", str(ROOT / "deployments/quickstart.yaml"), "--url", "http://127.0.0.1:1"]
+    assert compare_simulation.main([*where, "--sides", sides, "--out", str(tmp_path / out)]) == 2
+    written = capsys.readouterr().err
+    assert message in written
+    assert "warm-up" not in written

@@ -19,7 +19,7 @@ def test_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 0
     assert read_trace(out) == make_workload("light", "flux.1-dev", seed=3, duration_s=60.0)
     assert capsys.readouterr().out.startswith(f"{out}: 90 requests in 59 s")
-    assert out.read_text().startswith("# make_trace --workload light --model flux.1-dev --seed 3\n")
+    assert out.read_text().startswith("# make_trace --workload light --model flux.1-dev --duration-s 60.0 --seed 3\n")
 
 
 def test_every_option_of_a_workload(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_every_option_of_a_workload(tmp_path: Path) -> None:
     assert len(requests) == 30
     assert {one.num_inference_steps for one in requests} == {4}
     assert {one.slo_ms for one in requests} <= {2250.0, 3000.0, 4500.0, 7500.0}
-    head = "--rate-scale 2.0 --arrivals gamma --cv 3.0 --deadline-scale 1.5 --steps 4 --seed 0; scaled from"
+    head = "--arrivals gamma --cv 3.0 --deadline-scale 1.5 --steps 4 --duration-s 120.0 --seed 0; scaled from"
     assert head in out.read_text().splitlines()[0]
 
 

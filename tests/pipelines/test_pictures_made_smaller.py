@@ -1,0 +1,55 @@
+"""Pictures that come to E in the size of the output already: the same bits as from the picture itself."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers.image_processor import VaeImageProcessor
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.pipelines.models import FROM_PICTURES, families, family_of, load_stage, make_inputs, picture
+from tridentserve.families import ImageFit
+from tridentserve.requests import Shape
+from tridentserve.source_image import made_smaller, png_of, read_picture
+from tridentserve.stages import Stage
+
+SIDES = st.integers(1, 12).map(lambda number: 16 * number)
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8))
+
+
+@settings(max_examples=60)
+@given(st.integers(3, 300), st.integers(3, 300), SIDES, SIDES, st.sampled_from(["default", "crop"]))
+def test_the_stock_processor_finds_nothing_left_to_do(width: int, height: int, to_w: int, to_h: int, mode: str) -> None:
+    processor, source = VaeImageProcessor(vae_scale_factor=16), NOISE.crop((0, 0, width, height))
+    fit: ImageFit = "crop" if mode == "crop" else "stretch"
+    small = made_smaller(source, Shape(to_h, to_w), fit)
+    expected, found = (
+        processor.preprocess(each, height=to_h, width=to_w, resize_mode=mode) for each in (source, small)
+    )
+    assert torch.equal(expected, found)
+    assert small.width * small.height <= width * height
+
+
+@pytest.mark.parametrize(
+    "variant", families(*(name for name in FROM_PICTURES if family_of(name).image_fit), quick=("flux_kontext",))
+)
+@pytest.mark.parametrize("size", [(300, 200), (120, 400)])
+def test_conditions_are_the_same(model: Callable[[str], Path], variant: str, size: tuple[int, int]) -> None:
+    content = picture(height=size[0], width=size[1])
+    inputs = make_inputs(64, 96, variant=variant, image=content)
+    small = made_smaller(read_picture(content, 10**6), inputs.shape, family_of(variant).image_fit)
+    assert small.size == (96, 64)
+    sent = png_of(small)
+    assert Image.open(io.BytesIO(sent)).size == (96, 64)
+    adapter = load_stage(model(variant), Stage.ENCODE)
+    expected, found = adapter.encode(inputs), adapter.encode(replace(inputs, image=sent))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
