@@ -57,9 +57,13 @@ async def _on_http_error(_: Request, error: Exception) -> Response:
     return _answer(error.status_code, error_body(error.detail, error.status_code, code), error.headers)
 
 
-async def _on_validation_error(_: Request, __: Exception) -> Response:
-    """FastAPI's own answer would repeat the values."""
-    return _answer(422, error_body("the request's parameters are not valid", 422, InvalidRequestError.code))
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    """Of parameters in the address. FastAPI's own answer would repeat their values."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    param, problem = str(first["loc"][-1]), str(first["msg"])
+    return _answer(422, error_body(f"{param}: {problem}", 422, InvalidRequestError.code, param))
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:

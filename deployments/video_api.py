@@ -52,15 +52,18 @@ def add_video_routes(
         body, known = parse_video(sent.values, strict=not sent.is_form), dict(models)
         return body, *await decoded(lambda: to_video_request(body, known), body.input_reference, sent.arrived_s)
 
-    def jobs() -> VideoBackend:
-        if videos is None:
-            raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
+    def jobs_with(video_id: str) -> VideoBackend:
+        """Those that may know of a video; none does when there are no jobs."""
+        if videos is None or not REQUEST_ID.fullmatch(video_id):
+            raise RequestNotFoundError("there is no video with this id")
         return videos
 
     @api.post("/v1/videos", openapi_extra=_BODY)
     async def submit_video(request: Request) -> Response:
         body, spec, inputs = await asked(request)
-        return JSONResponse(_told(await jobs().submit(spec, inputs, body.priority), request))
+        if videos is None:
+            raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
+        return JSONResponse(_told(await videos.submit(spec, inputs, body.priority), request))
 
     @api.post("/v1/videos/sync", openapi_extra=_BODY)
     async def make_video(request: Request) -> Response:
@@ -84,30 +87,24 @@ def add_video_routes(
 
     @api.get("/v1/videos/{video_id}")
     async def get_video(video_id: str, request: Request) -> dict[str, Any]:
-        return _told(await jobs().get(_checked(video_id)), request)
+        return _told(await jobs_with(video_id).get(video_id), request)
 
     @api.get("/v1/videos/{video_id}/content", response_class=FileResponse)
     async def get_content(
         video_id: str, index: Annotated[int, Query(ge=0, le=1000)] = 0, variant: Literal["video"] = "video"
     ) -> Response:
-        name = f"{_checked(video_id)}{f'-{index}' if index else ''}.mp4"
-        path = await jobs().local_file(video_id, index)
+        jobs, name = jobs_with(video_id), f"{video_id}{f'-{index}' if index else ''}.mp4"
+        path = await jobs.local_file(video_id, index)
         if path is not None:
             return FileResponse(path, media_type=MP4, filename=name)
         # FileResponse knows of ranges, so a file it is.
-        path = await asyncio.to_thread(_temporary, await jobs().content(video_id, index))
+        path = await asyncio.to_thread(_temporary, await jobs.content(video_id, index))
         return FileResponse(path, media_type=MP4, filename=name, background=BackgroundTask(path.unlink))
 
     @api.delete("/v1/videos/{video_id}")
     async def delete_video(video_id: str) -> dict[str, Any]:
-        await jobs().delete(_checked(video_id))
+        await jobs_with(video_id).delete(video_id)
         return {"id": video_id, "object": "video.deleted", "deleted": True}
-
-
-def _checked(video_id: str) -> str:
-    if not REQUEST_ID.fullmatch(video_id):
-        raise RequestNotFoundError("there is no video with this id")
-    return video_id
 
 
 def _told(video: dict[str, Any], request: Request) -> dict[str, Any]:

@@ -187,10 +187,13 @@ class VideoStore:
         return None if row is None else _job(row)
 
     def page(self, after: str | None, limit: int, newest_first: bool) -> list[VideoJob]:
-        """Up to `limit` jobs, from the one behind `after` on; from the first one when there is no such job."""
+        """Up to `limit` jobs, from the one behind `after` on. Raises `InvalidRequestError` when no job has that id."""
         order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
-        start = None if after is None else self.find(after)
-        where = "" if start is None else f"WHERE number {sign} {start.number}"
+        where = ""
+        if after is not None:
+            if (start := self.find(after)) is None:
+                raise InvalidRequestError("after: there is no video with this id, begin again without it", "after")
+            where = f"WHERE number {sign} {start.number}"
         rows = self._db.execute(f"SELECT * FROM jobs {where} ORDER BY number {order} LIMIT ?", (limit,))
         return [_job(row) for row in rows]
 

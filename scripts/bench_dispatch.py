@@ -28,6 +28,7 @@ from placement import LoadShare, Orchestrator
 from profiler import CostModel, shipped_table
 from traces.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import TridentServeError
 from tridentserve.estimates import stage_seconds
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.plans import PlacementPlan
@@ -88,7 +89,11 @@ def main() -> int:
     options = _arguments()
     print(f"machine: {platform.platform()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
     print(f"command: python {' '.join(sys.argv)}")
-    rows = [_row(gpus, options) for gpus in options.gpus]
+    try:
+        rows = [_row(gpus, options) for gpus in options.gpus]
+    except TridentServeError as error:
+        print(f"bench_dispatch: {error}", file=sys.stderr)
+        return 2
     print(f"{'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9}")
     for row in rows:
         print(f"{row['gpus']:6g} {row['pending']:8g} {row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {row['gap']:9.5f}")

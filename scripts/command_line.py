@@ -28,6 +28,14 @@ def positive(number: Callable[[str], float]) -> Callable[[str], float]:
     return parse
 
 
+def not_negative(text: str) -> float:
+    """A finite number from 0 up."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
+
+
 def whole_number(text: str) -> int:
     """A whole number above 0, in plain digits; also for parts of a list."""
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):

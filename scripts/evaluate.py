@@ -11,7 +11,6 @@ Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import subprocess
@@ -21,7 +20,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from command_line import Parser, positive
+from command_line import Parser, not_negative, positive
 from evaluation.cells import Cell, Settings, grid
 from evaluation.report import write_markdown, write_report
 from evaluation.runner import run_cells
@@ -45,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings.cluster_spec()
         store = Store(arguments.out, settings)
+        if arguments.markdown is not None:
+            arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
         cells = list(
             grid(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
         )
@@ -129,7 +130,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--profiles", default="l20", metavar="DIR", help="a shipped table, a CSV file or a folder (default l20)")
     add(
         "--solve-time-s",
-        type=_not_negative,
+        type=not_negative,
         default=0.0,
         metavar="S",
         help="what a decision costs in simulated time (default 0)",
@@ -146,13 +147,6 @@ def _file(text: str) -> Path:
     if not (path := Path(text)).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return path
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError(text)
-    return value
 
 
 if __name__ == "__main__":

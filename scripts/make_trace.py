@@ -20,6 +20,7 @@ from traces.arrivals import Process
 from tridentserve.errors import TridentServeError
 
 _DURATION_S = 1800.0
+_WITH_CV: tuple[Process, ...] = ("gamma", "weibull")
 # Options that only one of the two sources has, with their defaults.
 _OF_EXTERNAL = {"start_s": 0.0}
 _OF_WORKLOAD = {"model": None, "rate_scale": 1.0, "arrivals": None, "cv": 1.0, "deadline_scale": 1.0, "steps": None}
@@ -56,6 +57,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     misplaced = _changed(arguments, _OF_EXTERNAL if arguments.external is None else _OF_WORKLOAD)
     if misplaced:
         parser.error(f"{', '.join(misplaced)} has no meaning with {'--from' if arguments.external else '--workload'}")
+    if arguments.cv != 1.0 and arguments.arrivals not in _WITH_CV:
+        parser.error(f"--cv has no meaning without --arrivals {' or '.join(_WITH_CV)}")
     return arguments
 
 

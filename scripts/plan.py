@@ -17,6 +17,7 @@ from pathlib import Path
 
 from command_line import Parser, positive, whole_number
 
+from dispatch.policies import POLICIES
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
 from placement.table import placement_lines
@@ -27,6 +28,8 @@ from tridentserve.errors import TridentServeError
 from tridentserve.stages import Stage
 
 _MIB = 2**20
+# Options of --attainment, with their defaults.
+_OF_WHAT_IF = {"policy": "default", "duration_s": 600.0, "max_gpus": 1024, "seed": 0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,17 +121,22 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     what_if.add_argument(
         "--attainment", type=_share, metavar="A", help="the share of requests to be on time, like 0.95"
     )
-    what_if.add_argument("--policy", default="default", help="who decides (default: default)")
+    what_if.add_argument("--policy", choices=list(POLICIES), metavar="P", help="who decides (default: default)")
     what_if.add_argument(
         "--duration-s",
         type=positive(float),
-        default=600.0,
         metavar="S",
         help="requests come for so long (default: 600)",
     )
-    what_if.add_argument("--max-gpus", type=whole_number, default=1024, metavar="N", help="try no more (default: 1024)")
-    what_if.add_argument("--seed", type=int, default=0, help="of the requests (default: 0)")
-    return parser.parse_args(argv)
+    what_if.add_argument("--max-gpus", type=whole_number, metavar="N", help="try no more (default: 1024)")
+    what_if.add_argument("--seed", type=int, help="of the requests (default: 0)")
+    arguments = parser.parse_args(argv)
+    for name, default in _OF_WHAT_IF.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+        elif arguments.attainment is None:
+            parser.error(f"--{name.replace('_', '-')} has no meaning without --attainment")
+    return arguments
 
 
 def _share(text: str) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from command_line import Parser, positive
+from command_line import Parser, not_negative, positive
 
 from traces.formats import read_trace
 from traces.report import summary_table, write_report
@@ -61,7 +61,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     simulated.add_argument("--decision-log", type=Path, metavar="FILE", help="write all events and effects there")
     simulated.add_argument(
-        "--jitter", type=positive(float), metavar="F", help="relative standard deviation of stage times (default 0)"
+        "--jitter", type=not_negative, metavar="F", help="relative standard deviation of stage times (default 0)"
     )
     simulated.add_argument("--seed", type=int, help="of the jitter (default 0)")
     simulated.add_argument(

@@ -63,6 +63,8 @@ def write_trace(requests: Sequence[TraceRequest], path: str | Path, comment: str
 
 def _recognise(text: str, path: str | Path) -> Callable[[str, str | Path], Iterator[Row]]:
     line, first = next(text_lines(text), (1, ""))
+    if not first:
+        raise at_line(path, line, "the file is empty: it holds no request")
     if first.startswith("Request"):
         return _request_lines
     if "," in first and not {cell.strip().strip('"') for cell in first.split(",")}.isdisjoint(REQUIRED):

@@ -37,7 +37,8 @@ class Workload:
         needs one."""
         if self.per_model:
             if model not in MODELS:
-                raise ConfigError(f"the workload {self.name!r} needs a model, one of {', '.join(MODELS)}, not {model}")
+                given = "" if model is None else f", not {model}"
+                raise ConfigError(f"the workload {self.name!r} needs a model, one of {', '.join(MODELS)}{given}")
             return tuple(load_mix(f"{model}-{mix}") for mix in self.mixes)
         mixes = tuple(load_mix(mix) for mix in self.mixes)
         models = sorted({name for mix in mixes for name in mix.models})

@@ -27,9 +27,16 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
             yield _guarded(run, cell, settings)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, max(1, len(cells))), context, initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(min(jobs, max(1, len(cells))), context)
     try:
-        for future in as_completed([pool.submit(_guarded, run, cell, settings) for cell in cells]):
+        # Ctrl-C reaches the whole group of processes, and only this one acts on it. The others, which begin here, have
+        # it blocked from their first moment: a handler of theirs would come too late while they import.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = [pool.submit(_guarded, run, cell, settings) for cell in cells]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for future in as_completed(futures):
             yield future.result()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -47,8 +54,3 @@ def _guarded(run: RunCell, cell: Cell, settings: Settings) -> Outcome:
         return cell, str(error)
     except Exception:  # a fault of one policy must not cost the others' hours
         return cell, traceback.format_exc()
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole group of processes; only the first one acts on it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

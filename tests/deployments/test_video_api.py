@@ -110,8 +110,9 @@ async def test_jobs_are_listed(served: Served) -> None:
     assert ([job["id"] for job in rest["data"]], rest["has_more"]) == (["a"], False)
     first = (await served.http.get(VIDEOS, params={"order": "asc", "limit": 1})).json()
     assert [job["id"] for job in first["data"]] == ["a"]
-    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "best"}):
-        assert (await served.http.get(VIDEOS, params=wrong)).status_code == 422
+    for param, value in (("limit", 0), ("limit", 101), ("limit", "some"), ("order", "best"), ("after", "gone")):
+        answer = await served.http.get(VIDEOS, params={param: value})
+        assert (answer.status_code, error_of(answer)["param"]) == (422, param)
 
 
 async def test_delete(served: Served) -> None:
@@ -207,6 +208,7 @@ async def test_a_service_without_jobs_says_what_is_missing() -> None:
         answer = await http.post(VIDEOS, json=BODY)
         assert (answer.status_code, "`videos:` section" in error_of(answer)["message"]) == (500, True)
         assert (await http.get(VIDEOS)).json()["data"] == []
+        assert (await http.get(f"{VIDEOS}/a")).status_code == 404
         assert (await http.post(f"{VIDEOS}/sync", json=BODY)).content == video("a fox")
 
 

@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     )
     kept = tmp_path / "out" / "cells.jsonl"
     deadline_s = time.monotonic() + 90
-    while not kept.exists() and time.monotonic() < deadline_s:
+    while not (kept.exists() and kept.read_text()) and time.monotonic() < deadline_s:
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=30)

@@ -111,3 +111,14 @@ def test_options_out_of_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert stopped.value.code == 2
     assert errors.startswith(f"plan: argument {option.partition('=')[0]}: ")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--policy=b1", "--duration-s=60", "--max-gpus=8", "--seed=1"])
+def test_options_of_a_question_that_is_not_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(tmp_path, capsys, CLUSTER, WORKLOAD, option)
+    assert stopped.value.code == 2
+    name = option.partition("=")[0]
+    assert capsys.readouterr().err == f"plan: {name} has no meaning without --attainment (see --help)\n"

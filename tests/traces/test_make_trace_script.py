@@ -51,6 +51,7 @@ def test_a_trace_of_others(tmp_path: Path) -> None:
         ("--from x.csv", "--from and --mix go together"),
         ("--from x.csv --mix genserve --rate-scale 2", "--rate-scale 2.0 has no meaning with --from"),
         ("--workload genserve --start-s 3", "--start-s 3.0 has no meaning with --workload"),
+        ("--workload genserve --cv 2", "--cv has no meaning without --arrivals gamma or weibull"),
         ("--workload genserve --steps 0", "'0' is not a whole number above 0"),
         ("--workload dit-serve --duration-s 0.001", "no request comes in so short a time"),
         ("--workload genserve --duration-s -1", "duration_s must be above 0"),

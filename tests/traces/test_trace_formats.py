@@ -58,7 +58,7 @@ def test_rows_are_sorted_by_time_stably_and_limited_to_the_earliest(tmp_path: Pa
 
 def test_a_trace_that_is_not_one_says_so(tmp_path: Path) -> None:
     cases = {
-        "": "neither",
+        "": "the file is empty",
         "a,b\n1,2": "line 1: neither",
         "\n\nrequests = 3": "line 3: neither",
         HEADER: "no requests",
