@@ -199,8 +199,7 @@ async def test_live_auxiliaries_decode_one_picture_together(service: Service, al
 async def test_a_model_that_comes_later_is_served_and_goes_again(service: Service, alone: PipelineAdapter) -> None:
     """The workers did not know of it when they started, nor of its LoRAs."""
     models, inputs = service.engine.models, inputs_of("a late one", lora="ink")
-    before = models.placement
-    assert before is not None
+    before = models.placement or sharing.placement()
     both = {name: held | {Replica("late", one.stage) for one in held} for name, held in before.replicas.items()}
     await models.prepare(ModelSource("late", service.folder))
     await models.add(ev.ModelAdded("late", MODEL, slo_scale=5.0, placement=PlacementPlan(both, "late came", 2)))

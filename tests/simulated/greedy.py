@@ -68,7 +68,11 @@ class Greedy:
 
 
 def _alike(one: PendingRequest, other: PendingRequest) -> bool:
-    return (one.encoded, one.spec.shape, one.steps_done) == (other.encoded, other.spec.shape, other.steps_done)
+    return _kind(one) == _kind(other)
+
+
+def _kind(request: PendingRequest) -> tuple[object, ...]:
+    return request.encoded, request.spec.shape, request.steps_done, request.spec.company
 
 
 def _holds(worker: WorkerView, stage: Stage) -> bool:

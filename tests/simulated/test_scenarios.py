@@ -76,8 +76,8 @@ def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     assert scenario.left_in_buffers == 0
     assert len(result.requests) == scenario.num_requests
     assert set(result.outcomes) <= {"finished", "out_of_memory", "worker_failed", "invalid_request"}
-    if not scenario.num_failures:
-        assert result.counts.retries == 0
+    if not scenario.num_failures and (scenario.policy.batch == 1 or not result.counts.out_of_memory):
+        assert result.counts.retries == 0, "only a batch that had no room is taken apart"
     check_what_the_scheduler_heard(scenario, watched.events)
 
 
@@ -151,10 +151,11 @@ def test_one_seed_has_one_decision_log(tmp_path: Path) -> None:
 def test_a_simulated_log_is_replayed_to_the_same_effects(tmp_path: Path) -> None:
     """A fresh scheduler decides the same, from the log alone; ticks that decided nothing are not in it."""
     scenario = everything(3)
-    scenario.run(tmp_path / "log.jsonl")
+    result = scenario.run(tmp_path / "log.jsonl")
     logged = read_log(tmp_path / "log.jsonl")
     assert len(logged) > 100
-    assert all(decision.effects for decision in logged if isinstance(decision.event, ev.Tick))
+    # One that only sent a request to an E that waits for the E before it has decided something, without an effect.
+    assert 0 < sum(isinstance(decision.event, ev.Tick) for decision in logged) < result.counts.ticks
     assert [decision.now_s for decision in logged] == sorted(decision.now_s for decision in logged)
     for decision, effects in replay(logged, scenario.scheduler()):
         assert effects == decision.effects
