@@ -61,69 +61,6 @@ test-ray: types
 test-pure: install
 	$(BIN)/python -m pytest $(RAY_TESTS:%=--ignore=%)
 
-test-all: the slow tests and all model families too
-# make evaluate-quick   default and three baselines on short traces, in minutes; make evaluate: the paper's grid, in hours
-# make demo    eight workers, requests that move between them at step boundaries (a minute)
-# All make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
-
-PYTHON ?= python3
-CONFIG ?= deployments/quickstart.yaml
-BIN := .venv/bin
-
-# Ray: a token file that a local ray.init() leaves behind would turn token authentication on in later starts.
-export RAY_AUTH_MODE := disabled
-# Nothing is ever fetched at run time, and nothing is reported home.
-export HF_HUB_OFFLINE := 1
-export RAY_USAGE_STATS_ENABLED := 0
-# The proxy notices a dead replica in seconds (the default takes over 20).
-export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
-
-RAY_TESTS := tests/engine tests/e2e
-
-.PHONY: serve demo evaluate evaluate-quick test test-ray test-pure test-all lint types install check clean
-
-install: .venv/.installed
-
-.venv/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed (make PYTHON=python3.11 ...)")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
-
-check: install
-	$(BIN)/python scripts/check_config.py $(CONFIG)
-
-serve: install
-	$(BIN)/python scripts/serve.py $(CONFIG)
-
-demo: install
-	$(BIN)/python scripts/demo_preemption.py
-
-evaluate-quick: install
-	$(BIN)/python scripts/evaluate.py --models sd3-medium flux.1-dev --workloads light heavy dynamic \
-		--policies default b1 b3 b6 --duration-s 240 --out out/evaluation-quick
-
-evaluate: install
-	$(BIN)/python scripts/evaluate.py --out out/evaluation
-
-lint: install
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-
-types: install
-	$(BIN)/mypy
-
-# The tests that start Ray mostly wait for its processes; types and the other tests compute. Side by side they take half
-# as long.
-test: lint
-	$(MAKE) --jobs 2 test-ray test-pure
-
-test-ray: install
-	$(BIN)/python -m pytest $(RAY_TESTS)
-
-test-pure: types
-	$(BIN)/python -m pytest $(RAY_TESTS:%=--ignore=%)
-
 test-all: lint types
 	$(BIN)/python -m pytest -m ""
 
