@@ -143,7 +143,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _file(text: str) -> Path:
-    """Looked for now, as the grid may take hours."""
+    """Looked for before the grid, which may take hours."""
     if not (path := Path(text)).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return path
