@@ -66,7 +66,8 @@ class NixlLink:
         self._peers: dict[str, LinkAddress] = {}
         self._writes: dict[Any, _Transfer] = {}  # by NIXL's handle
         self._expected: dict[bytes, _Transfer] = {}
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # Not a SimpleQueue: see `core_thread`.
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
         self._thread.start()
         self._agent: Any = self._call(lambda: self._start(name)).result()
