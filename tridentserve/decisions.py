@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from tridentserve.events import Effect, Event
-from tridentserve.scheduler import Scheduler
+from tridentserve.scheduler import PolicyError, Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,8 @@ def replay(decisions: Iterable[Decision], scheduler: Scheduler) -> Iterator[tupl
     With the same workers, placement, profile and options, both are equal: that is how an incident is debugged.
     """
     for decision in decisions:
-        yield decision, scheduler.on(decision.event, decision.now_s)
+        try:
+            effects = scheduler.on(decision.event, decision.now_s)
+        except PolicyError as error:  # as it did then
+            effects = error.effects
+        yield decision, effects

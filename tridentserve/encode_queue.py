@@ -58,10 +58,11 @@ class EncodeQueue:
             if run_id not in self._waiting:
                 continue  # it has joined one before it
             run, reason = self._waiting[run_id]
-            leg, model = run.legs[0], run.spec.model
             if not run.requests:
                 self._take([run])
-            elif not usable(self._pool, model, leg):
+                continue
+            leg, model = run.legs[0], run.spec.model
+            if not usable(self._pool, model, leg):
                 self._take([run])
                 yield [run], elsewhere(self._pool, model, leg, now_s, self._times.unit(model, Stage.ENCODE)), reason
             elif not any(self._is_busy(worker) for worker in leg.workers):

@@ -14,7 +14,7 @@ from tridentserve.auxiliary_legs import DecodeOrder, DecodeQueue, elsewhere, usa
 from tridentserve.books import Books
 from tridentserve.cluster import WorkerSpec
 from tridentserve.encode_queue import EncodeQueue
-from tridentserve.errors import ProfileError
+from tridentserve.errors import ProfileError, TridentServeError
 from tridentserve.model_book import ModelBook
 from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica
 from tridentserve.protocols import (
@@ -33,6 +33,16 @@ from tridentserve.runs import LazyViews, Leg, Output, Request, Run, legs_of
 from tridentserve.stages import Stage
 from tridentserve.state_keepers import StateKeepers
 from tridentserve.worker_pool import WorkerPool
+
+
+class PolicyError(TridentServeError):
+    """A dispatcher or replanner has failed. `effects`: what the scheduler had decided in this tick before."""
+
+    code = "policy_failed"
+
+    def __init__(self, message: str, effects: Sequence[ev.Effect] = ()) -> None:
+        super().__init__(message)
+        self.effects = list(effects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,8 @@ class Scheduler:
         return len(self._books.pending)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
-        """Take in one event. Reports of plans that are unknown (reported already) are ignored."""
+        """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`
+        when a tick's policy fails: what it holds has been decided before, the next tick may do better."""
         effects = self._take_in(event, now_s)
         if isinstance(event, ev.StateSaved):
             return effects  # it moves nobody
@@ -191,19 +202,26 @@ class Scheduler:
     def _tick(self, now_s: float) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
         if self._replanner is not None:
-            plan = self._replanner.propose(self._pool.alive(), self._pool.placement, now_s)
-            effects += self._place(plan) if plan is not None else []
+            effects += self._place(self._proposed(self._replanner, now_s))
         if not self._books.pending:
             return effects
         running = LazyViews(lambda: self._running(now_s))
-        decisions = self._dispatcher.decide(
-            ClusterView(now_s, list(self._books.pending.values()), running, self._pool.views())
-        )
+        view = ClusterView(now_s, list(self._books.pending.values()), running, self._pool.views())
+        try:
+            decisions = self._dispatcher.decide(view)
+        except Exception as error:
+            raise PolicyError(f"the dispatcher failed: {error!r}", effects) from error
         effects += (effect for item in decisions.refusals for effect in self._refused(item))
         effects += (effect for item in decisions.preemptions for effect in self._preempted(item))
         for assignment in decisions.assignments:
             effects += self._start(assignment, now_s)
         return effects
+
+    def _proposed(self, replanner: Replanner, now_s: float) -> PlacementPlan | None:
+        try:
+            return replanner.propose(self._pool.alive(), self._pool.placement, now_s)
+        except Exception as error:
+            raise PolicyError(f"the replanner failed: {error!r}") from error
 
     def _running(self, now_s: float) -> list[RunningRequest]:
         return [run.view(request, now_s) for run in self._books.runs.values() for request in run.requests]
@@ -228,6 +246,20 @@ class Scheduler:
 
     def _start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
         requests = [self._books.requests[request_id] for request_id in assignment.request_ids]
+        try:
+            run, promises = self._new_run(assignment, requests, now_s)
+        except ProfileError as error:  # nothing has changed yet
+            return [self._books.reject(request, "invalid_request", str(error)) for request in requests]
+        self._books.begin_run(run)
+        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
+        for leg, seconds in promises:
+            self._pool.promise(leg.workers, run.run_id, seconds)
+        return self._run_next_leg(run, now_s, assignment.reason)
+
+    def _new_run(
+        self, assignment: Assignment, requests: list[Request], now_s: float
+    ) -> tuple[Run, list[tuple[Leg, float]]]:
+        """The run, and the seconds of its legs after D. `ProfileError` where those of any leg are not known."""
         left = min(request.steps_left for request in requests)
         num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
         finishing = sum(request.steps_left == num_steps for request in requests)
@@ -242,15 +274,12 @@ class Scheduler:
             step_s=step_s,
             diffuse_end_s=now_s + num_steps * step_s,
         )
-        self._books.begin_run(run)
+        self._times.leg_s(run.legs[0], run, batch)
         if Stage.DIFFUSE not in run.legs[0].stages:
             encode_s = self._times.encode_s(spec, len(assignment.encode), batch)
             run.diffuse_end_s += encode_s + max(self._pool.free_at_s(w, now_s) for w in assignment.encode) - now_s
-        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
-        for leg in run.legs[1:]:
-            if Stage.DIFFUSE not in leg.stages:
-                self._pool.promise(leg.workers, run.run_id, self._times.leg_s(leg, run, finishing))
-        return self._run_next_leg(run, now_s, assignment.reason)
+        after = [leg for leg in run.legs[1:] if Stage.DIFFUSE not in leg.stages]
+        return run, [(leg, self._times.leg_s(leg, run, finishing)) for leg in after]
 
     def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
         leg, model = run.legs[0], run.spec.model

@@ -266,6 +266,17 @@ def test_a_member_that_cancels_leaves_the_batch_to_the_others() -> None:
     assert bench.idle() == set(TYPES)
 
 
+def test_who_leaves_while_its_e_waits_for_another_leaves_nothing_behind() -> None:
+    bench = Bench()
+    bench.arrive("first", "second")
+    plan = bench.start(ids="first", diffuse="a", encode="e", decode="a")
+    assert bench.decide(Decisions([assignment("second", diffuse="b", encode="e", decode="b")])) == []
+    (gone,) = bench.on(ev.RequestCancelled("second"))
+    assert gone == ev.Reject("second", "cancelled", "the request was cancelled")
+    assert plan_of(bench.finish(plan, 1.0)[0]).workers == ("a",)
+    assert bench.idle() == {"b", "c", "e"}
+
+
 def test_c_goes_to_the_idle_one_of_its_kind_whichever_was_named() -> None:
     bench = Bench(types={**TYPES, "c2": PlacementType.C})
     bench.arrive("x", "y")
@@ -359,9 +370,9 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
                 case _:
                     pass
 
-    def dispatch(limit: int, num_steps: int | None) -> None:
+    def dispatch(limit: int, num_steps: int | None, width: int = 2) -> None:
         waiting = list(bench.scheduler._books.pending.values())[:limit]
-        free = [worker for worker in ("a", "b") if worker in bench.idle()]
+        free = [worker for worker in ("a", "b") if worker in bench.idle()][:width]
         if not waiting or not free:
             return
         left = min(view.spec.num_inference_steps - view.steps_done for view in waiting)
@@ -387,9 +398,9 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
                 names += 1
                 bench.arrive(f"r{names}", steps=1 + number)
             case "s":
-                dispatch(1 + number % 3, None)
+                dispatch(1 + number % 3, None, 1 + number // 3)
             case "n":
-                dispatch(1 + number % 3, 1)
+                dispatch(1 + number % 3, 1, 1 + number // 3)
             case "y" if plan is not None:
                 take(bench.decide(Decisions(preemptions=[Preemption(plan.request_ids[0], "")])))
             case "f" if plan is not None:

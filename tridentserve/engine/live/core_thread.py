@@ -12,7 +12,7 @@ from typing import IO
 
 from tridentserve.decisions import Decision, encode_decision
 from tridentserve.events import Effect, Event, Tick, may_change_plans
-from tridentserve.scheduler import Scheduler
+from tridentserve.scheduler import PolicyError, Scheduler
 
 # While requests wait, dispatch is tried again this often even if nothing has happened: deadlines slip by themselves.
 _RETRY_S = 0.25
@@ -88,7 +88,7 @@ class CoreThread:
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
             except queue.Empty:
-                self._tick(log)
+                self._handle(Tick(), self.now_s(), log)
                 next_tick_s, dirty = self.now_s() + self._tick_s, False
                 continue
             if item is None:
@@ -97,16 +97,14 @@ class CoreThread:
             self._handle(item[1], item[0], log)
             dirty = dirty or may_change_plans(item[1])
 
-    def _tick(self, log: IO[str] | None) -> None:
-        try:
-            self._handle(Tick(), self.now_s(), log)
-        except Exception:  # a planner's defect: requests wait, what runs goes on, the next tick may do better
-            logger.exception("a tick failed")
-
     def _handle(self, event: Event, at_s: float, log: IO[str] | None) -> None:
         now_s = self._last_s = max(self._last_s, at_s)
         waiting = self._scheduler.num_pending
-        effects = self._scheduler.on(event, now_s)
+        try:
+            effects = self._scheduler.on(event, now_s)
+        except PolicyError as error:  # requests wait, what runs goes on, the next tick may do better
+            logger.exception("a tick failed")
+            effects = error.effects
         if isinstance(event, Tick) and not effects and self._scheduler.num_pending == waiting:
             return  # nothing was decided: not even that a request waits for a worker of its own from now on
         if log is not None:
