@@ -89,7 +89,7 @@ class ClusterArgs(Args):
     device_name: str = Field(default="cpu", description="as in the profile tables, such as `NVIDIA L20`")
     memory_mb: int = Field(ge=1, description="of one worker, in MiB, for all it holds")
     cpu_threads: int = Field(default=1, ge=1, description="torch threads of one worker")
-    max_groups: int = Field(default=8, ge=1, description="process groups that a worker keeps")
+    max_groups: int = Field(default=8, ge=2, description="process groups that a worker keeps; one plan may use two")
     cpus_per_worker: float = Field(default=0.1, gt=0, description="Ray's logical CPUs of one worker")
 
     @model_validator(mode="after")

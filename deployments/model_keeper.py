@@ -98,6 +98,7 @@ class ModelKeeper:
             name for name, known in self._known.items() if name in wanted and known.is_replaced_by(wanted[name])
         ]
         new = [model for model in args.models if model.name not in self._known]
+        await self._rehearse([wanted[name] for name in replaced], args)
         await self._prepare(new, args)
         leaving = [*gone, *replaced]
         for name in leaving:
@@ -115,6 +116,12 @@ class ModelKeeper:
         self._known = {name: self._known[name] for name in wanted}
         self._publish()
         logger.info("the models are: %s", self.state()["models"])
+
+    async def _rehearse(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
+        """Read what is to replace models that serve, so that these stay if it cannot be read."""
+        for model in models:
+            logger.info("reading what replaces %s", model.name)
+            await self._changes.rehearse(await asyncio.to_thread(model_source, model, args.cache_dir))
 
     async def _prepare(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
         """Have the weights of models at hand on all nodes; if one cannot be read, none of them."""

@@ -49,6 +49,11 @@ class FakeChanges:
         if source.name in self.unreadable:
             raise CheckpointError(f"{source.folder} is damaged")
 
+    async def rehearse(self, source: ModelSource) -> None:
+        self.told.append(f"rehearse {source.name}")
+        if source.name in self.unreadable:
+            raise CheckpointError(f"{source.folder} is damaged")
+
     async def discard(self, model: str) -> None:
         self.told.append(f"discard {model}")
 
@@ -217,9 +222,21 @@ def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> 
     async def scenario(bench: Bench) -> None:
         bench.want({**SD3, "dtype": "bfloat16"})
         await bench.until(lambda state: "add tiny-sd3" in bench.changes.told)
-        told = ["close tiny-sd3", "remove tiny-sd3", "prepare tiny-sd3", "add tiny-sd3"]
-        assert bench.changes.told[:4] == told
+        told = ["rehearse tiny-sd3", "close tiny-sd3", "remove tiny-sd3", "prepare tiny-sd3", "add tiny-sd3"]
+        assert bench.changes.told[:5] == told
         await bench.until_models(tiny_sd3="serving")
+
+    run(scenario, tmp_path)
+
+
+def test_a_model_stays_where_what_is_to_replace_it_cannot_be_read(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.changes.unreadable = {"tiny-sd3"}
+        bench.want({**SD3, "dtype": "bfloat16"}, FLUX)
+        await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
+        assert bench.keeper.state()["models"] == {"tiny-sd3": "serving"}
+        assert bench.changes.told == ["rehearse tiny-sd3"]
+        assert bench.listed == ["tiny-sd3"]
 
     run(scenario, tmp_path)
 

@@ -16,10 +16,11 @@ import torch
 
 from profiler.measure_memory import peak_bytes
 from tests.pipelines.models import edit_json, make_inputs
-from tridentserve.engine.live import host_copies
+from tridentserve.engine.live import host_copies, replicas
 from tridentserve.engine.live.host_copies import HostCopies
 from tridentserve.engine.live.messages import Fetch, ModelSource, ReplicaLoad
 from tridentserve.engine.live.nixl_link import NixlLink
+from tridentserve.engine.live.nixl_memory import Memory
 from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.replicas import MemoryBudget, ReplicaStore, copy_blocks
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
@@ -258,6 +259,7 @@ class Two:
     """`a` has the weights, `b` asks for them."""
 
     def __init__(self, host: HostCopies, links: tuple[NixlLink, NixlLink]) -> None:
+        self.links = links
         self.peers = {"a": DirectPeer(links[0]), "b": DirectPeer(links[1])}
         self.weights_of_a = PeerWeights(links[0], {"b": self.peers["b"]}, "here", BLOCK)
         weights_of_b = PeerWeights(links[1], {"a": self.peers["a"]}, "here", BLOCK)
@@ -312,6 +314,42 @@ async def test_a_peer_that_fails_costs_nothing_but_time(two: Two, source: ModelS
     (load,) = await loads_of(two.b, C)
     assert load.source == "host"
     assert_right(two.b, source, C)
+
+
+async def test_memory_that_nixl_does_not_take_is_filled_from_the_host_copy(
+    two: Two, source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.a.prepare((C,))
+
+    def refuse(memory: Memory) -> None:
+        raise RuntimeError("NIXL_ERR_BACKEND")
+
+    monkeypatch.setattr(two.links[1]._memory, "hold", refuse)
+    (load,) = await loads_of(two.b, C)
+    assert load.source == "host"
+    assert_right(two.b, source, C)
+
+
+async def test_a_reader_that_does_not_end_holds_up_nobody(
+    two: Two, host: HostCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.a.prepare((D,))
+    released = list[int]()
+    monkeypatch.setattr(replicas, "weights_timeout_s", lambda nbytes: 0.02)
+    resident = two.a._resident[D]
+    resident.readers, address = 1, resident.buffer.data_ptr()
+    resident.unread.clear()
+
+    async def release(buffer: torch.Tensor) -> None:
+        released.append(buffer.data_ptr())
+
+    monkeypatch.setattr(two.weights_of_a, "release", release)
+    await two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E))
+    assert two.a.resident == (E,)
+    assert not released
+    resident.unread.set()
+    await asyncio.sleep(0.02)
+    assert released == [address]
 
 
 async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: HostCopies, source: ModelSource) -> None:

@@ -249,12 +249,12 @@ class LiveEngine:
         reports = await asyncio.gather(*(self._run_member(jobs, plan, worker_id, call) for worker_id, call in members))
         del self._plans[plan.plan_id]
         ended = outcome(plan, reports, self._clock_offset_s)
+        self._core.post(ended)
         if isinstance(ended, ev.StageFinished):
             for member in plan.members:
                 # What it was made of is of no use any more; a request of many segments would fill its workers.
                 if member.input_id is not None and (job := jobs.get(member.request_id)) is not None:
                     self._call(job.workers, "forget", job.key, member.input_id, False)
-        self._core.post(ended)
 
     async def _run_member(
         self, jobs: Jobs, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall | None
@@ -263,7 +263,7 @@ class LiveEngine:
         scheduler would wait for the plan for ever."""
         if call is None:
             self._speak_for(worker_id, plan)
-            return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
+            return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down, or could not be called")
         try:
             return await self._listen(jobs, plan, worker_id, call)
         except RayError as error:

@@ -106,11 +106,15 @@ class Fleet:
         peak: ExpectedPeak = UNKNOWN_PEAK,
     ) -> PlanCall | None:
         """Give a worker its next plan, with the content of each member and what its activations are expected to take;
-        None while it is down."""
+        None while it is down, or when Ray cannot make the call (its object store is full)."""
         member = self._members[worker_id]
         if member.handle is None:
             return None
-        call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs), peak)
+        try:
+            call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs), peak)
+        except Exception:  # Ray raises classes of its own, pickle and the disk others
+            logger.exception("plan %d could not be given to %s", plan.plan_id, worker_id)
+            return None
         member.next_number += 1
         return call
 
@@ -211,6 +215,8 @@ class Fleet:
         """Wait until the worker's process ends, then bring the worker back."""
         why = await _error_of(handle.watch.remote())
         logger.warning("worker %s is lost: %s", worker_id, why)
+        # A broken connection looks the same as death, but such an actor would keep its GPU.
+        ray.kill(handle)
         member = self._members[worker_id]
         member.handle, member.ready, member.next_number = None, None, 0
         self._on_lost(worker_id, why)
@@ -222,6 +228,7 @@ class Fleet:
 
     async def _came_back(self, worker_id: WorkerId, member: _Member) -> bool:
         """Start a new incarnation and introduce it to the others; False when that fails."""
+        handle: Any = None
         try:
             member.config = replace(member.config, incarnation=member.config.incarnation + 1)
             began_with, member.next_number = member.config.sources, 0
@@ -242,6 +249,8 @@ class Fleet:
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
             member.handle = member.ready = None
+            if handle is not None:
+                ray.kill(handle)
             return False
         return True
 

@@ -119,12 +119,17 @@ class HandoffBuffer:
             return False
         try:
             target = await peer.reserve(key, self._worker_id, layout)
-            if target is None:
-                outgoing.close()
-                return False
+        except BaseException:
+            outgoing.close()
+            raise
+        if target is None:
+            outgoing.close()
+            return False
+        try:
             parts = outgoing.parts()
         except BaseException:
             outgoing.close()
+            await peer.release(key)
             raise
         ended, settled = self._link.write(peer.link_name, parts, target, key.note())
         try:

@@ -10,7 +10,7 @@ import torch
 
 from tridentserve.engine.live.handoff_peer import HandoffKey
 from tridentserve.engine.live.lending import lent
-from tridentserve.engine.live.nixl_link import NixlLink
+from tridentserve.engine.live.nixl_link import NixlLink, seen
 from tridentserve.engine.live.parcel import MANY_BYTES, Layout, Parcel
 from tridentserve.engine.live.slab import SlabAllocator
 from tridentserve.errors import HandoffError
@@ -54,14 +54,16 @@ class Inbox:
         offset = self._allocator.allocate(layout.nbytes)
         if offset is None:
             return None
-        arrived = asyncio.wrap_future(self._link.expect(key.note()))
+        arrived, settled = (asyncio.wrap_future(future) for future in self._link.expect(key.note()))
         slot = self._slots[key] = _Slot(offset, producer, layout, arrived)
-        arrived.add_done_callback(lambda _: self._settled(key, slot))
+        arrived.add_done_callback(seen)
+        settled.add_done_callback(lambda _: self._settled(key, slot))
         return offset
 
     def _settled(self, key: HandoffKey, slot: _Slot) -> None:
-        # One that failed may still be written into: it is free when the producer says so, or has died.
-        if slot.is_full and slot.doomed and self._slots.get(key) is slot:
+        # One that came too late is of no use. Until it comes it may be written into: it is free when the producer says
+        # so, or has died.
+        if self._slots.get(key) is slot and (slot.doomed or not slot.is_full):
             self.release(key)
 
     def deliver(self, key: HandoffKey, parcel: Parcel) -> None:
@@ -107,7 +109,7 @@ class Inbox:
         slot = self._slots.pop(key, None)
         if slot is None:
             return
-        if self._link is not None and not slot.arrived.done():
+        if self._link is not None and not slot.is_full:
             self._link.stop_expecting(key.note())
         self._allocator.free(slot.offset)
 

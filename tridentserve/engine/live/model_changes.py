@@ -7,6 +7,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -17,6 +18,11 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.stages import Stage
 
+if TYPE_CHECKING:
+    from tridentserve.engine.live.host_copies import HostCopies
+
+# Of the folder of host copies, the model, and the device that it is served on.
+_OnNode = Callable[[Path, ModelSource, str], None]
 _Kind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
 
 
@@ -37,6 +43,16 @@ class ModelChanges:
         workers where they are. Raises the `TridentServeError` of a model that cannot be read, `RayError` else."""
         await asyncio.gather(*(self._make_copies(node_id, source) for node_id in self._fleet.nodes))
         await self._fleet.learn(source)
+
+    async def rehearse(self, source: ModelSource) -> None:
+        """Make the host copies of a model that is to replace one of the same name, which serves on. Raises as `prepare`
+        does; nothing of them is left then."""
+        try:
+            await asyncio.gather(*(self._make_copies(node_id, source) for node_id in self._fleet.nodes))
+        except BaseException:
+            drops = (self._on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
+            await asyncio.gather(*drops, return_exceptions=True)
+            raise
 
     async def add(self, event: ev.ModelAdded) -> None:
         """Have the scheduler take requests of a model that has been prepared; returns when it does."""
@@ -90,9 +106,12 @@ class ModelChanges:
                 future.set_result(None)
 
     async def _make_copies(self, node_id: str, source: ModelSource) -> None:
+        await self._on_node(node_id, _make_copies, source)
+
+    async def _on_node(self, node_id: str, function: _OnNode, source: ModelSource) -> None:
         config = self._fleet.any_config
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        task = ray.remote(_make_copies).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy)
+        task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy)
         try:
             await task.remote(config.host_dir, source, config.torch_device)
         except ray.exceptions.RayTaskError as error:
@@ -103,9 +122,17 @@ class ModelChanges:
 
 def _make_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
     """Run on a node: its host copies of all stages of a model, where they are not there yet."""
+    _copies_of(folder, source, torch_device).make_all(Replica(source.name, stage) for stage in Stage)
+
+
+def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
+    """Run on a node: no copies of a model."""
+    _copies_of(folder, source, torch_device).drop(source.name)
+
+
+def _copies_of(folder: Path, source: ModelSource, torch_device: str) -> HostCopies:
     import torch
 
     from tridentserve.engine.live.host_copies import HostCopies
 
-    copies = HostCopies(folder, {source.name: source}, torch.device(torch_device))
-    copies.make_all(Replica(source.name, stage) for stage in Stage)
+    return HostCopies(folder, {source.name: source}, torch.device(torch_device))

@@ -9,6 +9,9 @@ transfer is under way on either side, and sleeps otherwise.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
 import queue
 import threading
 import time
@@ -23,9 +26,13 @@ from tridentserve.engine.live.messages import LinkAddress
 from tridentserve.engine.live.nixl_memory import Memory, RegisteredMemory, memory_of
 from tridentserve.errors import HandoffError
 
+logger = logging.getLogger(__name__)
+
 # Well above any transfer between live peers; a dead peer is an error of NIXL's within a second.
 TRANSFER_TIMEOUT_S = 30.0
 _POLL_S = 0.0002
+# For what has taken too long, and only keeps memory from being used again.
+_LATE_POLL_S = 0.02
 
 
 class TransferStuckError(HandoffError):
@@ -34,7 +41,7 @@ class TransferStuckError(HandoffError):
 
 @dataclass(slots=True)
 class _Transfer:
-    """Something that is waited for, with what to say when it does not come."""
+    """Something that is waited for, with what to say when it does not come. Who waits cannot cancel it."""
 
     what: str
     ended: Future[None] = field(default_factory=Future)
@@ -44,6 +51,10 @@ class _Transfer:
     held: list[Memory] = field(default_factory=list)
     deadline_s: float = field(default_factory=lambda: time.monotonic() + TRANSFER_TIMEOUT_S)
 
+    def __post_init__(self) -> None:
+        for future in (self.ended, self.settled):
+            future.set_running_or_notify_cancel()
+
     def end(self, error: HandoffError | None = None) -> None:
         if self.ended.done():  # given up by the one who waited
             return
@@ -51,6 +62,12 @@ class _Transfer:
             self.ended.set_result(None)
         else:
             self.ended.set_exception(error)
+
+
+def seen(future: asyncio.Future[None]) -> None:
+    """For futures whose failure somebody else handles."""
+    if not future.cancelled():
+        future.exception()
 
 
 class NixlLink:
@@ -146,15 +163,18 @@ class NixlLink:
         self._call(lambda: self._begin_write(transfer, peer, sources, targets, note, to_register))
         return transfer.ended, transfer.settled
 
-    def expect(self, note: bytes, timeout_s: float = TRANSFER_TIMEOUT_S) -> Future[None]:
-        """Done once a peer's write with this note has arrived. To be called before that write begins: the first one
-        between two agents needs both to make progress. The future fails with `HandoffError` when it does not come."""
+    def expect(self, note: bytes, timeout_s: float = TRANSFER_TIMEOUT_S) -> tuple[Future[None], Future[None]]:
+        """Of a peer's write with this note. To be called before that write begins: the first one between two agents
+        needs both to make progress, which this one does until the note comes, however late, or `stop_expecting`.
+
+        The first future is done when all has arrived, and fails with `HandoffError` when it does not come in time; the
+        second is done when nothing is written any more."""
         transfer = _Transfer(f"receiving {note!r}", deadline_s=time.monotonic() + timeout_s)
         self._call(lambda: self._expected.__setitem__(note, transfer))
-        return transfer.ended
+        return transfer.ended, transfer.settled
 
     def stop_expecting(self, note: bytes) -> None:
-        """The write will not come: who waits for it gets a `HandoffError`."""
+        """The write has ended or will not come: who still waits for it gets a `HandoffError`."""
         self._call(lambda: self._give_up(note))
 
     def close(self) -> None:
@@ -169,6 +189,8 @@ class NixlLink:
         answer: Future[Any] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(function())
             except Exception as error:
@@ -179,9 +201,8 @@ class NixlLink:
 
     def _run(self) -> None:
         while True:
-            busy = bool(self._writes or self._expected)
             try:
-                call = self._calls.get(timeout=_POLL_S) if busy else self._calls.get()
+                call = self._calls.get(timeout=self._pause_s())
             except queue.Empty:
                 try:
                     self._progress()
@@ -191,6 +212,13 @@ class NixlLink:
             if call is None:
                 return
             call()
+
+    def _pause_s(self) -> float | None:
+        """Until the next look at what is under way; None when nothing is."""
+        if not self._writes and not self._expected:
+            return None
+        under_way = itertools.chain(self._writes.values(), self._expected.values())
+        return _LATE_POLL_S if all(transfer.ended.done() for transfer in under_way) else _POLL_S
 
     @staticmethod
     def _start(name: str) -> Any:
@@ -226,18 +254,24 @@ class NixlLink:
     def _settle(self, transfer: _Transfer) -> None:
         """NIXL has let go of the memory of a write."""
         for memory in transfer.held:
-            self._memory.let_go(memory)
+            try:
+                self._memory.let_go(memory)
+            except Exception as error:  # it stays registered, which does no harm
+                logger.warning("NIXL did not deregister memory: %r", error)
         transfer.settled.set_result(None)
 
     def _give_up(self, note: bytes) -> None:
         transfer = self._expected.pop(note, None)
         if transfer is not None:
             transfer.end(HandoffError(f"given up {transfer.what}"))
+            transfer.settled.set_result(None)
 
     def _fail_all(self, error: Exception) -> None:
-        for transfer in (*self._writes.values(), *self._expected.values()):
+        """NIXL told nothing. Bytes may still move: all stays under watch."""
+        for transfer in self._writes.values():
+            transfer.end(TransferStuckError(f"NIXL failed {transfer.what}: {error!r}"))
+        for transfer in self._expected.values():
             transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
-        self._expected.clear()
 
     def _progress(self) -> None:
         """One look at all that is under way."""
@@ -245,12 +279,12 @@ class NixlLink:
             for note in notes:
                 if (transfer := self._expected.pop(note, None)) is not None:
                     transfer.end()
+                    transfer.settled.set_result(None)
         for handle, transfer in list(self._writes.items()):
             self._check_write(handle, transfer)
         now_s = time.monotonic()
-        for note, transfer in list(self._expected.items()):
+        for transfer in self._expected.values():
             if now_s > transfer.deadline_s:
-                del self._expected[note]
                 transfer.end(HandoffError(f"NIXL: nothing came in time, {transfer.what}"))
 
     def _check_write(self, handle: Any, transfer: _Transfer) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from tridentserve.engine.live.nixl_link import TRANSFER_TIMEOUT_S, NixlLink
+from tridentserve.engine.live.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, seen
 from tridentserve.engine.live.nixl_memory import Memory, memory_of
 from tridentserve.errors import HandoffError
 from tridentserve.plans import Replica, WorkerId
@@ -26,6 +26,11 @@ logger = logging.getLogger(__name__)
 _OFFER_TIMEOUT_S = 2.0
 # Far below what any link of one node does.
 _SLOWEST_BYTES_PER_S = 200e6
+
+
+def weights_timeout_s(nbytes: int) -> float:
+    """So long a replica's way from worker to worker may take."""
+    return TRANSFER_TIMEOUT_S + nbytes / _SLOWEST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,16 @@ class PeerWeights:
         offers = await self._offers(replica)
         if not offers:
             return False
-        target, metadata = await asyncio.wrap_future(self._link.register(buffer))
-        timeout_s = TRANSFER_TIMEOUT_S + buffer.nbytes / _SLOWEST_BYTES_PER_S
+        try:
+            target, metadata = await asyncio.wrap_future(self._link.register(buffer))
+        except Exception as error:  # NIXL raises classes of its own
+            logger.warning("NIXL does not take memory for %s: %r", replica, error)
+            return False
+        timeout_s = weights_timeout_s(buffer.nbytes)
         for peer in offers:
             note = f"weights {replica.model} {replica.stage.value} {next(self._numbers)}".encode()
-            arrived = asyncio.wrap_future(self._link.expect(note, timeout_s))
-            arrived.add_done_callback(_seen)
+            arrived = asyncio.wrap_future(self._link.expect(note, timeout_s)[0])
+            arrived.add_done_callback(seen)
             order = WeightOrder(replica, self._link.address.name, metadata, target, note)
             sending = asyncio.ensure_future(peer.send_weights(order))
             try:
@@ -90,10 +99,11 @@ class PeerWeights:
             except HandoffError as error:
                 logger.warning("%s did not come from a peer: %s", replica, error)
             except TimeoutError:
-                self._set_aside(sending, buffer)
+                self._set_aside(sending, buffer, note)
                 raise
             finally:
-                self._link.stop_expecting(note)
+                if sending not in self._aside:
+                    self._link.stop_expecting(note)
         await self.release(buffer)
         return False
 
@@ -104,13 +114,15 @@ class PeerWeights:
         offers = [(busy, index) for index, busy in enumerate(answers) if isinstance(busy, int)]
         return [near[index] for _, index in sorted(offers)]
 
-    def _set_aside(self, sending: asyncio.Future[None], buffer: torch.Tensor) -> None:
+    def _set_aside(self, sending: asyncio.Future[None], buffer: torch.Tensor, note: bytes) -> None:
         """Keep memory that may still be written into."""
 
         def ended(future: asyncio.Future[None]) -> None:
-            _seen(future)
+            seen(future)
             self._aside.discard(future)
-            self._link.deregister(memory_of(buffer))
+            self._link.stop_expecting(note)
+            kept = [buffer]
+            self._link.deregister(memory_of(buffer)).add_done_callback(lambda _: kept.clear())
 
         self._aside.add(sending)
         sending.add_done_callback(ended)
@@ -134,8 +146,3 @@ class PeerWeights:
     async def release(self, buffer: torch.Tensor) -> None:
         """The buffer takes part no more: it may be freed on return."""
         await asyncio.wrap_future(self._link.deregister(memory_of(buffer)))
-
-
-def _seen(future: asyncio.Future[None]) -> None:
-    if not future.cancelled():
-        future.exception()

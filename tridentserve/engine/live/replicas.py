@@ -23,7 +23,7 @@ import torch
 from tridentserve.engine.eviction import victims
 from tridentserve.engine.live.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.messages import Fetch, ReplicaLoad
-from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder
+from tridentserve.engine.live.peer_weights import PeerWeights, WeightOrder, weights_timeout_s
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import kernels, weights
 from tridentserve.pipelines.base import PipelineAdapter
@@ -116,6 +116,7 @@ class ReplicaStore:
         self._adapters: dict[Replica, PipelineAdapter] = {}
         self._resident: dict[Replica, _Resident] = {}  # the one used last at the end
         self._evicted: list[Replica] = []  # not told yet
+        self._letting_go: set[asyncio.Task[None]] = set()
 
     @property
     def resident_bytes(self) -> int:
@@ -188,7 +189,12 @@ class ReplicaStore:
     async def _load(self, replica: Replica, opened: _Opened) -> ReplicaLoad:
         start_s = time.perf_counter() - opened.seconds
         buffer, source = await self._fetched(replica, opened)
-        await self._on_device(self._attach, replica, opened.copy, buffer)
+        try:
+            await self._on_device(self._attach, replica, opened.copy, buffer)
+        except BaseException:
+            if source == "peer" and self._peers is not None:
+                await self._peers.release(buffer)
+            raise
         self._resident[replica] = _Resident(buffer)
         # What has left meanwhile and is back was never missed.
         evicted = tuple(other for other in self._evicted if other != replica)
@@ -238,8 +244,18 @@ class ReplicaStore:
     async def _evict(self, replica: Replica) -> None:
         resident = self._resident.pop(replica)  # from here on nobody is offered it
         self._evicted.append(replica)
-        await resident.unread.wait()
+        letting_go = asyncio.create_task(self._let_go(resident))
+        self._letting_go.add(letting_go)
+        letting_go.add_done_callback(self._letting_go.discard)
+        done, _ = await asyncio.wait({letting_go}, timeout=weights_timeout_s(resident.buffer.nbytes))
+        for task in done:
+            task.result()
+        if not done:
+            logger.warning("a peer still reads %s: its memory is free later", replica)
         await self._on_device(weights.detach, self._adapters[replica])
+
+    async def _let_go(self, resident: _Resident) -> None:
+        await resident.unread.wait()
         if self._peers is not None:
             await self._peers.release(resident.buffer)
 
