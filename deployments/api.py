@@ -22,7 +22,7 @@ from deployments.http_body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, rea
 from deployments.models import ServedModel
 from deployments.schemas import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
 from deployments.source_field import decoded, picture_bytes
-from deployments.video_api import VIDEO_ROUTES, add_video_routes
+from deployments.video_api import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.video_backend import VideoBackend
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -90,7 +90,9 @@ def create_api(
 
     @api.delete("/v1/requests/{request_id}")
     async def cancel_request(request_id: str) -> dict[str, Any]:
-        if not REQUEST_ID.fullmatch(request_id) or not await backend.cancel(request_id):
+        if not REQUEST_ID.fullmatch(request_id) or not (
+            await backend.cancel(request_id) or await cancel_job(videos, request_id)
+        ):
             raise RequestNotFoundError("no unfinished request has this id")
         return {"id": request_id, "object": "request.deleted", "deleted": True}
 

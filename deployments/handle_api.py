@@ -57,10 +57,11 @@ async def _asked(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> 
 
 
 def _model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:
-    """None where what the body names is no name. Raises `UnknownModelError` for one that is not served."""
+    """None where what the body names is no name. Raises `UnknownModelError` for one that is not served, and while none
+    is: the only one is being drained, say."""
     fields = {**_mapping(_mapping(body).get("extra_body")), **_mapping(body)}
     name = fields.get("model")
-    if isinstance(name, str) and name not in models:
+    if not models or (isinstance(name, str) and name not in models):
         raise not_served(models)
     if name is not None:
         return models[name] if isinstance(name, str) else None

@@ -203,6 +203,7 @@ def made(
         negative_prompt=request.negative_prompt,
         num_outputs=request.n,
         lora=request.lora,
+        seed_drawn=request.seed is None,
     )
     return spec, inputs
 
@@ -229,7 +230,8 @@ def model_of(
 
 
 def not_served(served: Iterable[str]) -> UnknownModelError:
-    return UnknownModelError(f"model: this model is not served; there are {', '.join(served)}", "model")
+    there = f"there are {names}" if (names := ", ".join(served)) else "no model is, at the moment"
+    return UnknownModelError(f"model: this model is not served; {there}", "model")
 
 
 _ROUTES = {

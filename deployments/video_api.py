@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request
-from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, JSONResponse, Response
 
 from deployments.backend import Backend
@@ -20,6 +16,7 @@ from deployments.models import ServedModel
 from deployments.schemas import REQUEST_ID
 from deployments.source_field import decoded, picture_bytes
 from deployments.video_backend import VideoBackend
+from deployments.video_content import MP4, VideoContent, VideoFile
 from deployments.video_schemas import VideoRequest, parse_video, to_video_request
 from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -32,7 +29,6 @@ VIDEO_ROUTES = (
     "GET /v1/videos/{video_id}/content",
     "DELETE /v1/videos/{video_id}",
 )
-MP4 = "video/mp4"
 # Proxies refuse answers with longer ones; only the timeline of a request that was stopped often is.
 _MAX_HEADER_BYTES = 6144
 _BODY = openapi_body(VideoRequest, JSON, *FORMS)
@@ -96,10 +92,8 @@ def add_video_routes(
         jobs, name = jobs_with(video_id), f"{video_id}{f'-{index}' if index else ''}.mp4"
         path = await jobs.local_file(video_id, index)
         if path is not None:
-            return FileResponse(path, media_type=MP4, filename=name)
-        # FileResponse knows of ranges, so a file it is.
-        path = await asyncio.to_thread(_temporary, await jobs.content(video_id, index))
-        return FileResponse(path, media_type=MP4, filename=name, background=BackgroundTask(path.unlink))
+            return VideoFile(path, name)
+        return VideoContent(await jobs.content(video_id, index), name)
 
     @api.delete("/v1/videos/{video_id}")
     async def delete_video(video_id: str) -> dict[str, Any]:
@@ -129,7 +123,9 @@ def _facts(update: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _temporary(content: bytes) -> Path:
-    with tempfile.NamedTemporaryFile(prefix="tridentserve-", suffix=".mp4", delete=False) as file:
-        file.write(content)
-    return Path(file.name)
+async def cancel_job(videos: VideoBackend | None, request_id: str) -> bool:
+    """Stop the job with this id; False when there is none that has not ended."""
+    try:
+        return videos is not None and await videos.cancel(request_id)
+    except RequestNotFoundError:
+        return False

@@ -15,7 +15,8 @@ class VideoBackend(Protocol):
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
         """Take in a job, which outlives this service; or join the one with this id.
 
-        Raises `InvalidRequestError` for an id that was used for another request, and `OverloadedError`."""
+        Raises `InvalidRequestError` for an id that was used for another request, `OverloadedError`, and
+        `VideoStorageError` when the disk is full."""
 
     async def get(self, job_id: str) -> dict[str, Any]:
         """One job."""
@@ -25,6 +26,9 @@ class VideoBackend(Protocol):
 
     async def delete(self, job_id: str) -> None:
         """Stop a job at its next step, which leaves it failed; or remove one that has ended, with its files."""
+
+    async def cancel(self, job_id: str) -> bool:
+        """Stop a job as `delete` does. False for one that has ended, which stays."""
 
     async def local_file(self, job_id: str, index: int) -> Path | None:
         """Where a video of a completed job lies on this machine; None where it does not. Raises

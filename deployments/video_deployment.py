@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
@@ -13,7 +14,7 @@ from deployments.config import AppArgs, ModelArgs
 from deployments.models import family_of
 from deployments.remote import RemoteBackend, our_errors
 from deployments.video_jobs import VideoJobs, results_url
-from deployments.video_results import VideoResults
+from deployments.video_results import local_file
 from tridentserve.errors import CheckpointError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -71,6 +72,10 @@ class Videos:
         await self._jobs.delete(job_id)
 
     @_or_error
+    async def cancel(self, job_id: str) -> bool:
+        return await self._jobs.cancel(job_id)
+
+    @_or_error
     async def file_name(self, job_id: str, index: int) -> str:
         return await self._jobs.file_name(job_id, index)
 
@@ -86,7 +91,6 @@ class RemoteVideos:
         """`videos` is a `ray.serve.handle.DeploymentHandle`."""
         self._handle = videos
         self._url = results_url(args.videos, data_dir(args))
-        self._results: VideoResults | None = None
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
         return dict(await _answered(self._handle.submit.remote(spec, inputs, priority)))
@@ -101,11 +105,12 @@ class RemoteVideos:
     async def delete(self, job_id: str) -> None:
         await _answered(self._handle.delete.remote(job_id))
 
+    async def cancel(self, job_id: str) -> bool:
+        return bool(await _answered(self._handle.cancel.remote(job_id)))
+
     async def local_file(self, job_id: str, index: int) -> Path | None:
         name = await _answered(self._handle.file_name.remote(job_id, index))
-        if self._results is None:
-            self._results = VideoResults(self._url)
-        return self._results.local_file(name, index)
+        return await asyncio.to_thread(local_file, self._url, name, index)
 
     async def content(self, job_id: str, index: int) -> bytes:
         content: bytes = await _answered(self._handle.content.remote(job_id, index))

@@ -21,9 +21,11 @@ from deployments.backend import Backend, Update, closing
 from deployments.config_videos import VideosArgs
 from deployments.errors_http import body_of
 from deployments.picture_work import MAX_JOBS_BYTES
+from deployments.video_files import MIB, VideoFiles
 from deployments.video_results import VideoResults
-from deployments.video_store import VideoJob, VideoStore
+from deployments.video_store import VideoJob, VideoStore, client_error
 from deployments.video_views import video_view
+from deployments.video_waits import REFUSALS, AwayModels
 from tridentserve.errors import (
     OverloadedError,
     RequestCancelledError,
@@ -41,20 +43,27 @@ T = TypeVar("T")
 DATABASE = "jobs.sqlite3"
 # What is told of a completed job beside what the request says.
 _TOLD = ("seed", "queue_s", "latency_s", "slo_s", "slo_met", "retries", "stage_durations", "timeline", "peak_memory_mb")
-# Renewals before a lease runs out; how long a job waits that the service could not take; how often old jobs are
-# looked for.
-_RENEWALS, _PAUSE_S, _SWEEP_S = 3.0, 1.0, 30.0
-_MIB = 2**20
+# Renewals before a lease runs out; how long a job waits that the service could not take, or whose model is away; how
+# often old jobs are looked for.
+_RENEWALS, _PAUSE_S, _AWAY_PAUSE_S, _SWEEP_S = 3.0, 1.0, 5.0, 30.0
 
 
 @dataclass(slots=True)
 class _Run:
-    """A job of this process. `steps_done` of all its steps, `began` once the scheduler has taken it."""
+    """A job of this process. `steps_done` of all its steps, `began` once the scheduler has taken it, `is_made` once
+    there is a result."""
 
     job: VideoJob
     task: asyncio.Task[None] | None = None
     steps_done: int = 0
     began: bool = False
+    is_made: bool = False
+
+    def stop(self) -> None:
+        """As nobody wants it any more. What is made is written to its end, by a thread that nothing stops, and removed
+        then if it cannot be kept."""
+        if self.task is not None and not self.is_made:
+            self.task.cancel()
 
 
 class VideoJobs:
@@ -75,21 +84,28 @@ class VideoJobs:
         self._store = VideoStore(data_dir / DATABASE)
         self.results = VideoResults(results_url(options, data_dir))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="video-store")
+        self._files = VideoFiles(self._store, self._stored, self.results, options.max_results_mb, clock)
+        self._away = AwayModels(clock)
         self._runs: dict[int, _Run] = {}
         self._wake = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.Task[None] | None = None
         self._is_stopping = False
 
     async def start(self) -> None:
         """Begin to work, with what earlier processes left as soon as their leases have run out."""
         self._pump = asyncio.get_running_loop().create_task(self._work())
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def stop(self) -> None:
         """Give all jobs back, for the next process to go on with at once."""
         self._is_stopping = True
-        tasks = [task for task in (self._pump, *(run.task for run in self._runs.values())) if task is not None]
+        tasks = [task for task in (self._pump, self._sweeper) if task is not None]
         for task in tasks:
             task.cancel()
+        for run in self._runs.values():
+            run.stop()
+        tasks += [run.task for run in self._runs.values() if run.task is not None]
         await asyncio.gather(*tasks, return_exceptions=True)
         for number in self._runs:
             await self._stored(partial(self._store.release, self._owner, number, 0.0, counted=False))
@@ -103,9 +119,9 @@ class VideoJobs:
     # What clients ask for.
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
-        most, most_bytes, now_s = self._options.max_unfinished, self._options.max_results_mb * _MIB, self._clock()
+        most, most_bytes, now_s = self._options.max_unfinished, self._options.max_results_mb * MIB, self._clock()
         spec = replace(spec, waited_s=0.0)  # its times count from when the scheduler gets it, like the job's `queue_s`
-        job = await self._stored(lambda: self._store.submit(spec, inputs, priority, now_s, most, most_bytes))
+        job = await self._asked(lambda: self._store.submit(spec, inputs, priority, now_s, most, most_bytes))
         self._wake.set()
         return self._view(job)
 
@@ -113,17 +129,23 @@ class VideoJobs:
         return self._view(await self._found(job_id))
 
     async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
-        jobs = await self._stored(lambda: self._store.page(after, limit + 1, newest_first))
+        jobs = await self._asked(lambda: self._store.page(after, limit + 1, newest_first))
         return [self._view(job) for job in jobs[:limit]], len(jobs) > limit
 
     async def delete(self, job_id: str) -> None:
+        if not await self.cancel(job_id):
+            job = await self._found(job_id)
+            with client_error():
+                await self._files.discard(job)
+
+    async def cancel(self, job_id: str) -> bool:
         job = await self._found(job_id)
         error = body_of(RequestCancelledError("the video was deleted before it was finished"))["error"]
-        if await self._stored(lambda: self._store.fail(None, job.number, error, self._clock())):
-            if (run := self._runs.get(job.number)) is not None and run.task is not None:
-                run.task.cancel()
-            return
-        await self._discard(await self._found(job_id))
+        if not await self._asked(lambda: self._store.fail(None, job.number, error, self._clock())):
+            return False
+        if (run := self._runs.get(job.number)) is not None:
+            run.stop()
+        return True
 
     async def local_file(self, job_id: str, index: int) -> Path | None:
         return await asyncio.to_thread(self.results.local_file, await self.file_name(job_id, index), index)
@@ -145,19 +167,24 @@ class VideoJobs:
     # Working.
 
     async def _work(self) -> None:
-        swept_s = float("-inf")
         while True:
             self._wake.clear()
             try:
                 await self._keep_leases()
                 await self._claim()
-                if time.monotonic() - swept_s >= _SWEEP_S:
-                    await self._sweep(orphans=swept_s < 0)
-                    swept_s = time.monotonic()
             except Exception:  # the disk is full, say: jobs wait until it works again
                 logger.exception("video jobs: will try again")
                 await asyncio.sleep(_PAUSE_S)
             await self._pause()
+
+    async def _sweep(self) -> None:
+        """Beside the work: file systems may be slow."""
+        while True:
+            try:
+                await self._files.sweep(self._options.retention_s)
+            except Exception:
+                logger.exception("old video jobs cannot be removed: will try again")
+            await asyncio.sleep(_SWEEP_S)
 
     async def _pause(self) -> None:
         """Until there may be something to do."""
@@ -174,8 +201,8 @@ class VideoJobs:
         # The time is that of the call, which may have waited for others in the thread.
         kept = await self._stored(lambda: self._store.renew(self._owner, steps, self._clock(), self._options.lease_s))
         for number in steps.keys() - kept:  # deleted through another process, or taken over
-            if (run := self._runs.get(number)) is not None and run.task is not None:
-                run.task.cancel()
+            if (run := self._runs.get(number)) is not None:
+                run.stop()
 
     async def _claim(self) -> None:
         free = self._options.max_in_flight - len(self._runs)
@@ -218,77 +245,67 @@ class VideoJobs:
             await self._completed(run, update)
         elif update["error"].get("code") == OverloadedError.code:
             await self._give_back(run, OverloadedError("the queue is full"))
+        elif update["error"].get("code") in REFUSALS and await self._may_come_back(run.job.spec.model):
+            await self._wait_for_model(run)
         else:
             await self._failed(run, update["error"])
+
+    async def _may_come_back(self, model: str) -> bool:
+        """Whether a model that refuses requests is expected to take them again."""
+        try:
+            health = await self._backend.health()
+        except TridentServeError:  # the scheduler is not there: its models may be, when it is
+            return True
+        return self._away.may_come_back(model, health.get("models", {}).get(model))
 
     async def _last_update(self, run: _Run) -> Update | None:
         job = run.job
         picture = await self._stored(partial(self._store.picture, job.number)) if job.picture_sha256 else None
         if job.picture_sha256 and picture is None:  # it was deleted just now, and its picture with it
             return None
-        async with closing(self._backend.generate(job.spec, replace(job.inputs, image=picture))) as updates:
+        spec = replace(job.spec, request_id=request_id_of(job))
+        async with closing(self._backend.generate(spec, replace(job.inputs, image=picture))) as updates:
             async for update in updates:
                 run.began = run.began or update["type"] in ("queued", "progress")
                 if update["type"] == "progress":
                     run.steps_done = update["step"]
+                    self._away.is_back(job.spec.model)
                 elif update["type"] in ("completed", "failed"):
                     return update
         return None
 
     async def _give_back(self, run: _Run, error: TridentServeError) -> None:
         logger.info("video job %s waits: %s", run.job.job_id, error)
-        again_s, number = self._clock() + _PAUSE_S, run.job.number
-        await self._stored(lambda: self._store.release(self._owner, number, again_s, counted=run.began))
+        await self._release(run, _PAUSE_S, counted=run.began)
+
+    async def _wait_for_model(self, run: _Run) -> None:
+        logger.info("video job %s waits for its model, which is drained or replaced", run.job.job_id)
+        await self._release(run, _AWAY_PAUSE_S, counted=False)
+
+    async def _release(self, run: _Run, pause_s: float, counted: bool) -> None:
+        again_s, number = self._clock() + pause_s, run.job.number
+        await self._stored(lambda: self._store.release(self._owner, number, again_s, counted))
 
     async def _completed(self, run: _Run, update: Update) -> None:
-        job, videos = run.job, update["videos"]
-        num_bytes = sum(len(video) for video in videos)
-        limit_mb = self._options.max_results_mb
-        if num_bytes > limit_mb * _MIB:
-            raise VideoStorageError(f"the video has more than videos.max_results_mb ({limit_mb} MiB)")
-        try:
-            await asyncio.to_thread(self.results.write, job.file_name, videos)
-        except Exception as error:  # file systems raise classes of their own
-            logger.exception("the files of video job %s cannot be kept", job.job_id)
-            raise VideoStorageError(f"the video was made, but cannot be kept ({type(error).__name__})") from None
+        job, run.is_made = run.job, True
         told = {name: update[name] for name in _TOLD if name in update}
-        ended_s = self._clock()
-        if not await self._stored(lambda: self._store.complete(self._owner, job.number, told, num_bytes, ended_s)):
-            now = await self._stored(lambda: self._store.find(job.job_id))
-            if now is None or now.number != job.number or now.state == "failed":  # else another process has it now
-                await asyncio.to_thread(self.results.delete, job.file_name, len(videos))
-        await self._make_room()
+        try:
+            num_bytes = await self._files.write(job, update["videos"])
+            ended_s = self._clock()
+            kept = await self._stored(lambda: self._store.complete(self._owner, job.number, told, num_bytes, ended_s))
+        except VideoStorageError as error:
+            await self._failed(run, body_of(error)["error"])
+            kept = False
+        if not kept:
+            await self._files.drop_unless_wanted(job)
+        await self._files.make_room()
 
     async def _failed(self, run: _Run, error: dict[str, Any]) -> None:
         number, ended_s = run.job.number, self._clock()
         await self._stored(lambda: self._store.fail(self._owner, number, error, ended_s))
 
-    # Clearing away.
-
-    async def _make_room(self) -> None:
-        for job in await self._stored(lambda: self._store.surplus(self._options.max_results_mb * _MIB)):
-            await self._discard(job)
-
-    async def _sweep(self, orphans: bool) -> None:
-        """Drop what is too old, or too much; at the start also files that no job has."""
-        before_s = self._clock() - self._options.retention_s
-        for job in await self._stored(lambda: self._store.ended_before(before_s)):
-            await self._discard(job)
-        await self._make_room()
-        if orphans:
-            files = await asyncio.to_thread(self.results.files)
-            known = await self._stored(self._store.file_names)
-            for name in files.keys() - known:
-                await asyncio.to_thread(self.results.delete, name, files[name])
-
-    async def _discard(self, job: VideoJob) -> None:
-        """A job that has ended, with its files."""
-        if job.state == "completed":
-            await asyncio.to_thread(self.results.delete, job.file_name, job.spec.num_outputs)
-        await self._stored(lambda: self._store.delete(job.number))
-
     async def _found(self, job_id: str) -> VideoJob:
-        job = await self._stored(lambda: self._store.find(job_id))
+        job = await self._asked(lambda: self._store.find(job_id))
         if job is None:
             raise RequestNotFoundError("there is no video with this id, or it has been removed")
         return job
@@ -300,6 +317,17 @@ class VideoJobs:
 
     async def _stored(self, call: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def _asked(self, call: Callable[[], T]) -> T:
+        """As `_stored`, for a client: raises `VideoStorageError` or `OverloadedError` for what SQLite raises."""
+        with client_error():
+            return await self._stored(call)
+
+
+def request_id_of(job: VideoJob) -> str:
+    """What the scheduler knows a job by: another id for each job, also where clients use that of the job again, and
+    none that a client may choose."""
+    return f"{job.job_id}~{job.number}"
 
 
 def results_url(options: VideosArgs, data_dir: Path) -> str:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
 
-_SUFFIX = ".mp4"
+from deployments.schemas import REQUEST_ID
+
+_SUFFIX, _PART_SUFFIX = ".mp4", ".part"
+# A file that is being written, as `_replace` names it.
+_PART = re.compile(rf"\.{REQUEST_ID.pattern}-[0-9]+-[0-9]+\.mp4\.[a-z0-9_]{{8}}\.part")
 
 
 class VideoResults:
-    """One file per video, `<name>-<index>.mp4`. Calls block. Raises `OSError` and what the file system raises."""
+    """One file per video, `<name>-<index>.mp4`. Calls block. Raises `OSError` and what the file system raises.
+
+    The folder may hold files of others: only files that a caller names are touched, and what `sweep_parts` says."""
 
     def __init__(self, url: str) -> None:
         """`url` is a folder, or a URL with a protocol that fsspec knows (`s3://` needs the package s3fs, and so on)."""
         self._fs, root = fsspec.core.url_to_fs(url)
         self._root = str(root).rstrip("/")
+        self._url = url
         self._fs.makedirs(self._root, exist_ok=True)
 
     def write(self, name: str, videos: Iterable[bytes]) -> None:
@@ -31,9 +42,8 @@ class VideoResults:
                 self._fs.pipe_file(path, content)
 
     def local_file(self, name: str, index: int) -> Path | None:
-        """Where a video lies on this machine; None where it does not."""
-        path = Path(self._path(name, index))
-        return path if isinstance(self._fs, LocalFileSystem) and path.is_file() else None
+        """As the function of this name."""
+        return local_file(self._url, name, index)
 
     def read(self, name: str, index: int) -> bytes:
         """Raises `FileNotFoundError`."""
@@ -41,33 +51,64 @@ class VideoResults:
         return content
 
     def delete(self, name: str, count: int) -> None:
+        """Those of the videos that there are."""
         for index in range(count):
             path = self._path(name, index)
             if self._fs.exists(path):
-                self._fs.rm_file(path)
+                with suppress(FileNotFoundError):  # someone else has just done it
+                    self._fs.rm_file(path)
 
-    def files(self) -> dict[str, int]:
-        """The names that have files, with how many."""
-        found: dict[str, int] = {}
-        self._fs.invalidate_cache()
-        for entry in self._fs.ls(self._root, detail=False):
-            name, dash, rest = str(entry).rpartition("/")[2].rpartition("-")
-            index = rest.removesuffix(_SUFFIX)
-            if dash and rest.endswith(_SUFFIX) and index.isdigit():
-                found[name] = max(found.get(name, 0), int(index) + 1)
-        return found
+    def sweep_parts(self, before_s: float) -> None:
+        """Remove what processes that died while they wrote have left since before a time of the Unix clock."""
+        if not isinstance(self._fs, LocalFileSystem):
+            return
+        for path in Path(self._root).iterdir():
+            if _PART.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    if path.stat().st_mtime < before_s:
+                        path.unlink()
 
     def _path(self, name: str, index: int) -> str:
-        return f"{self._root}/{name}-{index}{_SUFFIX}"
+        return f"{self._root}/{_file_name(name, index)}"
+
+
+def local_file(url: str, name: str, index: int) -> Path | None:
+    """Where a video lies on this machine; None where it does not, or cannot be read here. Makes nothing."""
+    if get_protocol(url) not in ("file", "local"):
+        return None
+    path = Path(LocalFileSystem._strip_protocol(url)) / _file_name(name, index)
+    try:
+        return path if path.is_file() and os.access(path, os.R_OK) else None
+    except PermissionError:  # of a folder above it
+        return None
+
+
+def _file_name(name: str, index: int) -> str:
+    return f"{name}-{index}{_SUFFIX}"
 
 
 def _replace(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".part", delete=False) as file:
+    """The file, on the disk when this returns: its job is told to be completed then."""
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", suffix=_PART_SUFFIX, delete=False
+    ) as file:
         part = Path(file.name)
         try:
             file.write(content)
             file.flush()
+            os.fsync(file.fileno())
             part.replace(path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A file's name is on the disk when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError
+from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError, VideoStorageError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 JobState = Literal["queued", "leased", "completed", "failed"]
 
-_VERSION = 2
+_VERSION = 3
 _BUSY_TIMEOUT_S = 10.0
 _SPEC, _INPUTS = TypeAdapter(RequestSpec), TypeAdapter(GenerationInputs)
 _SCHEMA = """
@@ -55,6 +55,15 @@ CREATE TABLE pictures (number INTEGER PRIMARY KEY, png BLOB NOT NULL) STRICT;
 CREATE TRIGGER drop_picture AFTER UPDATE OF state ON jobs WHEN NEW.state IN ('completed', 'failed')
 BEGIN DELETE FROM pictures WHERE number = NEW.number; END;
 """
+# The files that were begun and are no completed job's yet. Nothing else in the folder of files is ever swept: it may
+# hold files of others.
+_UNKEPT = """
+CREATE TABLE unkept (
+    number INTEGER PRIMARY KEY, name TEXT NOT NULL, count INTEGER NOT NULL, begun_s REAL NOT NULL
+) STRICT;
+CREATE TRIGGER keep_files AFTER UPDATE OF state ON jobs WHEN NEW.state = 'completed'
+BEGIN DELETE FROM unkept WHERE number = NEW.number; END;
+"""
 _FROM_VERSION_1 = "ALTER TABLE jobs ADD COLUMN picture_sha256 TEXT;" + _PICTURES
 _MAY_BE_CLAIMED = "(state = 'queued' AND not_before_s <= :now_s OR state = 'leased' AND lease_until_s <= :now_s)"
 
@@ -84,6 +93,15 @@ class VideoJob:
         return file_name(self.job_id, self.number)
 
 
+@dataclass(frozen=True, slots=True)
+class UnkeptFiles:
+    """Files, of which some may be there, that no completed job has: `count` of them under `name`."""
+
+    number: int
+    name: str
+    count: int
+
+
 class VideoStore:
     """The jobs in one file. Calls block, for as long as the disk takes; one thread at a time."""
 
@@ -105,7 +123,12 @@ class VideoStore:
 
     def _prepare(self, path: Path) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        missing = {0: _SCHEMA + _PICTURES, 1: _FROM_VERSION_1, _VERSION: ""}.get(version)
+        missing = {
+            0: _SCHEMA + _PICTURES + _UNKEPT,
+            1: _FROM_VERSION_1 + _UNKEPT,
+            2: _UNKEPT,
+            _VERSION: "",
+        }.get(version)
         if missing is None:
             raise ConfigError(f"videos.data_dir: {path} is of version {version}, this service writes {_VERSION}")
         for statement in missing.split(";\n"):
@@ -120,10 +143,11 @@ class VideoStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite may have rolled back by itself, when the disk is full
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     # What clients ask for.
 
@@ -285,10 +309,41 @@ class VideoStore:
         )
         return [_job(row) for row in rows]
 
-    def file_names(self) -> set[str]:
-        """Of all jobs that have files, or may get some."""
-        rows = self._db.execute("SELECT id, number FROM jobs WHERE state != 'failed'")
-        return {file_name(row["id"], row["number"]) for row in rows}
+    def begin_files(self, job: VideoJob, now_s: float) -> None:
+        """Note that the files of a job are about to be written; `complete` strikes the note out."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO unkept VALUES (?, ?, ?, ?)",
+            (job.number, job.file_name, job.spec.num_outputs, now_s),
+        )
+
+    def unkept_files(self, before_s: float) -> list[UnkeptFiles]:
+        """Begun before this time, for jobs that have failed or are gone."""
+        rows = self._db.execute(
+            "SELECT * FROM unkept WHERE begun_s < ? AND NOT EXISTS "
+            "(SELECT 1 FROM jobs WHERE jobs.number = unkept.number AND state != 'failed')",
+            (before_s,),
+        )
+        return [UnkeptFiles(row["number"], row["name"], row["count"]) for row in rows]
+
+    def forget_files(self, number: int) -> None:
+        """What `begin_files` noted has been removed."""
+        self._db.execute("DELETE FROM unkept WHERE number = ?", (number,))
+
+
+@contextmanager
+def client_error() -> Iterator[None]:
+    """What SQLite raises of its disk, as an error for clients."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest are details
+        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise OverloadedError("the store of video jobs is busy, try again later") from error
+        if kind not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+            raise
+        raise VideoStorageError(
+            f"the store of video jobs cannot be used ({error}): see to the disk of videos.data_dir"
+        ) from error
 
 
 def file_name(job_id: str, number: int) -> str:
@@ -315,6 +370,6 @@ def _job(row: sqlite3.Row) -> VideoJob:
 
 
 def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs, picture_sha256: str | None) -> bool:
-    """A client that asks again may have left the seed to the service: it does not count."""
-    same_inputs = replace(job.inputs, seed=0) == replace(inputs, seed=0)
+    """A client that asks again may have left the seed to the service: then that of the job will do."""
+    same_inputs = job.inputs == (replace(inputs, seed=job.inputs.seed) if inputs.seed_drawn else inputs)
     return job.spec == spec and same_inputs and job.picture_sha256 == picture_sha256

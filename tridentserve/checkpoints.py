@@ -9,6 +9,8 @@ import json
 import math
 import operator
 import struct
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,21 @@ _INDEX_SUFFIX = ".safetensors.index.json"
 # What diffusers and transformers call the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 _WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
+# Schedulers of diffusers that do not run the model once for each inference step. Plans, progress and profiles count
+# inference steps.
+_NOT_STEP_BY_STEP = frozenset(
+    {
+        "DDPMWuerstchenScheduler",
+        "FlowMatchHeunDiscreteScheduler",
+        "HeunDiscreteScheduler",
+        "KDPM2AncestralDiscreteScheduler",
+        "KDPM2DiscreteScheduler",
+        "MiniMaxH3Scheduler",
+        "PNDMScheduler",
+        "RePaintScheduler",
+        "SCMScheduler",
+    }
+)
 # A header of more than this is no safetensors file (the format's own limit).
 _MAX_HEADER_BYTES = 100_000_000
 _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
@@ -42,9 +59,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def detect_family(folder: Path) -> Family:
-    """The family of a model folder, by the `_class_name` of its model_index.json.
+    """The family of a model folder, by the `_class_name` of its model_index.json, with the folder's `size_multiple`.
 
-    Raises `CheckpointError` when the folder has no model_index.json or its pipeline class is not supported.
+    Raises `CheckpointError` when the folder has no model_index.json, its pipeline class is not supported, or a config
+    that says the multiple is missing or odd.
     """
     class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
     family = family_of_pipeline(class_name)
@@ -54,14 +72,26 @@ def detect_family(folder: Path) -> Family:
             f"{folder / MODEL_INDEX} names the pipeline class {class_name!r}, which is not supported; "
             f"use a folder of one of: {supported}"
         )
-    return family
+    if not family.size_factors:
+        return family
+    return replace(family, size_multiple=math.prod(_size_factor(folder, *factor) for factor in family.size_factors))
+
+
+def _size_factor(folder: Path, component: str, key: str, default: int) -> int:
+    path = folder / component / "config.json"
+    value = read_json(path).get(key, default)
+    factor = value[-1] if isinstance(value, list) and value else value
+    if not isinstance(factor, int) or factor < 1:
+        raise CheckpointError(f"{path} says {key} is {value!r}, which is no number of pixels; copy the file again")
+    return factor
 
 
 def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
     """Library and class name of each component of the family that a model folder has. Optional components that are
     absent (`[null, null]` in model_index.json, such as SD3 without its T5) are left out.
 
-    Raises `CheckpointError` when another component is absent, or an entry is no pair of a known library and a class.
+    Raises `CheckpointError` when another component is absent, an entry is no pair of a known library and a class, or
+    the scheduler is one that is not supported.
     """
     index, family = read_json(folder / MODEL_INDEX), detect_family(folder)
     classes = {}
@@ -82,6 +112,7 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
                 f"classes of {' or '.join(_WEIGHT_NAMES)}"
             )
         classes[name] = (library, class_name)
+    _check_denoising(folder, index, family, classes)
     known = {name for names in family.components.values() for name in names}
     for name in classes:
         reader = name.replace("text_encoder", "tokenizer").replace("image_encoder", "image_processor")
@@ -90,6 +121,25 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
                 f"{folder / MODEL_INDEX} names {name!r} without {reader!r}; leave out both or neither"
             )
     return classes
+
+
+def _check_denoising(
+    folder: Path, index: Mapping[str, Any], family: Family, classes: Mapping[str, tuple[str, str]]
+) -> None:
+    """What would give wrong outputs, or fail at the first step only."""
+    scheduler = classes["scheduler"][1]
+    if scheduler in _NOT_STEP_BY_STEP:
+        raise CheckpointError(
+            f"{folder / MODEL_INDEX} names the scheduler {scheduler}, which does not run the model once for each "
+            "inference step, and is not supported; save the pipeline with one that does, such as "
+            "EulerDiscreteScheduler, DPMSolverMultistepScheduler or (flow matching) FlowMatchEulerDiscreteScheduler"
+        )
+    has_boundary = "boundary_ratio" in family.options and index.get("boundary_ratio") is not None
+    if has_boundary and "transformer_2" not in classes:
+        raise CheckpointError(
+            f"{folder / MODEL_INDEX} has a boundary_ratio, but no 'transformer_2' for the steps below it; copy the "
+            "whole model again, or set boundary_ratio to null for one of a single transformer"
+        )
 
 
 def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:

@@ -52,7 +52,8 @@ class RequestCancelledError(TridentServeError):
 
 
 class VideoStorageError(TridentServeError):
-    """A video was made, but cannot be kept: the folder is full, or the bound on its size is too low."""
+    """A video was made, but cannot be kept: the folder is full, or the bound on its size is too low. Or a job cannot be
+    stored, as the disk is full."""
 
     http_status = 507
     code = "storage_failed"

@@ -12,12 +12,16 @@ from tridentserve.stages import Stage
 # Stretched, or scaled to cover and cropped in the middle.
 ImageFit = Literal["stretch", "crop"]
 
+_WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_size", 2))
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family of `diffusers` pipelines.
 
     `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
+    `size_factors`: where checkpoints differ in that, the entries of their configs whose product it is (of a list the
+    last one counts), as component, key and what diffusers takes where there is none.
     `components`: the pipeline components each stage needs, by their names in `model_index.json`. A VAE that encodes
     pictures and decodes them belongs to two stages, each of which has one of its own.
     `optional`: those of them that a model folder may leave out.
@@ -40,6 +44,7 @@ class Family:
     default_steps: int
     default_guidance_scale: float
     components: Mapping[Stage, tuple[str, ...]]
+    size_factors: tuple[tuple[str, str, int], ...] = ()
     optional: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
     shares_tokens: bool = True
@@ -225,6 +230,7 @@ FAMILIES: dict[str, Family] = {
             name="wan",
             pipeline_class="WanPipeline",
             size_multiple=16,
+            size_factors=_WAN_SIZE_FACTORS,
             default_steps=50,
             default_guidance_scale=5.0,
             components={
@@ -242,6 +248,7 @@ FAMILIES: dict[str, Family] = {
             name="wan_i2v",
             pipeline_class="WanImageToVideoPipeline",
             size_multiple=16,
+            size_factors=_WAN_SIZE_FACTORS,
             default_steps=50,
             default_guidance_scale=5.0,
             components={

@@ -67,7 +67,8 @@ class GenerationInputs:
     """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan.
 
     `fps`: frames per second of a video, None for a picture. `lora`: a file of the model folder's `loras/`, by its name
-    without the ending. `image`: the picture that a family with `takes_image` starts from: a PNG file, RGB, any size."""
+    without the ending. `image`: the picture that a family with `takes_image` starts from: a PNG file, RGB, any size.
+    `seed_drawn`: the client left the seed to the service; who asks so again means the same request."""
 
     prompt: str
     shape: Shape
@@ -80,3 +81,4 @@ class GenerationInputs:
     output_format: OutputFormat = "png"
     lora: str | None = None
     image: bytes | None = field(default=None, repr=False)
+    seed_drawn: bool = field(default=False, compare=False)

@@ -36,12 +36,13 @@ WITH_PICTURES = {
 
 @dataclass
 class FakeBackend:
-    """`step_s` is how long a step takes. `refuse` is raised before the first update, `fail` after the first step;
-    a `stop_after` cuts the updates short. `ended` gets the id of each request whose iterator was closed or ran out,
-    with how it ended."""
+    """`step_s` is how long a step takes. `refuse` is raised before the first update, `refuse_with` comes in place of
+    all steps, `fail` after the first step; a `stop_after` cuts the updates short. `ended` gets the id of each request
+    whose iterator was closed or ran out, with how it ended."""
 
     step_s: float = 0.0
     refuse: Exception | None = None
+    refuse_with: Update | None = None
     fail: Exception | Update | None = None
     stop_after: int | None = None
     state: dict[str, Any] | Exception = field(default_factory=lambda: {"status": "ready", "workers": 4})
@@ -59,6 +60,9 @@ class FakeBackend:
         self.ended[request_id] = "closed"
         try:
             yield {"type": "queued", "request_id": request_id}
+            if self.refuse_with is not None:
+                yield self.refuse_with
+                return
             for step in range(1, spec.num_inference_steps + 1):
                 await asyncio.sleep(self.step_s)
                 yield {

@@ -84,6 +84,12 @@ async def test_a_picture_for_a_model_that_is_not_served(field: str) -> None:
         await generate(FakeBackend(), WITH_PICTURES, {"prompt": "a cat", "model": "x", field: b"x"})
 
 
+@pytest.mark.parametrize("body", [BODY, {**BODY, "image": b"x"}, {"prompt": "a cat", "model": "tiny-sd3"}])
+async def test_while_no_model_is_served(body: dict[str, Any]) -> None:
+    with pytest.raises(UnknownModelError, match="no model is, at the moment"):
+        await generate(FakeBackend(), {}, body)
+
+
 async def test_a_stream() -> None:
     backend = FakeBackend()
     updates = [update async for update in generate_stream(backend, MODELS, BODY)]

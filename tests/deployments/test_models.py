@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import Limits, ModelArgs
-from deployments.models import ServedModel, served_models
+from deployments.models import ServedModel, served_model, served_models
 from deployments.schemas import check_size
+from tridentserve.errors import InvalidRequestError
 from tridentserve.families import FAMILIES
 from tridentserve.requests import Shape
 
@@ -103,6 +106,25 @@ def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
     multiple = model.family.frame_multiple or 1
     assert model.family.allows_frames(model.frames_near(asked))
     assert abs(model.frames_near(asked) - max(1.0, asked)) <= multiple / 2
+
+
+def test_a_checkpoint_may_want_larger_multiples_than_its_family(tmp_path: Path) -> None:
+    """Wan 2.2 TI2V-5B: also of a size that nobody asked for."""
+    for name, content in {
+        "model_index.json": {"_class_name": "WanImageToVideoPipeline"},
+        "vae/config.json": {"scale_factor_spatial": 16},
+        "transformer/config.json": {"patch_size": [1, 2, 2]},
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    model = served_model(ModelArgs(name="m", path=tmp_path))
+    assert model.to_json()["limits"]["size_multiple"] == 32
+    for picture, size in {(4000, 3000): (704, 544), (50, 50): (608, 608)}.items():
+        shape = model.default_shape_like(*picture)
+        assert (shape.width, shape.height) == size
+        check_size(*size, "size", model)
+    with pytest.raises(InvalidRequestError, match="32"):
+        check_size(720, 544, "size", model)
 
 
 def test_loras_are_the_files_of_their_folder(tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import FileResponse
+from starlette.types import Message
 
 from deployments.config_videos import VideosArgs
+from deployments.schemas import REQUEST_ID
+from deployments.video_content import VideoContent
 from deployments.video_jobs import VideoJobs
 from tests.deployments.clients import error_of, picture_client, video_client
 from tests.deployments.fake_backend import FakeBackend, png, video
@@ -98,6 +103,110 @@ async def test_the_content_of_a_job(served: Served) -> None:
         answer = await served.http.get(f"{VIDEOS}/twins/content", params=params)
         assert answer.status_code == status
         error_of(answer)
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """The temporary files that there are."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return lambda: [path.name for path in folder.iterdir()]
+
+
+@pytest.mark.parametrize("range_", ["bytes=abc", "bytes=9999-", "pages=1", "bytes=0-3", "bytes=0-1,4-5"])
+async def test_no_temporary_file_is_left_whatever_range_is_asked_for(
+    served: Served, temporary: Callable[[], list[str]], range_: str
+) -> None:
+    await served.submit(request_id="a")
+    await served.until_ended("a")
+    answer = await served.http.get(f"{VIDEOS}/a/content", headers={"Range": range_})
+    assert answer.status_code == {"bytes=9999-": 416, "bytes=0-3": 206, "bytes=0-1,4-5": 206}.get(range_, 400)
+    assert temporary() == []
+
+
+async def test_no_temporary_file_is_left_by_a_client_that_leaves(temporary: Callable[[], list[str]]) -> None:
+    sent = list[str]()
+
+    async def gone(message: Message) -> None:
+        sent.extend(temporary())
+        raise ConnectionResetError
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    answer = VideoContent(b"x" * 2**20, "a.mp4")
+    with pytest.raises(ConnectionResetError):
+        await answer({"type": "http", "method": "GET", "headers": [], "asgi": {"spec_version": "2.4"}}, never, gone)
+    assert len(sent) == 1
+    assert temporary() == []
+
+
+@pytest.mark.parametrize("when", ["before it is looked at", "before it is opened"])
+async def test_a_file_that_goes_before_it_is_sent(served: Served, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the retention, say. The answer is that of a video that is gone."""
+    opened = FileResponse._handle_simple
+
+    async def removed_at_last(self: FileResponse, *args: Any) -> None:
+        await asyncio.to_thread(Path(self.path).unlink)
+        await opened(self, *args)
+
+    async def removed(video_id: str, index: int) -> Path:
+        assert path is not None
+        path.unlink()
+        return path
+
+    await served.submit(request_id="a")
+    await served.until_ended("a")
+    path = await served.jobs.local_file("a", 0)
+    if path is None:  # what is elsewhere is in memory by then
+        return
+    if when == "before it is opened":
+        monkeypatch.setattr(FileResponse, "_handle_simple", removed_at_last)
+    else:
+        monkeypatch.setattr(served.jobs, "local_file", removed)
+    answer = await served.http.get(f"{VIDEOS}/a/content")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "request_not_found")
+
+
+async def test_the_id_of_a_job_that_was_deleted_is_free_for_another_request(served: Served) -> None:
+    """Also for the scheduler, which may still know the first one; and so is the id of an answered request."""
+    await served.http.post(f"{VIDEOS}/sync", json={**BODY, "request_id": "a"})
+    for prompt in ("a fox", "a dog"):
+        await served.submit(request_id="a", prompt=prompt)
+        assert (await served.until_ended("a"))["status"] == "completed"
+        assert (await served.http.get(f"{VIDEOS}/a/content")).content == video(prompt)
+        await served.http.delete(f"{VIDEOS}/a")
+    asked = [spec.request_id for spec, _ in served.backend.seen]
+    assert len(set(asked)) == 3
+    assert [REQUEST_ID.fullmatch(request_id) is None for request_id in asked] == [False, True, True]
+
+
+async def test_the_same_id_with_another_seed_is_another_request(served: Served) -> None:
+    first = await served.submit(request_id="a", seed=5)
+    for fields in ({"seed": 5}, {}):
+        assert (await served.submit(request_id="a", **fields))["seed"] == first["seed"] == 5
+    answer = await served.http.post(VIDEOS, json={**BODY, "request_id": "a", "seed": 6})
+    assert (answer.status_code, error_of(answer)["param"]) == (422, "request_id")
+
+
+async def test_a_request_is_stopped_by_its_id_also_where_it_is_a_job(served: Served) -> None:
+    served.backend.step_s = 10.0
+    await served.submit(request_id="a")
+    for status in (200, 404):
+        assert (await served.http.delete("/v1/requests/a")).status_code == status
+    job = (await served.http.get(f"{VIDEOS}/a")).json()
+    assert (job["status"], job["error"]["code"]) == ("failed", "cancelled")
+
+
+async def test_a_disk_that_is_full_is_told(served: Served) -> None:
+    store = served.jobs._store._db
+    store.execute(f"PRAGMA max_page_count = {store.execute('PRAGMA page_count').fetchone()[0]}")
+    answers = [await served.http.post(VIDEOS, json={**BODY, "prompt": "x" * 200}) for _ in range(40)]
+    error = error_of(answers[-1])
+    assert (answers[-1].status_code, error["code"], error["type"]) == (507, "storage_failed", "server_error")
+    assert {answer.status_code for answer in answers} == {200, 507}
 
 
 async def test_jobs_are_listed(served: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,13 @@ import pytest
 
 from deployments.config import AppArgs
 from deployments.video_deployment import RemoteVideos, Videos
+from deployments.video_results import local_file
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.test_remote import FakeHandle, as_ray_does
 from tests.deployments.test_video_store import request
 from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
 
-METHODS = ("submit", "get", "page", "delete", "file_name", "content")
+METHODS = ("submit", "get", "page", "delete", "cancel", "file_name", "content")
 
 
 def args_of(folder: Path) -> AppArgs:
@@ -61,8 +63,33 @@ async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) ->
         with pytest.raises(InvalidRequestError) as caught:
             await remote.submit(*request("a", prompt="another"), 0)
         assert caught.value.param == "request_id"
+        assert await remote.cancel("a")
+        assert not await remote.cancel("a")
     finally:
         await videos._jobs.stop()
+
+
+async def test_where_files_lie_is_looked_up_without_a_folder_of_their_own_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the node of an Api replica there may be none, and it may not be allowed to make one."""
+    elsewhere = tmp_path / "elsewhere"
+    args = args_of(elsewhere)
+
+    async def name(*_: object) -> str:
+        return "a-1"
+
+    threads = list[str]()
+
+    def looked_for(*asked: Any) -> Path | None:
+        threads.append(threading.current_thread().name)
+        return local_file(*asked)
+
+    monkeypatch.setattr("deployments.video_deployment.local_file", looked_for)
+    remote = RemoteVideos(SimpleNamespace(file_name=SimpleNamespace(remote=name)), args)
+    assert await remote.local_file("a", 0) is None
+    assert not elsewhere.exists()
+    assert threads != [threading.main_thread().name]
 
 
 async def test_errors_of_ray_are_still_told(tmp_path: Path) -> None:

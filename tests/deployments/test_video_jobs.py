@@ -109,7 +109,7 @@ async def test_jobs_beyond_those_in_flight_go_by_priority(service: Service) -> N
     await jobs.start()
     for name in "abcd":
         await until_status(jobs, name, "completed")
-    assert [spec.request_id for spec, _ in backend.seen] == ["d", "b", "a", "c"]
+    assert [spec.request_id for spec, _ in backend.seen] == ["d~4", "b~2", "a~1", "c~3"]
     await jobs.stop()
 
 
@@ -134,7 +134,7 @@ async def test_delete_stops_a_job_and_then_removes_it(service: Service) -> None:
         job = await jobs.get("a")
         assert (job["status"], job["error"]["code"]) == ("failed", "cancelled")
         await until(lambda: not backend.running)
-        assert backend.ended["a"] in ("closed", "cancelled")
+        assert backend.ended["a~1"] in ("closed", "cancelled")
         await jobs.delete("a")
         with pytest.raises(RequestNotFoundError):
             await jobs.get("a")
@@ -161,7 +161,7 @@ async def test_a_process_that_ends_in_order_gives_its_jobs_back_at_once(service:
     async with service.running(second) as jobs:
         for name in "abc":
             await until_status(jobs, name, "completed")
-    assert [spec.request_id for spec, _ in second.seen] == ["a", "b", "c"]
+    assert [spec.request_id for spec, _ in second.seen] == ["a~1", "b~2", "c~3"]
 
 
 async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_out(service: Service) -> None:
@@ -197,7 +197,7 @@ async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file
     service.clock.now_s += LEASE_S
     async with service.running(heir) as jobs:
         done = await until_status(jobs, "a", "completed")
-        await until(lambda: slow.ended["a"] == "completed")  # it comes too late
+        await until(lambda: slow.ended["a~1"] == "completed")  # it comes too late
         await asyncio.sleep(0.1)
         assert await jobs.get("a") == done
         assert await jobs.content("a", 0) == video("a")
@@ -234,7 +234,7 @@ async def test_the_picture_of_a_job_outlives_its_process(service: Service) -> No
 
 
 async def test_the_pictures_of_jobs_that_wait_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.video_jobs._MIB", 4)
+    monkeypatch.setattr("deployments.video_jobs.MIB", 4)
     jobs = service.process(FakeBackend(), max_results_mb=2)
     await jobs.submit(*request("a", image=b"12345"), 0)
     with pytest.raises(OverloadedError, match="pictures"):
@@ -252,49 +252,3 @@ async def test_a_job_waits_while_the_service_cannot_take_it(service: Service, er
         backend.refuse = None
         service.clock.now_s += 1.0
         await until_status(jobs, "a", "completed")
-
-
-async def test_old_jobs_and_their_files_go(service: Service) -> None:
-    async with service.running(FakeBackend(), retention_s=60) as jobs:
-        await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
-    service.clock.now_s += 61
-    async with service.running(FakeBackend(), retention_s=60) as jobs:
-        await until(lambda: service.files() == [])
-        await until_left(jobs, [])
-
-
-async def test_the_oldest_files_make_room(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.video_jobs._MIB", len(video("a")))
-    async with service.running(FakeBackend(), max_results_mb=2) as jobs:
-        for name in "abc":
-            await submit(jobs, name)
-            await until_status(jobs, name, "completed")
-            service.clock.now_s += 1
-        await until_left(jobs, ["b", "c"])
-        assert len(service.files()) == 2
-    async with service.running(FakeBackend(), max_results_mb=1) as jobs:
-        await jobs.submit(*request("large", prompt="a" * 100), 0)
-        job = await until_status(jobs, "large", "failed")
-        assert (job["error"]["code"], "max_results_mb" in job["error"]["message"]) == ("storage_failed", True)
-
-
-async def test_files_that_no_job_has_go_at_the_start(service: Service) -> None:
-    async with service.running(FakeBackend()) as jobs:
-        await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
-    orphan = service.folder / "results" / "gone-17-0.mp4"
-    orphan.write_bytes(b"x")
-    async with service.running(FakeBackend()) as jobs:
-        await until(lambda: not orphan.exists())
-        assert await jobs.content("a", 0) == video("a")
-
-
-async def test_files_may_lie_where_a_url_points(service: Service) -> None:
-    async with service.running(FakeBackend(), results_url="memory://videos") as jobs:
-        await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
-        assert await jobs.local_file("a", 0) is None
-        assert await jobs.content("a", 0) == video("a")
-        await jobs.delete("a")
-        assert jobs.results.files() == {}

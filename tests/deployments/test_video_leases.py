@@ -59,6 +59,6 @@ async def test_jobs_in_flight_hold_so_many_bytes_of_pictures(service: Service, m
         for name, size in (("a", 70), ("b", 40), ("c", 30)):
             await jobs.submit(*request(name, image=bytes(size)), 0)
         await submit(jobs, "d")
-        await until(lambda: set(backend.running) == {"a", "d"})  # c waits behind b, which has no room
+        await until(lambda: set(backend.running) == {"a~1", "d~4"})  # c waits behind b, which has no room
         await jobs.delete("a")
-        await until(lambda: set(backend.running) == {"b", "c", "d"})
+        await until(lambda: set(backend.running) == {"b~2", "c~3", "d~4"})

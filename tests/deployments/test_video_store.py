@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from deployments.video_store import VideoJob, VideoStore
-from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError
+from deployments.video_store import VideoJob, VideoStore, client_error
+from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError, VideoStorageError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 SHAPE = Shape(64, 64, 9)
@@ -23,10 +23,11 @@ MIB = 2**20
 
 
 def request(
-    job_id: str, prompt: str = "a fox", seed: int = 7, image: bytes | None = None
+    job_id: str, prompt: str = "a fox", seed: int = 7, image: bytes | None = None, seed_drawn: bool = False
 ) -> tuple[RequestSpec, GenerationInputs]:
     spec = RequestSpec(job_id, "tiny-wan", SHAPE, 4, slo_s=2.5)
-    return spec, GenerationInputs(prompt, SHAPE, 4, 5.0, seed, fps=8.0, output_format="mp4", image=image)
+    inputs = GenerationInputs(prompt, SHAPE, 4, 5.0, seed, fps=8.0, output_format="mp4", image=image)
+    return spec, replace(inputs, seed_drawn=seed_drawn)
 
 
 def submit(
@@ -96,9 +97,13 @@ def test_a_job_that_was_given_back_waits_and_counts_as_an_attempt_or_not(store: 
 
 def test_the_same_id_joins_and_another_request_may_not_use_it(store: VideoStore) -> None:
     job = submit(store, "a")
-    spec, inputs = request("a", seed=99)  # a client that left the seed to the service
+    spec, inputs = request("a", seed=99, seed_drawn=True)  # a client that left the seed to the service
     assert store.submit(spec, inputs, 0, 1.0, 100, MIB) == job
-    for other in (request("a", prompt="a dog"), (replace(spec, num_inference_steps=5), inputs)):
+    for other in (
+        request("a", prompt="a dog"),
+        (replace(spec, num_inference_steps=5), inputs),
+        request("a", seed=99),
+    ):
         with pytest.raises(InvalidRequestError, match="another request"):
             store.submit(*other, 0, 1.0, 100, MIB)
     assert store.fail(None, job.number, {"code": "cancelled"}, 2.0)
@@ -195,14 +200,17 @@ def test_the_file_shrinks_when_a_picture_goes(store: VideoStore, tmp_path: Path)
     assert size_bytes() < MIB // 8
 
 
-def test_a_file_of_version_1_is_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_version_is_taken_over(tmp_path: Path, version: int) -> None:
     store = VideoStore(tmp_path / "jobs.sqlite3")
     submit(store, "a")
     store.close()
     old = sqlite3.connect(tmp_path / "jobs.sqlite3")
     old.executescript(
-        "DROP TRIGGER drop_picture; DROP TABLE pictures; ALTER TABLE jobs DROP COLUMN picture_sha256; "
-        "PRAGMA user_version = 1;"
+        "DROP TRIGGER keep_files; DROP TABLE unkept;"
+        + "DROP TRIGGER drop_picture; DROP TABLE pictures; ALTER TABLE jobs DROP COLUMN picture_sha256;"
+        * (version == 1)
+        + f"PRAGMA user_version = {version};"
     )
     old.close()
     for _ in range(2):
@@ -211,6 +219,7 @@ def test_a_file_of_version_1_is_taken_over(tmp_path: Path) -> None:
         store.close()
     store = VideoStore(tmp_path / "jobs.sqlite3")
     assert store.picture(submit(store, "b", image=b"fox").number) == b"fox"
+    assert store.unkept_files(9.0) == []
     store.close()
 
 
@@ -237,7 +246,43 @@ def test_what_is_cleared_away(store: VideoStore) -> None:
     for job in (*store.ended_before(9.0), *store.page("c", 1, newest_first=False)):
         store.delete(job.number)
     assert [job.job_id for job in store.page(None, 9, newest_first=True)] == ["d"]
-    assert {name.partition("-")[0] for name in store.file_names()} == {"d"}
+
+
+def test_files_are_kept_in_mind_until_their_job_is_completed(store: VideoStore) -> None:
+    kept, failed, gone, running = (submit(store, name) for name in "abcd")
+    store.claim("p", 4, 0.0, LEASE_S)
+    for job in (kept, failed, gone, running):
+        store.begin_files(job, 5.0)
+    store.complete("p", kept.number, {}, 1, 6.0)
+    for job in (failed, gone):
+        store.fail("p", job.number, {"code": "x"}, 6.0)
+    store.delete(gone.number)
+    assert store.unkept_files(5.0) == []
+    assert [files.name for files in store.unkept_files(5.1)] == ["b-2", "c-3"]
+    store.forget_files(failed.number)
+    assert [(files.number, files.name, files.count) for files in store.unkept_files(9.0)] == [(3, "c-3", 1)]
+
+
+def test_a_disk_that_is_full_is_told_and_loses_nothing(store: VideoStore) -> None:
+    job = submit(store, "a")
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(VideoStorageError, match=r"disk is full.*videos\.data_dir") as caught, client_error():
+        submit(store, "b", image=bytes(MIB))
+    assert caught.value.http_status == 507
+    assert (store.find("a"), store.find("b")) == (job, None)
+    store._db.execute(f"PRAGMA max_page_count = {pages + 10_000}")
+    submit(store, "b", image=bytes(MIB // 2))
+
+
+def test_a_store_that_another_process_holds_is_busy(store: VideoStore, tmp_path: Path) -> None:
+    store._db.execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(tmp_path / "jobs.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(OverloadedError, match="busy"), client_error():
+        submit(store, "a")
+    other.close()
+    submit(store, "a")
 
 
 def test_files_that_are_not_ours(tmp_path: Path) -> None:
@@ -247,7 +292,7 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     newer = sqlite3.connect(tmp_path / "newer")
     newer.execute("PRAGMA user_version = 99")
     newer.close()
-    with pytest.raises(ConfigError, match="of version 99, this service writes 2"):
+    with pytest.raises(ConfigError, match="of version 99, this service writes 3"):
         VideoStore(tmp_path / "newer")
 
 

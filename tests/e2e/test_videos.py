@@ -75,6 +75,9 @@ def test_a_job_over_http(service: Service) -> None:
     assert [frame.shape for frame in frames_of(content.content)] == [(64, 64, 3)] * 5
     assert httpx.delete(f"{service.url}/v1/videos/over-http").json()["deleted"]
     assert httpx.get(f"{service.url}/v1/videos/over-http").status_code == 404
+    submit(service, request_id="over-http", prompt="a grey wolf")  # the engine still keeps the result of the first
+    done = until_ended(service, "over-http")
+    assert (done["status"], done["prompt"]) == ("completed", "a grey wolf"), done
 
 
 def test_delete_stops_a_job_within_a_step(service: Service) -> None:

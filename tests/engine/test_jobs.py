@@ -13,8 +13,8 @@ from tridentserve.stages import Stage
 SPEC = RequestSpec("id", "model", Shape(64, 64), 4)
 
 
-def inputs(seed: int = 1, prompt: str = "x", image: bytes | None = None) -> GenerationInputs:
-    return GenerationInputs(prompt, SPEC.shape, 4, 5.0, seed, image=image)
+def inputs(seed: int = 1, prompt: str = "x", image: bytes | None = None, seed_drawn: bool = False) -> GenerationInputs:
+    return GenerationInputs(prompt, SPEC.shape, 4, 5.0, seed, image=image, seed_drawn=seed_drawn)
 
 
 def admitted() -> tuple[JobBook, Job]:
@@ -69,9 +69,10 @@ async def test_an_error_is_not_kept() -> None:
     assert book.joinable("id") is None
 
 
-async def test_another_seed_is_the_same_request_another_prompt_is_not() -> None:
+async def test_a_drawn_seed_is_the_same_request_another_seed_or_prompt_is_not() -> None:
     _, job = admitted()
-    assert job.is_same(SPEC, inputs(seed=2))
+    assert job.is_same(SPEC, inputs(seed=2, seed_drawn=True))
+    assert not job.is_same(SPEC, inputs(seed=2))
     assert not job.is_same(SPEC, inputs(prompt="y"))
 
 
@@ -79,7 +80,7 @@ async def test_another_picture_is_another_request_also_when_the_first_has_ended(
     book = JobBook(max_result_age_s=0.05)
     job = book.admit(SPEC, inputs(image=b"one"))
     for _ in range(2):
-        assert job.is_same(SPEC, inputs(seed=2, image=b"one"))
+        assert job.is_same(SPEC, inputs(seed=2, seed_drawn=True, image=b"one"))
         assert not job.is_same(SPEC, inputs(image=b"other"))
         assert not job.is_same(SPEC, inputs())
         assert book.end(job.key, keep=True) in (job, None)

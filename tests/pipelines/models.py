@@ -179,7 +179,8 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "pixart_sigma-sde": _with_scheduler(diffusers.DPMSolverMultistepScheduler, algorithm_type="sde-dpmsolver++"),
     "pixart_sigma-unipc": _with_scheduler(diffusers.UniPCMultistepScheduler),
     "sdxl-ancestral": _with_scheduler(diffusers.EulerAncestralDiscreteScheduler),
-    "sdxl-heun": _with_scheduler(diffusers.HeunDiscreteScheduler),
+    "sdxl-trailing": _with_scheduler(diffusers.EulerDiscreteScheduler, timestep_spacing="trailing"),
+    "sdxl-tcd": _with_scheduler(diffusers.TCDScheduler),
     "sdxl-lcm": _latent_consistency,
     "sdxl-playground": _with_latent_statistics,
     "hunyuan_dit-1.2": _with_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
@@ -193,6 +194,7 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "wan-flow": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, shift=3.0),
     "wan-2.2": _two_experts,
     "wan-2.2-ti2v": _timestep_per_token,
+    "mochi-zeros": lambda folder: edit_json(folder / "model_index.json", force_zeros_for_empty_prompt=True),
     "mochi-plain": lambda folder: edit_json(folder / "vae" / "config.json", latents_mean=None, latents_std=None),
 }
 # Stock pipelines do not give flow matching schedulers the request's generator: with noise at each step they give

@@ -26,14 +26,15 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
+from tridentserve.checkpoints import detect_family
 from tridentserve.errors import CheckpointError, InvalidRequestError
 from tridentserve.pipelines import DenoisingState, load_adapter
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
-# Their schedulers keep predictions of earlier steps, draw noise at each step, or take two steps for one.
-WITH_HISTORY = ("sd3-stochastic", "pixart_sigma-sde", "pixart_sigma-unipc", "sdxl-ancestral", "sdxl-heun", "sdxl-lcm")
-QUICK_VARIANTS = (*QUICK, "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux-schnell", "flux_kontext")
+# Their schedulers keep predictions of earlier steps, or draw noise at each step.
+WITH_HISTORY = ("sd3-stochastic", "pixart_sigma-sde", "pixart_sigma-unipc", "sdxl-ancestral", "sdxl-tcd", "sdxl-lcm")
+QUICK_VARIANTS = (*QUICK, "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux-schnell", "flux_kontext", "sdxl-tcd")
 
 
 @pytest.mark.parametrize("variant", families(*VARIANTS, quick=QUICK_VARIANTS))
@@ -42,7 +43,7 @@ QUICK_VARIANTS = (*QUICK, "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux-
     [
         {"height": 64, "width": 96, "steps": 2},
         {"height": 80, "width": 48, "steps": 5, "num_outputs": 2, "seed": 11},
-        {"height": 64, "width": 64, "steps": 2, "guidance_scale": 1.0, "prompt": "Ünïcode 猫 \N{CAT FACE} <pad> </s>"},
+        {"steps": 2, "guidance_scale": 1.0, "num_outputs": 2, "prompt": "Ünïcode 猫 \N{CAT FACE} <pad> </s>"},
     ],
     ids=["wide", "tall-two-outputs", "unguided"],
 )
@@ -165,9 +166,14 @@ def test_too_many_steps_and_early_latents_are_refused(model: Model) -> None:
         diffuse.latents(state)
 
 
-@pytest.mark.parametrize("variant", families(*ALL))
+def test_more_steps_than_the_scheduler_makes_are_refused(model: Model) -> None:
+    with pytest.raises(InvalidRequestError, match="scheduler cannot make 51 steps"):
+        start(model("sdxl-tcd"), make_inputs(steps=51, variant="sdxl"))
+
+
+@pytest.mark.parametrize("variant", families(*ALL, "wan-2.2-ti2v", quick=("sd3", "wan-2.2-ti2v")))
 def test_sizes_that_cannot_be_made_are_refused(model: Model, variant: str) -> None:
-    multiple = family_of(variant).size_multiple
+    multiple = detect_family(model(variant)).size_multiple
     inputs = make_inputs(64 + multiple // 2, 64, variant=variant)
     with pytest.raises(InvalidRequestError, match=f"{inputs.shape} must be a multiple of {multiple} in both"):
         start(model(variant), inputs)

@@ -7,12 +7,16 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import pytest
 import torch
+from diffusers import schedulers
 from safetensors.torch import save_file
 
 from tests.pipelines.models import ALL, edit_json, families
+from tridentserve import checkpoints
 from tridentserve.checkpoints import detect_family, safetensors_bytes, stage_weights_bytes
 from tridentserve.errors import CheckpointError
 from tridentserve.families import FAMILIES
@@ -119,6 +123,62 @@ def test_a_text_encoder_needs_its_tokenizer(model: Model, tmp_path: Path) -> Non
     edit_json(folder / "model_index.json", tokenizer_3=[None, None])
     with pytest.raises(CheckpointError, match="names 'text_encoder_3' without 'tokenizer_3'; leave out both"):
         stage_weights_bytes(folder)
+
+
+@pytest.mark.parametrize("scheduler", ["HeunDiscreteScheduler", "PNDMScheduler", "FlowMatchHeunDiscreteScheduler"])
+def test_a_scheduler_that_does_not_go_step_by_step_is_refused(model: Model, tmp_path: Path, scheduler: str) -> None:
+    folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
+    edit_json(folder / "model_index.json", scheduler=["diffusers", scheduler])
+    for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset({Stage.DIFFUSE}))):
+        with pytest.raises(
+            CheckpointError, match=rf"model_index\.json names the scheduler {scheduler}, .* not supported"
+        ):
+            look(folder)
+
+
+def steps_made(scheduler_class: Any) -> int | None:
+    """The model's steps for 20 inference steps; None where the class cannot be made, or started, without more."""
+    try:
+        scheduler = scheduler_class()
+        scheduler.set_timesteps(20)
+    except (ImportError, KeyError, TypeError, ValueError):
+        return None
+    return len(scheduler.timesteps)
+
+
+# Raised inside diffusers' own schedulers with numpy 2.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_those_that_are_refused_are_all_of_diffusers() -> None:
+    made = {}
+    for name in dir(schedulers):
+        kind = getattr(schedulers, name)
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, diffusers.SchedulerMixin)
+            and kind is not diffusers.SchedulerMixin
+        ):
+            made[name] = steps_made(kind)
+    others = {name for name, steps in made.items() if steps not in (None, 20)}
+    assert others <= checkpoints._NOT_STEP_BY_STEP
+    assert {"HeunDiscreteScheduler", "PNDMScheduler"} <= others
+    assert checkpoints._NOT_STEP_BY_STEP.isdisjoint(name for name, steps in made.items() if steps == 20)
+
+
+def test_a_boundary_needs_a_second_transformer(model: Model, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model("wan"), tmp_path / "model"))
+    edit_json(folder / "model_index.json", boundary_ratio=0.9)
+    for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset({Stage.DIFFUSE}))):
+        with pytest.raises(CheckpointError, match=r"model_index\.json has a boundary_ratio, but no 'transformer_2'"):
+            look(folder)
+
+
+def test_the_size_multiple_is_the_folders(model: Model, tmp_path: Path) -> None:
+    assert detect_family(model("wan-2.2-ti2v")).size_multiple == 32
+    assert detect_family(model("wan")) == FAMILIES["wan"]
+    folder = Path(shutil.copytree(model("wan"), tmp_path / "model"))
+    edit_json(folder / "vae" / "config.json", scale_factor_spatial="8")
+    with pytest.raises(CheckpointError, match=r"vae/config\.json says scale_factor_spatial is '8'"):
+        detect_family(folder)
 
 
 @pytest.mark.parametrize("weight_map", [[1], None, {}, {"w": 1}, {"w": "../other.safetensors"}])

@@ -28,7 +28,15 @@ def mixed(variant: str) -> list[GenerationInputs]:
 
 
 @pytest.mark.parametrize(
-    "variant", families(*ALL, "sd3-without-t5", "flux2_klein-distilled", "sdxl-lcm", quick=("sd3", "flux", "wan"))
+    "variant",
+    families(
+        *ALL,
+        "sd3-without-t5",
+        "flux2_klein-distilled",
+        "sdxl-lcm",
+        "mochi-zeros",
+        quick=("sd3", "flux", "wan", "mochi-zeros"),
+    ),
 )
 def test_together_as_alone(model: Model, variant: str) -> None:
     encode, requests = load_stage(model(variant), Stage.ENCODE), mixed(variant)

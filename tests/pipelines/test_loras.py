@@ -156,14 +156,27 @@ def test_files_of_kohya_with_alphas_and_convolutions(copied: Model) -> None:
     assert (final_latents(folder, make_inputs(variant="sdxl")) - expected).abs().max() > 10 * TOLERANCE
 
 
+def header(config: dict[str, Any]) -> dict[str, str]:
+    """The metadata of a file with a configuration of PEFT's, as diffusers writes it."""
+    return {"lora_adapter_metadata": json.dumps({f"transformer.{key}": value for key, value in config.items()})}
+
+
 @pytest.mark.parametrize(
     ("config", "scale"),
-    [({"lora_alpha": 2}, 0.5), ({"lora_alpha": 2, "use_rslora": True}, 1.0), ({"alpha_pattern": {".*": 8}}, 2.0)],
+    [
+        ({"lora_alpha": 2}, 0.5),
+        ({"lora_alpha": 2, "use_rslora": True}, 1.0),
+        ({"lora_alpha": 2, "alpha_pattern": {"^": 8, "": 8}}, 2.0),
+    ],
 )
 def test_what_peft_says_of_the_scale_holds(copied: Model, config: dict[str, Any], scale: float) -> None:
     folder, tensors = copied("flux"), random_lora(copied("flux"))
-    header = {f"transformer.{key}": value for key, value in config.items()}
-    save_lora(folder, "style", tensors, {"lora_adapter_metadata": json.dumps(header)})
+    if anchors := config.get("alpha_pattern"):
+        # Whole names, with the anchor of diffusers and without.
+        paths = sorted({key.split(".lora_")[0] for key in tensors})
+        named = {f"{anchor}{path}": 8 for at, anchor in enumerate(anchors) for path in paths[at::2]}
+        config = config | {"alpha_pattern": named}
+    save_lora(folder, "style", tensors, header(config))
     inputs = make_inputs(variant="flux", lora="style")
     expected = stock_result(merged(folder, tensors, scale), inputs, "latent")
     assert (final_latents(folder, inputs) - expected).abs().max() < TOLERANCE
@@ -177,12 +190,45 @@ def test_what_cannot_be_used_is_refused_with_its_name(copied: Model) -> None:
     save_lora(folder, "text", tensors | {"text_encoder.layers.0.q_proj.lora_A.weight": torch.zeros(1)})
     save_lora(folder, "elsewhere", {key.replace("block", "blob"): tensor for key, tensor in tensors.items()})
     save_lora(folder, "half", {first: tensors[first]})
+    save_lora(folder, "empty", {key: tensor[:, :0] if "_B" in key else tensor[:0] for key, tensor in tensors.items()})
     (folder / "loras" / "damaged.safetensors").write_bytes(b"no")
     adapter = load_stage(folder, Stage.DIFFUSE)
-    for name in ("wide", "text", "elsewhere", "half", "damaged"):
+    for name in ("wide", "text", "elsewhere", "half", "empty", "damaged"):
         with pytest.raises(CheckpointError, match=f"{name}.safetensors"):
             adapter.step(start(folder, make_inputs(lora=name)))
     for name in ("absent", "../loras/wide", ""):
-        with pytest.raises(InvalidRequestError, match="there are: damaged, elsewhere, half, text, wide"):
+        with pytest.raises(InvalidRequestError, match="there are: damaged, elsewhere, empty, half, text, wide"):
             start(folder, make_inputs(lora=name))
     assert torch.equal(final_latents(folder, make_inputs()), final_latents(folder, make_inputs()))
+
+
+ODD_HEADERS: dict[str, dict[str, str]] = {
+    "a regular expression that is none": header({"alpha_pattern": {"(": 1}}),
+    "one that may take years": header({"alpha_pattern": {"(([a-z_.0-9])*)*": 1}}),
+    "patterns without alphas": header({"alpha_pattern": ["x_embedder"]}),
+    "an alpha of a pattern": header({"alpha_pattern": {"x_embedder": "1"}}),
+    "an alpha": header({"lora_alpha": "x"}),
+    "an alpha without bounds": header({"lora_alpha": float("inf")}),
+    "a rank": header({"r": 0}),
+    "rslora": header({"use_rslora": "no"}),
+    "no object": {"lora_adapter_metadata": "[1]"},
+    "no JSON": {"lora_adapter_metadata": "{"},
+}
+
+
+@pytest.mark.parametrize("metadata", ODD_HEADERS.values(), ids=ODD_HEADERS)
+def test_metadata_is_not_trusted(copied: Model, metadata: dict[str, str]) -> None:
+    folder = copied("sd3")
+    save_lora(folder, "odd", random_lora(folder), metadata)
+    with pytest.raises(CheckpointError, match=r"odd\.safetensors cannot be read as a LoRA"):
+        load_stage(folder, Stage.DIFFUSE).step(start(folder, make_inputs(lora="odd")))
+
+
+def test_alphas_in_tensors_are_not_trusted(copied: Model) -> None:
+    folder = copied("sdxl")
+    file, _ = kohya(folder)
+    for alpha in (torch.tensor(torch.nan), torch.ones(2)):
+        save_lora(folder, "odd", {key: alpha.clone() if "alpha" in key else tensor for key, tensor in file.items()})
+        adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
+        with pytest.raises(CheckpointError, match=r"odd\.safetensors cannot be read as a LoRA"):
+            adapter.step(start(folder, make_inputs(variant="sdxl", lora="odd")))

@@ -40,7 +40,8 @@ class DiffusersAdapter(PipelineAdapter):
     """
 
     passes_share_a_call: ClassVar[bool] = True
-    # Of the folder that the model was loaded from.
+    # Of the folder that the model was loaded from, where it may be another one than the family's.
+    size_multiple: int
     loras: Loras
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
@@ -73,7 +74,11 @@ class DiffusersAdapter(PipelineAdapter):
             generator = torch.Generator("cpu").manual_seed(inputs.seed)
             tensors |= self._initial_tensors(tensors, inputs, generator)
             scheduler = scheduler_state.new_scheduler(self.pipe.scheduler)
-            self._set_timesteps(scheduler, tensors["latents"], inputs.num_inference_steps)
+            try:
+                self._set_timesteps(scheduler, tensors["latents"], inputs.num_inference_steps)
+            except ValueError as error:  # LCM and TCD have a most, for one
+                refused = f"this model's scheduler cannot make {inputs.num_inference_steps} steps: {error}"
+                raise InvalidRequestError(refused, "num_inference_steps") from error
             tensors["latents"] = self._scaled_noise(tensors["latents"], scheduler)
             if scheduler_state.draws_noise(scheduler):
                 tensors[_GENERATOR] = generator.get_state()
@@ -127,7 +132,8 @@ class DiffusersAdapter(PipelineAdapter):
                 self._predict_noise(
                     torch.cat(inputs * together),
                     torch.cat(expanded * together),
-                    {name: row[first : first + together].flatten(0, 1) for name, row in rows.items()},
+                    # Some transformers take a view, which a row repeated for each output is not ready for.
+                    {name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()},
                     requests[0].tensors,
                 )
                 for first in range(0, passes, together)
@@ -219,13 +225,17 @@ class DiffusersAdapter(PipelineAdapter):
     ) -> torch.Tensor:
         """The latents of one request after a step. What the scheduler wants to be given back at the next step is put
         into the request's `tensors`."""
-        arguments = {}
+        generator = None
         if _GENERATOR in tensors:
-            arguments["generator"] = torch.Generator("cpu")
-            arguments["generator"].set_state(tensors[_GENERATOR].cpu())
+            generator = torch.Generator("cpu")
+            generator.set_state(tensors[_GENERATOR].cpu())
+        arguments = {} if generator is None else {"generator": generator}
+        if hasattr(self.pipe, "prepare_extra_step_kwargs"):
+            # Pipelines that have it say eta = 0, whatever the scheduler's own default (TCD's is 0.3).
+            arguments = self.pipe.prepare_extra_step_kwargs(generator, eta=0.0)
         stepped = self._call_scheduler(scheduler, noise, timestep, latents, tensors, **arguments)
-        if _GENERATOR in tensors:
-            tensors[_GENERATOR] = arguments["generator"].get_state()
+        if generator is not None:
+            tensors[_GENERATOR] = generator.get_state()
         return stepped
 
     def _call_scheduler(
@@ -237,7 +247,7 @@ class DiffusersAdapter(PipelineAdapter):
         tensors: Tensors,
         **arguments: Any,
     ) -> torch.Tensor:
-        """As `_scheduler_step`, with the generator for noise as an argument where there is one."""
+        """As `_scheduler_step`, with what else the scheduler is given as arguments (the generator for noise, eta)."""
         stepped: torch.Tensor = scheduler.step(noise, timestep, latents, return_dict=False, **arguments)[0]
         return stepped
 
@@ -270,13 +280,9 @@ class DiffusersAdapter(PipelineAdapter):
         with torch.no_grad():
             yield
 
-    def _size_multiple(self) -> int:
-        """What height and width must be multiples of; a checkpoint may want more than its family."""
-        return FAMILIES[self.family].size_multiple
-
     def _check_size(self, shape: Shape) -> None:
         family = FAMILIES[self.family]
-        multiple = self._size_multiple()
+        multiple = self.size_multiple
         if shape.height % multiple or shape.width % multiple:
             raise InvalidRequestError(f"size {shape} must be a multiple of {multiple} in both directions", "size")
         if not family.allows_frames(shape.num_frames):

@@ -91,6 +91,7 @@ def load_adapter(
         # A family's adapter lives in the module of its name.
         adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
         loaded = adapter(pipe, stages, target)
+        loaded.size_multiple = family.size_multiple
         loaded.loras = Loras(folder, pipe, family.components[Stage.DIFFUSE][0], target)
         return loaded
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):

@@ -8,8 +8,6 @@ conventions a file may follow (Kohya's, XLabs', PEFT's, ...) is diffusers' own k
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from torch.nn import functional
 
 from tridentserve.errors import CheckpointError, InvalidRequestError
 from tridentserve.loras import lora_file, lora_names
+from tridentserve.pipelines.lora_scales import Scales, scales_by_alphas, scales_by_config
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
@@ -121,56 +120,40 @@ class Loras:
             )
         return changes
 
-    def _read(self, file: Path) -> tuple[dict[str, torch.Tensor], Callable[[str, int], float]]:
+    def _read(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
         """The file's tensors by the names of PEFT without the component's, and the scale of each layer and rank."""
-        component = getattr(self._pipe, self._component)
         try:
-            state, *alphas, metadata = self._pipe.lora_state_dict(
-                str(file.parent),
-                weight_name=file.name,
-                local_files_only=True,
-                use_safetensors=True,
-                return_lora_metadata=True,
-                return_alphas=True,
-                unet_config=component.config,
-            )
-        except Exception as error:  # whatever diffusers trips over in a file of a format that it does not know
+            return self._parsed(file)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever there is to trip over in a file of a format that is not known
             raise CheckpointError(f"{file} cannot be read as a LoRA: {error}") from error
+
+    def _parsed(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
+        state, *alphas, metadata = self._pipe.lora_state_dict(
+            str(file.parent),
+            weight_name=file.name,
+            local_files_only=True,
+            use_safetensors=True,
+            return_lora_metadata=True,
+            return_alphas=True,
+            unet_config=getattr(self._pipe, self._component).config,
+        )
         prefix = f"{self._component}."
         own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
         others = {key: tensor for key, tensor in state.items() if not key.startswith(prefix)}
         if own and not any("lora_A" in key for key in own):
             own = convert_unet_state_dict_to_peft(own)
         if metadata:
-            return own | others, _scale_by_config(_without(prefix, metadata))
-        return own | others, _scale_by_alphas(_without(prefix, alphas[0] if alphas and alphas[0] else {}))
+            return own | others, scales_by_config(_without(prefix, metadata))
+        return own | others, scales_by_alphas(_without(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
 
 
 def _fits(layer: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torch.Tensor) -> bool:
     weight = layer.weight.shape
     point = (1,) * (len(weight) - 2)
-    return down.shape[1:] == weight[1:] and up.shape == (weight[0], down.shape[0], *point)
+    return 0 not in down.shape and down.shape[1:] == weight[1:] and up.shape == (weight[0], down.shape[0], *point)
 
 
 def _without(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-
-
-def _scale_by_alphas(alphas: Mapping[str, Any]) -> Callable[[str, int], float]:
-    """Alpha over rank, 1 where the file names no alpha."""
-    named = {key.removesuffix(".alpha"): float(alpha) for key, alpha in alphas.items()}
-    # Of Kohya's attention layers they are named after the tensor, not the layer.
-    by_path = {key.removesuffix(_A): alpha for key, alpha in convert_unet_state_dict_to_peft(named).items()}
-    return lambda path, rank: by_path.get(path, rank) / rank
-
-
-def _scale_by_config(config: Mapping[str, Any]) -> Callable[[str, int], float]:
-    """As PEFT's `LoraConfig` says, which diffusers writes into the files that it saves."""
-    patterns: Mapping[str, float] = config.get("alpha_pattern") or {}
-
-    def scale(path: str, rank: int) -> float:
-        matching = (alpha for pattern, alpha in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
-        alpha = next(matching, config.get("lora_alpha", rank))
-        return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-    return scale

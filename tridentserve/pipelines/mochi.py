@@ -5,7 +5,7 @@ Guidance and the scheduler's steps are in float32, as in the stock pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,13 @@ class MochiAdapter(VideoAdapter):
     """
 
     family = "mochi"
+
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        guided = inputs.guidance_scale > 1
+        if not self.pipe.config.force_zeros_for_empty_prompt:
+            return guided
+        # The stock pipeline looks at the last of several prompts, and zeroes all of them or none.
+        return guided, not inputs.prompt, guided and not inputs.negative_prompt
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         guided = batch[0].guidance_scale > 1

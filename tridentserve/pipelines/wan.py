@@ -91,10 +91,6 @@ class WanAdapter(VideoAdapter):
         """What a transformer takes for the latents."""
         return latents
 
-    def _size_multiple(self) -> int:
-        multiple: int = self.pipe.vae_scale_factor_spatial * self.pipe.transformer.config.patch_size[-1]
-        return multiple
-
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)

@@ -21,7 +21,7 @@ from tridentserve.engine.live.messages import Span
 from tridentserve.engine.live.parcel import Parcel
 from tridentserve.engine.live.replicas import ReplicaStore
 from tridentserve.engine.live.state_saver import Snapshot
-from tridentserve.errors import GroupError, HandoffError
+from tridentserve.errors import GroupError, HandoffError, InvalidRequestError
 from tridentserve.hot_set import HotGroup
 from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
@@ -240,6 +240,13 @@ class StageExecutor:
             state = _state_of(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
             if member.steps is None or state.step != member.steps[0]:
                 raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
+            if state.num_steps != content.num_inference_steps:
+                # Plans do the steps asked for: the outputs would be made of latents that are not done.
+                raise InvalidRequestError(
+                    f"this model's scheduler makes {state.num_steps} steps of {content.num_inference_steps}; ask for "
+                    "another number",
+                    "num_inference_steps",
+                )
             states[member.request_id] = state
         return states
 

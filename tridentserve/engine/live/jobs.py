@@ -48,8 +48,9 @@ class Job:
         return inbox
 
     def is_same(self, spec: RequestSpec, inputs: GenerationInputs) -> bool:
-        """Whether a client asks for the same again."""
-        return self.spec == spec and self.asked == _asked(inputs)
+        """Whether a client asks for the same again. Who leaves the seed to the service takes that of this request."""
+        same_seed = inputs.seed_drawn or inputs.seed == self.inputs.seed
+        return self.spec == spec and same_seed and self.asked == _asked(inputs)
 
 
 class JobBook:
@@ -110,6 +111,6 @@ class JobBook:
 
 
 def _asked(inputs: GenerationInputs) -> GenerationInputs:
-    """Without the seed, which the service may have chosen, and with a digest of the picture."""
+    """Without the seed, which the service may have drawn, and with a digest of the picture."""
     image = None if inputs.image is None else hashlib.blake2b(inputs.image).digest()
     return replace(inputs, seed=0, image=image)
