@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from deployments.catalogue import CataloguePublisher
@@ -18,6 +18,7 @@ from deployments.profiles import add_models
 from deployments.sources import model_source
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.model_changes import ModelChanges
 from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.events import ModelRemoved
@@ -45,6 +46,9 @@ class ModelKeeper:
         self._specs = specs
         self._first_placement = placement
         self._known = {model.name: known_model(args, model, "serving") for model in args.models}
+        # Models that are removed for others of the same name, and the sources of those, of which there are host copies.
+        self._returning: list[str] = []
+        self._rehearsed: dict[str, ModelSource] = {}
         self._news = asyncio.Event()
         if any(model.drain for model in args.models):
             self._news.set()
@@ -65,7 +69,9 @@ class ModelKeeper:
 
     def state(self) -> dict[str, Any]:
         """For people: where each model stands, and what is wrong with the latest configuration."""
-        return {"models": {name: known.state for name, known in self._known.items()}, "problems": list(self.problems)}
+        returning = dict.fromkeys(self._returning, "loading")
+        models = {name: known.state for name, known in self._known.items()}
+        return {"models": {**returning, **models}, "problems": list(self.problems)}
 
     def stop(self) -> None:
         self._task.cancel()
@@ -80,11 +86,17 @@ class ModelKeeper:
             self._news.clear()
             try:
                 await self._bring_about(self._wanted)
-            except TridentServeError as error:
-                self.refuse(str(error).splitlines())
-            except Exception as error:  # a defect, or Ray's: the next configuration may do better
-                logger.exception("a change of the models failed")
-                self.refuse([f"models: {type(error).__name__}: {error}"])
+            except Exception as error:
+                await self._failed(error)
+
+    async def _failed(self, error: Exception) -> None:
+        self._returning = []
+        await self._drop_rehearsed(set(self._rehearsed))
+        if isinstance(error, TridentServeError):
+            self.refuse(str(error).splitlines())
+        else:  # a defect, or Ray's: the next configuration may do better
+            logger.error("a change of the models failed", exc_info=error)
+            self.refuse([f"models: {type(error).__name__}: {error}"])
 
     async def _bring_about(self, args: AppArgs) -> None:
         if problems := await asyncio.to_thread(refusals, args, self._in_force):
@@ -99,6 +111,7 @@ class ModelKeeper:
         ]
         new = [model for model in args.models if model.name not in self._known]
         await self._rehearse([wanted[name] for name in replaced], args)
+        self._returning = replaced
         await self._prepare(new, args)
         leaving = [*gone, *replaced]
         for name in leaving:
@@ -110,18 +123,32 @@ class ModelKeeper:
             await self._remove(leaving.pop(0), args, leaving)
         back = [wanted[name] for name in replaced]
         await self._prepare(back, args)
+        self._rehearsed.clear()
         await self._admit(back if came else [*new, *back], args, [])
         await self._adjust(args)
         self._in_force = args
         self._known = {name: self._known[name] for name in wanted}
+        self._returning = []
         self._publish()
         logger.info("the models are: %s", self.state()["models"])
 
     async def _rehearse(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
         """Read what is to replace models that serve, so that these stay if it cannot be read."""
-        for model in models:
-            logger.info("reading what replaces %s", model.name)
-            await self._changes.rehearse(await asyncio.to_thread(model_source, model, args.cache_dir))
+        before = {model.name: _weights(model) for model in self._in_force.models}
+        wanted = {
+            model.name: await asyncio.to_thread(model_source, model, args.cache_dir)
+            for model in models
+            if before.get(model.name) != _weights(model)
+        }
+        await self._drop_rehearsed({name for name, one in self._rehearsed.items() if wanted.get(name) != one})
+        for name in wanted.keys() - self._rehearsed.keys():
+            logger.info("reading what replaces %s", name)
+            await self._changes.rehearse(wanted[name])
+            self._rehearsed[name] = wanted[name]
+
+    async def _drop_rehearsed(self, names: Collection[str]) -> None:
+        for name in names:
+            await self._changes.drop_rehearsed(self._rehearsed.pop(name))
 
     async def _prepare(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
         """Have the weights of models at hand on all nodes; if one cannot be read, none of them."""
@@ -206,3 +233,8 @@ class ModelKeeper:
 
 def _names(args: AppArgs) -> set[str]:
     return {model.name for model in args.models}
+
+
+def _weights(model: ModelArgs) -> tuple[object, ...]:
+    """What host copies depend on."""
+    return model.path, model.tiny, model.dtype

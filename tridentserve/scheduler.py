@@ -214,6 +214,9 @@ class Scheduler:
         effects += (effect for item in decisions.refusals for effect in self._refused(item))
         effects += (effect for item in decisions.preemptions for effect in self._preempted(item))
         for assignment in decisions.assignments:
+            names = assignment.request_ids
+            if len(set(names)) < len(names) or not self._books.pending.keys() >= set(names):
+                raise PolicyError(f"the dispatcher assigned {', '.join(names)}: not all of them wait", effects)
             effects += self._start(assignment, now_s)
         return effects
 

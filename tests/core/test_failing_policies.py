@@ -66,3 +66,13 @@ def test_a_replanner_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(replan, "propose", fail)
     with pytest.raises(PolicyError, match="the replanner failed: KeyError"):
         bench.on(ev.Tick())
+
+
+def test_who_is_assigned_twice_runs_once() -> None:
+    bench = Bench()
+    bench.arrive("r", "s")
+    with pytest.raises(PolicyError, match="assigned s, r: not all of them wait") as caught:
+        bench.decide(Decisions([assignment("r"), assignment("s r", diffuse="b")]))
+    assert [plan_of(effect).request_ids for effect in caught.value.effects] == [("r",)]
+    assert bench.pending().keys() == {"s"}
+    assert bench.start(ids="s", diffuse="b", encode="b", decode="b").request_ids == ("s",)

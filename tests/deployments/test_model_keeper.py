@@ -54,6 +54,9 @@ class FakeChanges:
         if source.name in self.unreadable:
             raise CheckpointError(f"{source.folder} is damaged")
 
+    async def drop_rehearsed(self, source: ModelSource) -> None:
+        self.told.append(f"drop {source.name} in {source.dtype}")
+
     async def discard(self, model: str) -> None:
         self.told.append(f"discard {model}")
 
@@ -237,6 +240,47 @@ def test_a_model_stays_where_what_is_to_replace_it_cannot_be_read(tmp_path: Path
         assert bench.keeper.state()["models"] == {"tiny-sd3": "serving"}
         assert bench.changes.told == ["rehearse tiny-sd3"]
         assert bench.listed == ["tiny-sd3"]
+
+    run(scenario, tmp_path)
+
+
+def test_copies_of_what_is_not_to_replace_a_model_any_more_are_dropped(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.changes.unreadable = {"tiny-flux"}
+        bench.want({**SD3, "dtype": "bfloat16"}, FLUX)
+        await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
+        assert bench.changes.told[-1] == "drop tiny-sd3 in bfloat16"
+        bench.changes.unreadable, bench.changes.busy = set(), {"tiny-sd3"}
+        bench.want({**SD3, "dtype": "bfloat16"})
+        await bench.until_models(tiny_sd3="draining")
+        bench.want(SD3)
+        await bench.until_models(tiny_sd3="serving")
+        assert bench.changes.told.count("rehearse tiny-sd3") == 2
+        assert bench.changes.told.count("drop tiny-sd3 in bfloat16") == 2
+
+    run(scenario, tmp_path)
+
+
+def test_a_model_that_is_to_come_back_is_named_meanwhile(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.want(SD3, FLUX)
+        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        bench.changes.busy = {"tiny-sd3"}
+        bench.want({**SD3, "dtype": "bfloat16"}, {**FLUX, "dtype": "bfloat16"})
+        await bench.until_models(tiny_sd3="draining", tiny_flux="draining")
+        bench.changes.busy = {"tiny-flux"}
+        await bench.until_models(tiny_sd3="loading", tiny_flux="draining")
+        bench.changes.busy = set()
+        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+
+    run(scenario, tmp_path)
+
+
+def test_another_kernel_needs_no_other_copies(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.want({**SD3, "attention": "math"})
+        await bench.until(lambda state: "add tiny-sd3" in bench.changes.told)
+        assert "rehearse tiny-sd3" not in bench.changes.told
 
     run(scenario, tmp_path)
 

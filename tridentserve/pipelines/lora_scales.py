@@ -32,7 +32,7 @@ class _PeftConfig(BaseModel):
     r: Annotated[int, Field(ge=1)] | None = None
     lora_alpha: FiniteFloat | None = None
     alpha_pattern: dict[_Pattern, FiniteFloat] | None = None
-    use_rslora: bool = False
+    use_rslora: bool | None = None
 
 
 def scales_by_alphas(alphas: Mapping[str, Any], suffix: str) -> Scales:

@@ -45,14 +45,18 @@ class ModelChanges:
         await self._fleet.learn(source)
 
     async def rehearse(self, source: ModelSource) -> None:
-        """Make the host copies of a model that is to replace one of the same name, which serves on. Raises as `prepare`
-        does; nothing of them is left then."""
-        try:
-            await asyncio.gather(*(self._make_copies(node_id, source) for node_id in self._fleet.nodes))
-        except BaseException:
-            drops = (self._on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
-            await asyncio.gather(*drops, return_exceptions=True)
-            raise
+        """Make the host copies of a model that is to replace one of the same name, which serves on from others. Raises
+        as `prepare` does; nothing of them is left then."""
+        made = (self._make_copies(node_id, source) for node_id in self._fleet.nodes)
+        results = await asyncio.gather(*made, return_exceptions=True)
+        if errors := [result for result in results if isinstance(result, BaseException)]:
+            await self.drop_rehearsed(source)
+            raise errors[0]
+
+    async def drop_rehearsed(self, source: ModelSource) -> None:
+        """It will not be prepared."""
+        drops = (self._on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
+        await asyncio.gather(*drops, return_exceptions=True)  # a node that is lost has none
 
     async def add(self, event: ev.ModelAdded) -> None:
         """Have the scheduler take requests of a model that has been prepared; returns when it does."""
