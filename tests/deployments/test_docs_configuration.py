@@ -14,6 +14,9 @@ from deployments.config import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelA
 from deployments.config_engine import CheckpointsArgs, ReplicasArgs
 from deployments.config_planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config_videos import VideosArgs
+from deployments.planning import policy_of, worker_specs
+from deployments.profiles import cost_model
+from dispatch.policies import POLICIES
 from tridentserve.cache import CACHE_ENV
 
 TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -76,3 +79,29 @@ def test_a_table_is_its_model(section: str) -> None:
 def test_every_model_of_the_args_has_a_table() -> None:
     models = {"AppArgs", *AppArgs.model_json_schema()["$defs"]}
     assert models == {model.__name__ for model in SECTIONS.values()}
+
+
+def follows_the_load(name: str) -> bool:
+    """Whether a policy wants its placement replanned."""
+    args = AppArgs.model_validate(
+        {
+            "models": [{"name": "tiny-sd3", "tiny": "sd3"}],
+            "cluster": {"workers_per_node": 4, "memory_mb": 1024},
+            "expected_load": [{"model": "tiny-sd3", "width": 512, "height": 512, "num_inference_steps": 8}],
+            "dispatch": {"policy": name},
+        }
+    )
+    specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
+    return policy_of(args, times, specs).replanner_wanted
+
+
+def test_the_policies_that_follow_the_load_are_named() -> None:
+    (meaning,) = re.findall(r"^\| `enabled` \| boolean \| none \| (.+?) \|$", TEXT, re.MULTILINE)
+    named = re.findall(r"`([\w-]+)`", meaning.partition("follows the load")[2])
+    assert sorted(named) == sorted(name for name in POLICIES if follows_the_load(name))
+
+
+def test_every_policy_is_explained_once() -> None:
+    table = TEXT.partition("\nPolicies:\n")[2].partition("\n\nAll but")[0]
+    named = [name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)]
+    assert sorted(named) == sorted(POLICIES)
