@@ -105,7 +105,7 @@ async def measure_switch(folder: Path, weights_bytes: int, host_dir: Path, reque
     memory_mb = _HANDOFF_MIB + (weights_bytes * 3 // 2 >> 20)
     args: dict[str, Any] = {
         "models": [{"name": name, "path": str(folder), "profile_as": "tiny-sd3"} for name in _MODELS],
-        "cluster": {"workers_per_node": 3, "memory_mb": memory_mb, "max_groups": 1},
+        "cluster": {"workers_per_node": 3, "memory_mb": memory_mb, "max_groups": 2},
         "placement": [{name: "EDC"} for name in _BEFORE],
         "handoff": {"capacity_mb": _HANDOFF_MIB},
         "dispatch": {"policy": "edf", "max_degree": 1},
