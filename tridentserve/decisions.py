@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from tridentserve.events import Effect, Event
-from tridentserve.scheduler import PolicyError, Scheduler
+from tridentserve.scheduler import Scheduler
+from tridentserve.tick_pacer import process_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,5 @@ def replay(decisions: Iterable[Decision], scheduler: Scheduler) -> Iterator[tupl
     With the same workers, placement, profile and options, both are equal: that is how an incident is debugged.
     """
     for decision in decisions:
-        try:
-            effects = scheduler.on(decision.event, decision.now_s)
-        except PolicyError as error:  # as it did then
-            effects = error.effects
+        effects, _ = process_event(scheduler, decision.event, decision.now_s)  # a policy that failed then fails again
         yield decision, effects

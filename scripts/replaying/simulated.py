@@ -66,6 +66,10 @@ def _tell(result: SimulationResult, gpu: str, wall_s: float) -> None:
         f"{counts.switches} changes of placement, {result.utilisation:.0%} busy",
         file=sys.stderr,
     )
+    if counts.failed_ticks:
+        print(
+            f"the policy failed in {counts.failed_ticks} of {counts.ticks} ticks; see the errors above", file=sys.stderr
+        )
     cut_short = sum(number for method, number in counts.methods.items() if method.startswith(_CUT_SHORT))
     if cut_short:
         print(

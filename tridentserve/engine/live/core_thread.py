@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -11,11 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from tridentserve.decisions import Decision, encode_decision
-from tridentserve.events import Effect, Event, Tick, may_change_plans
-from tridentserve.scheduler import PolicyError, Scheduler
-
-# While requests wait, dispatch is tried again this often even if nothing has happened: deadlines slip by themselves.
-_RETRY_S = 0.25
+from tridentserve.events import Effect, Event, Tick
+from tridentserve.tick_pacer import TICK_S, SchedulerLike, TickPacer
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +23,20 @@ Listener = Callable[[float, Event, list[Effect]], None]
 class CoreThread:
     """Owns the scheduler. `post` may be called from any thread; `listener` is called in this one.
 
-    A tick follows events at once, but at most every `tick_s`. `on_crash` hears of an error that ended the thread."""
+    `tick_s`: see `TickPacer`. `on_crash` hears of an error that ended the thread."""
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: SchedulerLike,
         listener: Listener,
         on_crash: Callable[[BaseException], None],
-        tick_s: float = 0.005,
+        tick_s: float = TICK_S,
         log_path: Path | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._listener = listener
         self._on_crash = on_crash
-        self._tick_s = tick_s
+        self._pacer = TickPacer(tick_s)
         self._log_path = log_path
         # Not a SimpleQueue: when the thread is preempted for longer than the rest of a short limit, CPython's
         # `SimpleQueue.get(timeout=...)` counts that as no limit and waits for the next item (3.11.7: once in some ten
@@ -79,34 +77,37 @@ class CoreThread:
             raise
 
     def _loop(self, log: IO[str] | None) -> None:
-        next_tick_s = 0.0
-        dirty = False
         while True:
-            wait_s = max(0.0, next_tick_s - self.now_s()) if dirty else None
-            if wait_s is None and self._scheduler.num_pending:
-                wait_s = _RETRY_S
+            due_s = self._pacer.due_s(self._scheduler.num_pending)
+            wait_s = None if due_s == math.inf else max(0.0, due_s - self.now_s())
             try:
                 item = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
             except queue.Empty:
-                self._handle(Tick(), self.now_s(), log)
-                next_tick_s, dirty = self.now_s() + self._tick_s, False
+                self._tick(log)
                 continue
             if item is None:
                 return
             # The time of an event is when it was posted: a solve in between counts as waiting.
-            self._handle(item[1], item[0], log)
-            dirty = dirty or may_change_plans(item[1])
+            now_s, event = self._not_before_last(item[0]), item[1]
+            self._pacer.heard(event)
+            self._tell(now_s, event, self._scheduler.on(event, now_s), log)
 
-    def _handle(self, event: Event, at_s: float, log: IO[str] | None) -> None:
-        now_s = self._last_s = max(self._last_s, at_s)
-        waiting = self._scheduler.num_pending
-        try:
-            effects = self._scheduler.on(event, now_s)
-        except PolicyError as error:  # requests wait, what runs goes on, the next tick may do better
-            logger.exception("a tick failed")
-            effects = error.effects
-        if isinstance(event, Tick) and not effects and self._scheduler.num_pending == waiting:
-            return  # nothing was decided: not even that a request waits for a worker of its own from now on
+    def _tick(self, log: IO[str] | None) -> None:
+        now_s = self._not_before_last(self.now_s())
+        outcome = self._pacer.tick(self._scheduler, now_s)
+        if outcome.failure is not None and not outcome.is_repeated:
+            logger.error("a tick failed", exc_info=outcome.failure)
+        if outcome.has_decided:
+            self._tell(now_s, Tick(), outcome.effects, log)
+        self._pacer.ended(self.now_s())
+
+    def _not_before_last(self, at_s: float) -> float:
+        """The scheduler's time never goes back: events that were posted during a tick come after it."""
+        self._last_s = max(self._last_s, at_s)
+        return self._last_s
+
+    def _tell(self, now_s: float, event: Event, effects: list[Effect], log: IO[str] | None) -> None:
+        """Log a decision and hand it to the listener."""
         if log is not None:
             try:
                 log.write(encode_decision(Decision(now_s, event, effects)) + "\n")

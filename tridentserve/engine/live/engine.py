@@ -38,6 +38,7 @@ from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduler import Scheduler
+from tridentserve.tick_pacer import TICK_S
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class EngineOptions:
     """`max_requests`: unfinished requests beyond which new ones are refused. `max_result_age_s`: how long a finished
     request's result can still be asked for by its id."""
 
-    tick_s: float = 0.005
+    tick_s: float = TICK_S
     max_requests: int = 1000
     max_result_age_s: float = 300.0
     decision_log: Path | None = None

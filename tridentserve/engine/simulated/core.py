@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import IO, Protocol
+from typing import IO
 
 from tridentserve import events as ev
 from tridentserve.decisions import Decision, encode_decision
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.result import Counts
+from tridentserve.tick_pacer import SchedulerLike, TickOutcome, TickPacer
 
-
-class SchedulerLike(Protocol):
-    """What a simulation needs of `tridentserve.scheduler.Scheduler`."""
-
-    @property
-    def num_pending(self) -> int: ...
-
-    def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]: ...
+logger = logging.getLogger(__name__)
 
 
 class SimulatedCore:
@@ -47,9 +42,8 @@ class SimulatedCore:
         self._log = log
         self._inbox: deque[tuple[float, ev.Event]] = deque()
         self._is_busy = False
-        self._has_news = False
-        # The next tick may come at this time; one is due at `_due_s`, entered under the number `_due`.
-        self._next_tick_s = 0.0
+        self._pacer = TickPacer(options.tick_s, options.retry_s)
+        # The next tick is entered for this time, under the number `_due`.
         self._due_s = math.inf
         self._due = 0
         self._last_change_s = 0.0
@@ -65,51 +59,52 @@ class SimulatedCore:
         """Take in what has come, and go on from there."""
         while self._inbox:
             posted_s, event = self._inbox.popleft()
-            self._has_news |= ev.may_change_plans(event)
+            self._pacer.heard(event)
             # The time of an event is when it was posted, as in the live engine: a solve in between is waiting.
             self._take(posted_s, event, self._scheduler.on(event, posted_s))
         self._is_busy = False
-        now_s = self._agenda.now_s
-        if self._has_news:
-            self._enter_tick(max(now_s, self._next_tick_s))
-        elif self._scheduler.num_pending and not self._is_stuck():
-            self._enter_tick(now_s + self._options.retry_s)
+        self._enter_tick()
+
+    def _enter_tick(self) -> None:
+        """Enter the next tick into the agenda, unless one is there that comes as early."""
+        due_s = max(self._agenda.now_s, self._pacer.due_s(self._scheduler.num_pending))
+        if due_s >= self._due_s or (not self._pacer.has_news and self._is_stuck()):
+            return
+        self._due_s = due_s
+        self._due += 1
+        self._agenda.at(due_s, self._tick, self._due)
 
     def _is_stuck(self) -> bool:
         """Nothing has happened for long, and nothing will."""
         return not len(self._agenda) and self._agenda.now_s - self._last_change_s > self._options.max_idle_s
 
-    def _enter_tick(self, time_s: float) -> None:
-        if time_s >= self._due_s:
-            return
-        self._due_s = time_s
-        self._due += 1
-        self._agenda.at(time_s, self._tick, self._due)
-
     def _tick(self, number: int) -> None:
         if number != self._due:
             return
         self._due_s = math.inf
-        self._has_news = False
         self._is_busy = True
-        now_s = self._agenda.now_s
-        event = ev.Tick()
-        waiting, began_s = self._scheduler.num_pending, time.perf_counter()
-        effects = self._scheduler.on(event, now_s)
+        now_s, began_s = self._agenda.now_s, time.perf_counter()
+        outcome = self._pacer.tick(self._scheduler, now_s)
         measured_s = time.perf_counter() - began_s
-        has_decided = bool(effects) or self._scheduler.num_pending != waiting
         solve_s = measured_s if self._options.solve_time == "measured" else self._options.solve_time
         self._counts.ticks += 1
         self._counts.solve_seconds += measured_s
+        self._note_failure(outcome, now_s)
         if solve_s:
-            self._agenda.at(now_s + solve_s, self._solved, now_s, event, effects, has_decided)
+            self._agenda.at(now_s + solve_s, self._solved, now_s, outcome)
         else:
-            self._solved(now_s, event, effects, has_decided)
+            self._solved(now_s, outcome)
 
-    def _solved(self, ticked_s: float, event: ev.Tick, effects: list[ev.Effect], has_decided: bool) -> None:
-        self._next_tick_s = self._agenda.now_s + self._options.tick_s
-        if has_decided:
-            self._take(ticked_s, event, effects)
+    def _note_failure(self, outcome: TickOutcome, now_s: float) -> None:
+        if outcome.failure is not None:
+            self._counts.failed_ticks += 1
+            if not outcome.is_repeated:
+                logger.error("the tick at %.3f s of the simulation failed", now_s, exc_info=outcome.failure)
+
+    def _solved(self, ticked_s: float, outcome: TickOutcome) -> None:
+        self._pacer.ended(self._agenda.now_s)
+        if outcome.has_decided:
+            self._take(ticked_s, ev.Tick(), outcome.effects)
         self._handle_inbox()
 
     def _take(self, at_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:

@@ -9,7 +9,7 @@ from typing import IO
 from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated.agenda import Agenda
-from tridentserve.engine.simulated.core import SchedulerLike, SimulatedCore
+from tridentserve.engine.simulated.core import SimulatedCore
 from tridentserve.engine.simulated.devices import Devices
 from tridentserve.engine.simulated.execution import Executor
 from tridentserve.engine.simulated.handoff import Handoff
@@ -21,6 +21,7 @@ from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
+from tridentserve.tick_pacer import SchedulerLike
 
 # When a request comes, in seconds from the start, and what it asks for.
 Arrival = tuple[float, RequestSpec]

@@ -10,6 +10,7 @@ from typing import Literal
 
 from tridentserve.errors import ConfigError
 from tridentserve.plans import WorkerId
+from tridentserve.tick_pacer import RETRY_S, TICK_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class SimulationOptions:
     `on_progress`: called with the time and how many requests have ended, whenever one ends.
     """
 
-    tick_s: float = 0.005
-    retry_s: float = 0.25
+    tick_s: float = TICK_S
+    retry_s: float = RETRY_S
     solve_time: Literal["measured"] | float = 0.0
     jitter: float = 0.0
     seed: int = 0

@@ -72,7 +72,7 @@ class Counts:
     or E one request after another; `switches`: changes of the placement; `loads`:
     replicas that were fetched; `spills`: outputs that found no room in a handoff buffer; `methods`: what the reasons of
     assignments end with, after the last comma; `checkpoints`: copies made of the states of a running plan;
-    `resumed_steps`: those that need not be done again because of them."""
+    `resumed_steps`: those that need not be done again because of them; `failed_ticks`: ticks whose policy failed."""
 
     plans: int = 0
     failed_plans: int = 0
@@ -91,6 +91,7 @@ class Counts:
     checkpoints: int = 0
     resumed_steps: int = 0
     ticks: int = 0
+    failed_ticks: int = 0
     solve_seconds: float = 0.0
     worker_losses: int = 0
     methods: Counter[str] = field(default_factory=Counter)
