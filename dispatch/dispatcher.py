@@ -69,8 +69,7 @@ class IlpDispatcher:
             return TickPlan()
         solution = solve(problem, self._options)
         assigner = Assigner(self._times, self._options, outlook, waiting)
-        found_by = f"{solution.method} ({solution.failure})" if solution.failure else solution.method
-        assignments = assigner.assign(_choices(solution, members, outlook), found_by)
+        assignments = assigner.assign(_choices(solution, members, outlook), solution.found_by)
         return TickPlan(assignments, solution.gap(problem))
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:

@@ -18,17 +18,19 @@ _PLAIN_SEARCH = {
     "mip_allow_restart": False,
 }
 _FEASIBLE = highspy.SolutionStatus.kSolutionStatusFeasible
-_OUT_OF_TIME = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
+_STOPPED = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
 
 
 class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
     """`pulp.HiGHS` that can solve the LP alone, tells the bound that was proved, and hands the whole program over at
     once (PuLP does it column by column and row by row, which takes longer than the search).
 
-    For maxima over integers with finite limits.
+    For maxima over integers with finite limits. `is_out_of_time` and `status`: how the latest call of the solver ended.
     """
 
     bound: float = float("inf")
+    is_out_of_time: bool = False
+    status: str = "not run"
 
     def __init__(self, time_limit_s: float, gap: float) -> None:
         """`gap`: how far from the bound a solution may be, relative to it."""
@@ -39,8 +41,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         self.createAndConfigureSolver(lp)
         variables = lp.variables()
         lp.solverModel.passModel(_program(lp, variables))
-        lp.solverModel.run()
-        if lp.solverModel.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        if self._run(lp.solverModel) != highspy.HighsModelStatus.kOptimal:
             return False
         self.bound = -lp.solverModel.getInfo().objective_function_value
         _read(lp.solverModel, variables)
@@ -53,17 +54,23 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         kinds = np.full(len(variables), int(highspy.HighsVarType.kInteger), dtype=np.uint8)
         highs.changeColsIntegrality(len(variables), np.arange(len(variables), dtype=np.int32), kinds)
         highs.setSolution(_start(variables))
-        highs.run()
-        info, status = highs.getInfo(), highs.getModelStatus()
+        status, info = self._run(highs), highs.getInfo()
         found = pulp.LpSolutionNoSolutionFound
         if status == highspy.HighsModelStatus.kOptimal:
             found = pulp.LpSolutionOptimal
-        elif status in _OUT_OF_TIME and info.primal_solution_status == _FEASIBLE:
+        elif status in _STOPPED and info.primal_solution_status == _FEASIBLE:
             found = pulp.LpSolutionIntegerFeasible
         if found != pulp.LpSolutionNoSolutionFound:
             self.bound = min(self.bound, -info.mip_dual_bound)
             _read(highs, variables)
         return _assign(lp, found)
+
+    def _run(self, highs: highspy.Highs) -> highspy.HighsModelStatus:
+        highs.run()
+        status = highs.getModelStatus()
+        self.is_out_of_time = status == highspy.HighsModelStatus.kTimeLimit
+        self.status = highs.modelStatusToString(status)
+        return status
 
 
 def _assign(lp: pulp.LpProblem, found: int) -> int:

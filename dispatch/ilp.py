@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
 
@@ -33,6 +33,9 @@ from dispatch.problem import (
 
 # How far below a whole number a solver's value may be and still mean it.
 _ROUNDING = 1e-6
+
+# Stands in the reason of every plan for which a search was cut short, but for a plain `incumbent`.
+_TIME_LIMIT = "time limit"
 
 # A lack that is nothing but rounding.
 _GAP_ABS, _GAP_REL = 1e-6, 1e-9
@@ -61,9 +64,13 @@ def solve(problem: Problem, options: DispatchOptions) -> Solution:
             break
         solutions[index] = searches[index].better()
         whole = joined(parts, solutions)
-    if whole.method in ("ilp", "incumbent"):
-        whole = replace(whole, method="ilp" if _is_close(problem, whole, gap) else "incumbent")
-    return whole
+    is_proved = whole.method == "incumbent" and _is_close(problem, whole, gap)
+    return replace(whole, method="ilp") if is_proved else whole
+
+
+def is_cut_short(found_by: str) -> bool:
+    """Whether a search ended at its time limit, by `Solution.found_by`: another run may decide otherwise."""
+    return found_by == "incumbent" or _TIME_LIMIT in found_by
 
 
 def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
@@ -76,12 +83,21 @@ def _lack(problem: Problem, solution: Solution) -> float:
     return solution.bound - solution.value(problem)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan that a solver has found, and what to call it in a reason."""
+
+    solution: Solution
+    name: str
+
+
 class _Search:
     """A part, its program and the best solution so far."""
 
     def __init__(self, problem: Problem, options: DispatchOptions) -> None:
         self._problem = problem
         self._options = options
+        self._has_crashed = False
         self._best: Solution
 
     def first(self) -> Solution:
@@ -89,58 +105,82 @@ class _Search:
         if (best := best_slots(self._problem) or best_ranked(self._problem)) is not None:
             self._best = best
         else:
-            self._best = greedy(self._problem, f"no solution within {self._options.time_limit_s} s")
+            # As it stays where neither an LP nor a search has anything to say of it.
+            self._best = greedy(self._problem, "within the gap of the bound")
             self._attempt(self._round)
+            if self._best.method == "incumbent" and _lack(self._problem, self._best) <= _GAP_ABS:
+                self._best = replace(self._best, method="ilp")
         return self._best
 
     def better(self) -> Solution:
         """What the solver finds within its limits; never less than the first."""
-        if _lack(self._problem, self._best) > _GAP_ABS:
+        if _lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
             self._attempt(self._solve)
         return self._best
 
-    def _attempt(self, step: Callable[[], Solution | None]) -> None:
-        """Keep the better solution, and the better bound."""
+    def _attempt(self, step: Callable[[], _Found | str]) -> None:
+        """Keep the better solution and the better bound. A step that finds nothing says why."""
         try:
             found = step()
         except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick goes on
-            self._best = replace(self._best, failure=f"{type(error).__name__}: {error}")
+            found = f"{type(error).__name__}: {error}".replace(",", ";")
+            self._has_crashed = True
+        if isinstance(found, str):
+            self._best = replace(self._best, why=found or self._best.why)
             return
-        if found is not None:
-            bound = min(found.bound, self._best.bound)
-            is_better = found.value(self._problem) >= self._best.value(self._problem)
-            self._best = replace(found if is_better else self._best, bound=bound)
+        bound = min(found.solution.bound, self._best.bound)
+        if found.solution.value(self._problem) >= self._best.value(self._problem):
+            self._best = replace(found.solution, bound=bound)
+        else:
+            self._best = replace(self._best, bound=bound, why=f"worth more than {found.name}")
 
-    def _round(self) -> Solution | None:
+    def _round(self) -> _Found | str:
         """The LP, rounded down so that all limits are kept, and then whatever still fits."""
         self._model, self._variables = _build(self._problem)
         self._solver = _solver(self._options)
-        if not isinstance(self._solver, FastHiGHS) or not self._solver.relax(self._model):
-            return None
+        if not isinstance(self._solver, FastHiGHS):
+            return ""  # it cannot solve the LP alone
+        if not self._solver.relax(self._model):
+            return self._why_nothing("LP")
         down = {key: floor(variable.varValue + _ROUNDING) for key, variable in self._variables.items()}
         counts = completed(self._problem, {key: n for key, n in down.items() if n})
         if not is_feasible(self._problem, counts):
-            counts = self._best.counts  # a required request has lost its slot
-        return Solution(counts, "ilp", self._solver.bound)
+            why = "the rounded LP leaves out a request that has to be served"
+            return _Found(replace(self._best, bound=self._solver.bound, why=why), "the greedy plan")
+        return _Found(Solution(counts, "incumbent", self._solver.bound), "the rounded LP")
 
-    def _solve(self) -> Solution | None:
+    def _solve(self) -> _Found | str:
         """The search, from the best solution so far."""
         for key, variable in self._variables.items():
             variable.varValue = float(self._best.counts.get(key, 0))
         self._model.solve(self._solver)
         status = self._model.sol_status
         if status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-            return None
+            return self._why_nothing("search")
         counts = {key: n for key, variable in self._variables.items() if (n := round(variable.varValue or 0))}
         if not is_feasible(self._problem, counts):
-            return replace(self._best, failure="the solver broke a limit")
+            return "the solver broke a limit"
         is_proved = status == pulp.LpSolutionOptimal
         if isinstance(self._solver, FastHiGHS):
             bound = self._solver.bound
         else:  # CBC tells no bound: what is proved is the gap that it was asked for
             proved = value_of(self._problem, counts) * (1 + self._options.gap)
             bound = proved if is_proved else upper_bound(self._problem)
-        return Solution(completed(self._problem, counts), "ilp" if is_proved else "incumbent", bound)
+        solution = Solution(completed(self._problem, counts), "ilp" if is_proved else "incumbent", bound)
+        return _Found(solution, "the solver's plan" if is_proved else f"the solver's plan {self._at_time_limit}")
+
+    @property
+    def _at_time_limit(self) -> str:
+        return f"at the {_TIME_LIMIT} of {self._options.time_limit_s:g} s"
+
+    def _why_nothing(self, what: str) -> str:
+        """Why the LP or the search has ended without a solution."""
+        if isinstance(self._solver, FastHiGHS):
+            is_out_of_time, status = self._solver.is_out_of_time, self._solver.status
+        else:
+            is_out_of_time = self._model.status == pulp.LpStatusNotSolved
+            status = pulp.LpStatus[self._model.status]
+        return f"no solution of the {what} {self._at_time_limit}" if is_out_of_time else f"the {what} ended: {status}"
 
 
 def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:

@@ -42,12 +42,12 @@ def parts_of(problem: Problem) -> list[Part]:
 
 
 def joined(parts: Sequence[Part], solutions: Sequence[Solution]) -> Solution:
-    """The solution of the whole problem: the method is the least certain of any part, with what went wrong there."""
+    """The solution of the whole problem: the method is the least certain of any part, with its reason."""
     counts: dict[tuple[int, Slot], int] = {}
     for part, solution in zip(parts, solutions, strict=True):
         counts.update({(part.indices[index], slot): n for (index, slot), n in solution.counts.items()})
-    worst = max(solutions, key=lambda solution: (METHODS.index(solution.method), bool(solution.failure)), default=None)
+    worst = max(solutions, key=lambda solution: (METHODS.index(solution.method), bool(solution.why)), default=None)
     bound = sum(solution.bound for solution in solutions)
     if worst is None:
         return Solution({}, "uncontended", bound)
-    return Solution(counts, worst.method, bound, worst.failure)
+    return Solution(counts, worst.method, bound, worst.why)

@@ -67,7 +67,8 @@ class Problem:
 
 # `uncontended`: every request has its best slot, so no solver was asked. `ranked`: nobody has a choice and all slots of
 # a pool are equally wide, so that those worth the most have them. `ilp`: proved optimal, within the gap of the options.
-# `incumbent`: the solver's best at its time limit. `greedy`: the solver gave nothing, or nothing as good.
+# `incumbent`: the best that was found before the solver stopped, at its time limit where no other reason is given.
+# `greedy`: the list plan, as nothing better was found; the reason says what was tried.
 Method = Literal["uncontended", "ranked", "ilp", "incumbent", "greedy"]
 METHODS: tuple[Method, ...] = get_args(Method)  # the most certain first
 Counts = Mapping[tuple[int, Slot], int]
@@ -75,14 +76,20 @@ Counts = Mapping[tuple[int, Slot], int]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """How many requests of each class get each slot, how that was found, and what went wrong on the way if anything.
+    """How many requests of each class get each slot, and how that was found.
 
-    `bound`: no solution is worth more; proved."""
+    `bound`: no solution is worth more; proved. `why`: what became of the solver's answer where this is not it, or why
+    the search ended early; without commas, as it ends the reasons of decisions (`Counts.methods` of simulations)."""
 
     counts: Counts
     method: Method
     bound: float
-    failure: str = ""
+    why: str = ""
+
+    @property
+    def found_by(self) -> str:
+        """The method, with what is to be said of it."""
+        return f"{self.method} ({self.why})" if self.why else self.method
 
     def value(self, problem: Problem) -> float:
         """The objective."""
@@ -145,12 +152,12 @@ def best_ranked(problem: Problem) -> Solution | None:
     return Solution(counts, "ranked", value_of(problem, counts))
 
 
-def greedy(problem: Problem, failure: str = "") -> Solution:
+def greedy(problem: Problem, why: str = "") -> Solution:
     """Required classes, then by best value, then in their order; each request takes the best slot that still fits.
 
-    `failure` says why the solver's answer was not taken.
+    `why` says why this is the plan, and not the solver's.
     """
-    return Solution(completed(problem, {}), "greedy", upper_bound(problem), failure)
+    return Solution(completed(problem, {}), "greedy", upper_bound(problem), why)
 
 
 def completed(problem: Problem, counts: Counts) -> Counts:

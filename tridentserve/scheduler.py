@@ -214,11 +214,18 @@ class Scheduler:
         effects += (effect for item in decisions.refusals for effect in self._refused(item))
         effects += (effect for item in decisions.preemptions for effect in self._preempted(item))
         for assignment in decisions.assignments:
-            names = assignment.request_ids
-            if len(set(names)) < len(names) or not self._books.pending.keys() >= set(names):
-                raise PolicyError(f"the dispatcher assigned {', '.join(names)}: not all of them wait", effects)
+            if (fault := self._fault(assignment.request_ids)) is not None:
+                raise PolicyError(f"the dispatcher assigned {', '.join(assignment.request_ids)}: {fault}", effects)
             effects += self._start(assignment, now_s)
         return effects
+
+    def _fault(self, names: Sequence[str]) -> str | None:
+        """Why requests cannot be assigned together; None where they can."""
+        absent = [name for name in names if name not in self._books.pending]
+        if absent:
+            return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not wait"
+        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        return f"{', '.join(twice)} more than once" if twice else None
 
     def _proposed(self, replanner: Replanner, now_s: float) -> PlacementPlan | None:
         try:
@@ -299,11 +306,16 @@ class Scheduler:
     def _send_or_again(self, runs: Sequence[Run], leg: Leg | None, now_s: float, reason: str) -> list[ev.Effect]:
         """The next leg of these runs on these workers; without any, their members start again."""
         if leg is None:
-            lost = "+".join(runs[0].legs[0].workers)
-            return [
-                effect for run in runs for effect in self._books.again(run, f"{lost} was lost before the plan started")
-            ]
+            return [effect for run in runs for effect in self._books.again(run, self._why_nowhere(run))]
         return self._send_leg(runs, leg, now_s, reason)
+
+    def _why_nowhere(self, run: Run) -> str:
+        """Why no workers can run the next leg of a run."""
+        leg = run.legs[0]
+        lost = [worker_id for worker_id in leg.workers if not self._pool.all_alive((worker_id,))]
+        if lost:
+            return f"{'+'.join(lost)} was lost before the plan started"
+        return f"no worker holds {''.join(stage.letter for stage in leg.stages)} of {run.spec.model} any more"
 
     def _send_leg(self, runs: Sequence[Run], leg: Leg, now_s: float, reason: str) -> list[ev.Effect]:
         """One plan: of one run, or E of several."""

@@ -166,7 +166,8 @@ def _start_images(tick: Tick, pool: int, placing: Placing, batches: Sequence[_Ba
         if batch.degree <= gpus and (workers := placing.take(batch.degree)) is not None:
             gpus -= batch.degree
             way = tick.batch_ways(batch.members, pool)[batch.degree]
-            reason = f"genserve: {len(batch.members)} images at degree {batch.degree}"
+            number = len(batch.members)
+            reason = f"genserve: {number} image{'s' * (number != 1)} at degree {batch.degree}"
             assignments.append(tick.assignment(batch.members, way, workers, reason))
     return assignments
 

@@ -167,9 +167,11 @@ def _scale_up(chosen: Sequence[_Chosen], idle_per_node: Sequence[int]) -> None:
 
 
 def _segment(tick: Tick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
-    """The steps of the round, at least one."""
+    """The steps of the round, at least one where any are left."""
     way = tick.batch_ways([each.pending], pool)[each.degree]
-    steps = max(1, steps_in_round(each.request, each.degree, round_s))
+    steps = min(max(1, steps_in_round(each.request, each.degree, round_s)), steps_left(each.pending))
     slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, way)
-    reason = f"tetriserve: {steps} steps at degree {each.degree}, {slack_s:.2f} s of slack at that degree"
+    reason = (
+        f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"
+    )
     return tick.assignment([each.pending], way, workers, reason, steps)

@@ -60,4 +60,16 @@ def _aligned(assignment: Assignment, twins: Mapping[WorkerId, list[WorkerView]])
         return (*leaders, *others)[: len(assignment.diffuse)]
 
     encode, decode = widened(Stage.ENCODE, assignment.encode), widened(Stage.DECODE, assignment.decode)
-    return replace(assignment, encode=encode, decode=decode, reason=f"{assignment.reason}, all stages at its degree")
+    widths = {stage: len(on) for stage, on in ((Stage.ENCODE, encode), (Stage.DECODE, decode)) if on}
+    # The inner decision's last word stays the last: it says how that was found.
+    inner, _, found_by = assignment.reason.rpartition(", ")
+    return replace(
+        assignment, encode=encode, decode=decode, reason=f"{inner}, {_widened(widths, assignment)}, {found_by}"
+    )
+
+
+def _widened(widths: Mapping[Stage, int], assignment: Assignment) -> str:
+    """What the reason says of the widths of E and C."""
+    if all(width == len(assignment.diffuse) for width in widths.values()):
+        return "all stages at its degree"
+    return " and ".join(f"{stage.letter} on {width}" for stage, width in widths.items()) + " as no more hold it"

@@ -11,6 +11,7 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from deployments.simulation import SimulationSetup, simulate, times_of, with_deadlines
+from dispatch.ilp import is_cut_short
 from dispatch.policies import POLICIES
 from placement.cluster_file import read_cluster
 from traces.requests import TraceRequest
@@ -18,9 +19,6 @@ from traces.results import ReplayResult
 from traces.simulated import arrivals_of, check_profiled, results_of
 from tridentserve.engine.simulated import SimulationResult
 from tridentserve.errors import ConfigError
-
-# How the reasons of decisions end whose solve was cut short (docs/planning.md).
-_CUT_SHORT = ("incumbent", "greedy (no solution")
 
 
 def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[ReplayResult]:
@@ -70,7 +68,7 @@ def _tell(result: SimulationResult, gpu: str, wall_s: float) -> None:
         print(
             f"the policy failed in {counts.failed_ticks} of {counts.ticks} ticks; see the errors above", file=sys.stderr
         )
-    cut_short = sum(number for method, number in counts.methods.items() if method.startswith(_CUT_SHORT))
+    cut_short = sum(number for found_by, number in counts.methods.items() if is_cut_short(found_by))
     if cut_short:
         print(
             f"{cut_short} decisions came of solves that hit their time limit: another run may decide otherwise there; "

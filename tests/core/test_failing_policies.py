@@ -68,10 +68,22 @@ def test_a_replanner_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         bench.on(ev.Tick())
 
 
+@pytest.mark.parametrize(
+    ("ids", "fault"),
+    [("r r", "r more than once"), ("r gone s lost", "gone, lost do not wait"), ("gone", "gone does not wait")],
+)
+def test_what_is_wrong_with_an_assignment_is_named(ids: str, fault: str) -> None:
+    bench = Bench()
+    bench.arrive("r", "s")
+    with pytest.raises(PolicyError, match=f"the dispatcher assigned {', '.join(ids.split())}: {fault}$"):
+        bench.decide(Decisions([assignment(ids)]))
+    assert bench.pending().keys() == {"r", "s"}
+
+
 def test_who_is_assigned_twice_runs_once() -> None:
     bench = Bench()
     bench.arrive("r", "s")
-    with pytest.raises(PolicyError, match="assigned s, r: not all of them wait") as caught:
+    with pytest.raises(PolicyError, match="assigned s, r: r does not wait") as caught:
         bench.decide(Decisions([assignment("r"), assignment("s r", diffuse="b")]))
     assert [plan_of(effect).request_ids for effect in caught.value.effects] == [("r",)]
     assert bench.pending().keys() == {"s"}

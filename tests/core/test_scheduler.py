@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.fakes import FakeTimes, FixedDispatcher, request, sole, workers_of
+from tests.core.fakes import MODEL, FakeTimes, FixedDispatcher, request, sole, workers_of
 from tridentserve import events as ev
 from tridentserve.decisions import Decision, decode_decision, encode_decision, replay
 from tridentserve.lifecycle import Lifecycle, RequestState
-from tridentserve.plans import DispatchPlan
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 
@@ -168,6 +168,29 @@ def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
     assert apart.on(ev.PlanStopped(plan.plan_id)) == []
     assert sole(apart.plan(ev.Tick())).request_id == "next"
     assert apart.lifecycle.records["running"].state is RequestState.CANCELLED
+
+
+def test_why_a_stage_finds_no_worker() -> None:
+    """C's only worker is lost, or does not hold C any more."""
+    types = {"e": PlacementType.E, "d": PlacementType.D, "c": PlacementType.C}
+    run = Run(FixedDispatcher("e", "d", "c"), types)
+    (c_spec,) = (spec for spec in workers_of(types)[0] if spec.worker_id == "c")
+
+    def diffuse(start_s: float) -> DispatchPlan:
+        (effect,) = run.finish(run.plan(ev.Tick(), start_s), start_s, start_s + 1.0)
+        assert isinstance(effect, ev.Run)
+        return effect.plan
+
+    run.on(ev.RequestArrived(request("r")))
+    plan = diffuse(0.0)
+    run.on(ev.WorkerLost("c", "killed"), 1.5)
+    assert run.finish(plan, 1.0, 2.0) == [ev.Requeue("r", "c was lost before the plan started", 0)]
+    run.on(ev.WorkerJoined(c_spec, 1), 2.0)
+    plan = diffuse(2.0)
+    held = {**workers_of(types)[1].replicas, "c": frozenset({Replica("other", C)})}
+    run.on(ev.ModelAdded("other", "other", 2.5, PlacementPlan(held, "C is nowhere")), 3.0)
+    run.on(ev.ReplicaLoaded("c", Replica("other", C), (Replica(MODEL, C),), "host", 1, 1.0), 3.0)
+    assert run.finish(plan, 3.0, 4.0) == [ev.Requeue("r", f"no worker holds C of {MODEL} any more", 0)]
 
 
 def test_a_plan_that_ends_after_its_request_was_cancelled_frees_its_workers(apart: Run) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, ilp
+from dispatch.highs import FastHiGHS
 from dispatch.ilp import solve
 from dispatch.problem import Problem, RequestClass, Slot, best_slots, greedy, is_feasible
 from tridentserve.errors import ConfigError
@@ -148,30 +149,140 @@ class Broken:
 
     def actualSolve(self, model: Any) -> int:  # noqa: N802 (PuLP's name)
         if self.how == "raises":
-            raise pulp.PulpSolverError("no binary")
+            raise pulp.PulpSolverError("no binary, no licence")
         for variable in model.variables():
             variable.varValue = variable.upBound if self.how == "overbooks" else 0.0
-        status = pulp.LpSolutionOptimal if self.how == "overbooks" else pulp.LpSolutionNoSolutionFound
-        model.assignStatus(pulp.LpStatusOptimal, status)
-        return int(pulp.LpStatusOptimal)
+        status, found = {
+            "overbooks": (pulp.LpStatusOptimal, pulp.LpSolutionOptimal),
+            "is cut short": (pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound),
+            "finds nothing": (pulp.LpStatusInfeasible, pulp.LpSolutionInfeasible),
+            "finds less": (pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible),
+        }[self.how]
+        if self.how == "finds less":
+            model.variables()[0].varValue = 1.0
+        model.assignStatus(status, found)
+        return int(status)
 
 
 @pytest.mark.parametrize(
-    ("how", "failure"),
+    ("how", "why"),
     [
-        ("raises", "PulpSolverError: no binary"),
-        ("finds nothing", "no solution within 30.0 s"),
+        ("raises", "PulpSolverError: no binary; no licence"),
+        ("is cut short", "no solution of the search at the time limit of 30 s"),
+        ("finds nothing", "the search ended: Infeasible"),
         ("overbooks", "the solver broke a limit"),
     ],
 )
 def test_a_solver_that_fails_is_replaced_by_the_greedy_plan(
-    monkeypatch: pytest.MonkeyPatch, how: str, failure: str
+    monkeypatch: pytest.MonkeyPatch, how: str, why: str
 ) -> None:
     monkeypatch.setattr(ilp, "_solver", lambda *settings: Broken(how))
     solution = solve(contended(), OPTIONS)
-    assert solution == greedy(contended(), failure)
-    assert solution.method == "greedy"
+    assert solution == greedy(contended(), why)
+    assert solution.found_by == f"greedy ({why})"
     assert is_feasible(contended(), solution.counts)
+
+
+def test_a_solver_that_cannot_be_made_is_named_and_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_solver(*settings: Any) -> Any:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(ilp, "_solver", no_solver)
+    assert solve(contended(), OPTIONS).found_by == "greedy (OSError: no such file)"
+
+
+class Relaxed(FastHiGHS):
+    """HiGHS, but the LP and the search have these ends: None where they end as they do."""
+
+    lp_values: dict[str, float] | None = None
+    lp_status: tuple[bool, str] | None = None
+    search: str | None = None
+
+    def relax(self, lp: pulp.LpProblem) -> bool:
+        is_solved = super().relax(lp)
+        if self.lp_status is not None:
+            self.is_out_of_time, self.status = self.lp_status
+            return False
+        if self.lp_values is not None:
+            for variable in lp.variables():
+                variable.varValue = self.lp_values.get(variable.name, 0.0)
+        return is_solved
+
+    def actualSolve(self, lp: pulp.LpProblem) -> int:  # noqa: N802 (PuLP's name)
+        return super().actualSolve(lp) if self.search is None else Broken(self.search).actualSolve(lp)
+
+
+def relaxed(monkeypatch: pytest.MonkeyPatch, **ends: Any) -> None:
+    kind = type("RelaxedAsAsked", (Relaxed,), ends)
+    monkeypatch.setattr(ilp, "_solver", lambda options: kind(options.time_limit_s, options.gap))
+
+
+def crowd(required: bool = False) -> Problem:
+    """More than a hundred requests, so that a plan within the gap is good enough: they fill one node of three hundred
+    workers but for one, which the greedy plan makes use of, and the LP below does not."""
+    wide = RequestClass(149, {Slot(0, 2): 1000.0})
+    either = RequestClass(1, {Slot(0, 1): 1.0, Slot(0, 2): 2.0}, required)
+    rest = RequestClass(2, {Slot(0, 1): 1.0})
+    return Problem((wide, either, rest), ((300,),))
+
+
+def test_a_greedy_plan_that_is_worth_more_than_the_rounded_lp_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the gap of the bound no search follows, so no time limit has anything to do with it."""
+    relaxed(monkeypatch, lp_values={"x_1_0_1": 1.0}, search="raises")
+    monkeypatch.setattr(ilp, "completed", lambda problem, counts: counts)
+    solution = solve(crowd(), DispatchOptions(time_limit_s=5.0, gap=0.01))
+    assert solution.found_by == "greedy (worth more than the rounded LP)"
+    assert solution.gap(crowd()) <= 0.01
+
+
+def test_a_greedy_plan_whose_rounded_lp_loses_a_required_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    relaxed(monkeypatch, lp_values={"x_0_0_2": 149.0}, search="raises")
+    monkeypatch.setattr(ilp, "completed", lambda problem, counts: counts)
+    solution = solve(crowd(required=True), DispatchOptions(time_limit_s=5.0, gap=0.01))
+    assert solution.found_by == "greedy (the rounded LP leaves out a request that has to be served)"
+
+
+@pytest.mark.parametrize(
+    ("ends", "found_by"),
+    [
+        ({"lp_status": (True, "Time limit reached")}, "greedy (no solution of the LP at the time limit of 5 s)"),
+        ({"lp_status": (False, "Solve error")}, "greedy (the LP ended: Solve error)"),
+    ],
+)
+def test_an_lp_without_a_solution_says_why(monkeypatch: pytest.MonkeyPatch, ends: Any, found_by: str) -> None:
+    """The greedy plan is within the gap even of what everybody's best slots would be worth."""
+    relaxed(monkeypatch, **ends, search="raises")
+    assert solve(crowd(), DispatchOptions(time_limit_s=5.0, gap=0.01)).found_by == found_by
+
+
+@pytest.mark.parametrize(
+    ("search", "found_by"),
+    [
+        ("raises", "incumbent (PulpSolverError: no binary; no licence)"),
+        ("overbooks", "incumbent (the solver broke a limit)"),
+        ("finds less", "incumbent (worth more than the solver's plan at the time limit of 30 s)"),
+    ],
+)
+def test_a_rounded_lp_that_no_search_could_better_says_why(
+    monkeypatch: pytest.MonkeyPatch, search: str, found_by: str
+) -> None:
+    """Rounded, the LP is worth 33, where 34 is the best and the greedy plan is worth 20."""
+    four, two, one = Slot(0, 4), Slot(0, 2), Slot(0, 1)
+    classes = (
+        RequestClass(2, {four: 20.0, one: 6.0}),
+        RequestClass(2, {four: 10.0, two: 12.0, one: 5.0}),
+        RequestClass(1, {four: 16.0, one: 16.0, two: 19.0}),
+    )
+    uneven = Problem(classes, ((4,),))
+    assert (solve(uneven, OPTIONS).value(uneven), solve(uneven, OPTIONS).found_by) == (34.0, "ilp")
+    relaxed(monkeypatch, search=search)
+    solution = solve(uneven, OPTIONS)
+    assert (solution.value(uneven), solution.found_by) == (33.0, found_by)
+
+
+def test_cbc_is_not_asked_where_the_greedy_plan_is_good_enough() -> None:
+    solution = solve(crowd(), DispatchOptions(solver="CBC", time_limit_s=30.0, gap=0.01))
+    assert solution.found_by == "greedy (within the gap of the bound)"
 
 
 def hard() -> Problem:
@@ -211,7 +322,7 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
             model.assignStatus(pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible)
             return int(pulp.LpStatusOptimal)
 
-    monkeypatch.setattr(ilp, "_solver", lambda *settings: Stopped("stopped"))
+    monkeypatch.setattr(ilp, "_solver", lambda *settings: Stopped("finds less"))
     solution = solve(contended(), OPTIONS)
     assert (solution.method, sum(solution.counts.values())) == ("incumbent", 3)
     assert is_feasible(contended(), solution.counts)

@@ -72,12 +72,14 @@ def test_without_stage_awareness_all_stages_have_the_degree_of_d() -> None:
     (found,) = started(ALIGNED.dispatcher, [request("r", LARGE)], workers(4, "EDC")).values()
     assert found.encode == found.diffuse == found.decode
     assert len(found.diffuse) == 4
+    assert found.reason.endswith(" s to spare, all stages at its degree, uncontended")
 
 
 def test_auxiliaries_are_widened_as_far_as_a_node_has_them() -> None:
     held = [*workers(4, "D"), *workers(3, "C", node="n1"), worker("n2-w0", "E", node="n2")]
     (found,) = started(ALIGNED.dispatcher, [request("r", LARGE)], held).values()
     assert (len(found.encode), len(found.diffuse), len(found.decode)) == (1, 4, 3)
+    assert found.reason.endswith(" s to spare, E on 1 and C on 3 as no more hold it, uncontended")
     assert started(ALIGNED.dispatcher, [request("r", TINY)], held)["r"].decode == ("n1-w0",)
     (resumed,) = started(ALIGNED.dispatcher, [request("r", LARGE, steps_done=3)], held).values()
     assert resumed.encode == ()
