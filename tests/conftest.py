@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# How long an example takes says more of the machine than of the code.
-settings.register_profile("tridentserve", deadline=None)
+# How long an example takes says more of the machine than of the code. Every run has the same examples, but for those of
+# `make fuzz`, which looks for new ones.
+settings.register_profile("tridentserve", deadline=None, derandomize=True)
+settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("tridentserve")
 
 # Before anything imports these: nothing is fetched, nothing is reported, no token file of Ray's turns anything on.

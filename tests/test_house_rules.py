@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.processes import output_of
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("tridentserve", "profiler", "placement", "dispatch", "deployments", "traces")
@@ -72,8 +73,7 @@ def test_ray_and_torch_stay_in_their_places() -> None:
 )
 def test_planning_and_replaying_start_without_torch_and_ray(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'ray', *{sorted(HEAVY)!r}}} & set(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
+    assert output_of([sys.executable, "-c", code], ROOT).strip() == "[]"
 
 
 def test_files_are_one_idea_each() -> None:

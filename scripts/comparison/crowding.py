@@ -19,7 +19,8 @@ def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[
 
     Of the stages on several workers (`wide`) or on one. A stage that took `t_n` seconds with n workers at work did
     `sum(t_n / slowdown_n)` seconds of what it takes alone: least squares over all stages, in seconds, so that the long
-    stages decide. (Short ones are slowed down more, as they wait for their turn on a core.)
+    stages decide. (Short ones are slowed down more, as they wait for their turn on a core.) Where less than two stages
+    of mean length ran with n at work, their slowdown lies between its own and those of n - 1 and n + 1.
     """
     rows, done_s = [], []
     for crowd, alone_s in crowds:
@@ -37,8 +38,8 @@ def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[
 
 def _speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Per number of workers, the speed relative to one that computes alone. `times_s` [stages, numbers] are the seconds
-    that each stage ran beside others, `done_s` [stages] what it did in them. Drawn to the speed of the number below
-    where hardly anything was seen."""
+    that each stage ran beside others, `done_s` [stages] what it did in them. Drawn to the speeds of the numbers next to
+    it where hardly anything was seen."""
     count = times_s.shape[1]
     if count == 1:
         return np.ones(1)

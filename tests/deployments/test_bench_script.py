@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 )
 def test_options_that_cannot_be_measured(options: list[str], expected: str) -> None:
     command = [sys.executable, str(ROOT / "scripts" / "bench_overhead.py"), *options]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ended = run(command, ROOT)
     assert ended.returncode == 2
     assert expected in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from deployments.check_args import args_problems
 from deployments.config import AppArgs
 from deployments.profiles import cost_model
 from profiler import ProfileRow, ProfileTable, WeightsRow, read_table, write_table
+from tests.processes import run
 from tridentserve.cache import CACHE_ENV
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
@@ -292,7 +292,7 @@ def test_files_that_are_no_config(content: str, expected: str, tmp_path: Path) -
 def test_the_script_prints_one_line_per_problem(profile: str, tmp_path: Path) -> None:
     file = write_config(tmp_path, {**good(profile), "models": [], "x": 1})
     command = [sys.executable, str(ROOT / "scripts" / "check_config.py"), str(file)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = run(command, ROOT)
     lines = ended.stdout.splitlines()
     assert ended.returncode == 1
     assert [line.split(": ")[0] for line in lines] == ["applications[0].args.models", "applications[0].args.x"]

@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import takewhile
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
 import yaml
 
+from tests import processes
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 # What stands in for `serve run CONFIG`: it answers /img/health, and ends in order on SIGINT.
 SERVE = """#!{python}
 import http.server, json, os, sys, yaml
+from itertools import takewhile
 from pathlib import Path
+from subprocess import Popen
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -48,13 +55,6 @@ CODE = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def write_config(folder: Path, port: int, tiny: str = "sd3", **app: Any) -> Path:
     """Our application comes second, under a prefix, with limits that 256x256 and 8 steps are outside of."""
     limits = {"min_side": 320, "max_side": 512, "max_steps": 4, "max_prompt_chars": 12}
@@ -71,8 +71,7 @@ def write_config(folder: Path, port: int, tiny: str = "sd3", **app: Any) -> Path
     return file
 
 
-@contextmanager
-def started(config: Path) -> Iterator[subprocess.Popen[str]]:
+def started(config: Path) -> AbstractContextManager[Popen[str]]:
     fake = config.with_name("serve")
     fake.write_text(SERVE.format(python=sys.executable))
     fake.chmod(0o755)
@@ -84,22 +83,19 @@ def started(config: Path) -> Iterator[subprocess.Popen[str]]:
     )
     # A proxy of the environment, which nobody answers for, is not asked.
     env = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return processes.started([sys.executable, "-c", code], ROOT, env)
 
 
 def refused(config: Path) -> str:
     with started(config) as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "Traceback" not in errors
     return errors
+
+
+def said_until_ready(output: Iterable[str]) -> Iterator[str]:
+    return takewhile(lambda line: not line.startswith("Ctrl-C"), output)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -107,31 +103,26 @@ def test_a_signal_ends_the_service_in_order(number: signal.Signals, tmp_path: Pa
     config = write_config(tmp_path, free_port())
     with started(config) as process:
         assert process.stdout is not None
-        lines: list[str] = []
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("Ctrl-C"):
-                break
+        text = "".join(said_until_ready(process.stdout))
         if number is signal.SIGHUP:  # the terminal is gone: nothing can be said any more
             assert process.stderr is not None
             process.stdout.close()
             process.stderr.close()
         process.send_signal(number)
-        assert process.wait(timeout=30) == 0
-    text = "".join(lines)
+        assert process.wait(timeout=PATIENCE_S) == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
     assert f":{yaml.safe_load(config.read_text())['http_options']['port']}/img/v1/images/generations" in text
     assert '{"model": "m", "prompt": "a lighthouse", "size": "320x320", "num_inference_steps": 4}' in text
     assert (tmp_path / "ended").read_text() == "in order"
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_model_that_starts_from_a_picture_is_shown_with_one(tmp_path: Path) -> None:
     with started(write_config(tmp_path, free_port(), tiny="flux_kontext")) as process:
         assert process.stdout is not None
-        (command,) = (line for line in iter(process.stdout.readline, "Ctrl-C ends it.\n") if "curl" in line)
+        (command,) = (line for line in said_until_ready(process.stdout) if "curl" in line)
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
     form = "-F model=m -F prompt='a lighthouse' -F num_inference_steps=4 -F image=@YOUR_PICTURE.png"
     assert f"/img/v1/images/edits {form} \\" in command
 
@@ -142,13 +133,13 @@ def test_what_the_service_leaves_behind_is_killed(tmp_path: Path) -> None:
     (tmp_path / "leave").touch()
     with started(config) as process:
         assert process.stdout is not None
-        next(line for line in process.stdout if line.startswith("Ctrl-C"))
+        assert list(said_until_ready(process.stdout))
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        status = Path(f"/proc/{(tmp_path / 'left').read_text()}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text()
     assert process.returncode == 1
     assert "did not end in time: killed" in errors
-    status = Path(f"/proc/{(tmp_path / 'left').read_text()}/status")
-    assert not status.exists() or "State:\tZ" in status.read_text()
 
 
 def test_a_port_that_is_taken_by_anything(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_cbc_is_not_asked_where_the_greedy_plan_is_good_enough() -> None:
 
 
 def hard() -> Problem:
-    """Many classes whose values differ a little, so that a proof takes longer than the limit below."""
+    """Many classes whose values differ a little."""
     wide = [Slot(pool, k) for pool in (0, 1) for k in (1, 2, 4)]
     classes = [
         RequestClass(3, {slot: 1000 + (index * 37 + slot.pool * 11 + slot.degree * 5) % 101 / 7 for slot in wide})
@@ -307,8 +307,10 @@ def test_the_gap_that_is_told_is_proved_and_kept() -> None:
 
 
 def test_a_time_limit_still_gives_a_feasible_plan() -> None:
-    solution = solve(hard(), DispatchOptions(time_limit_s=0.001))
+    """No machine solves anything in a nanosecond."""
+    solution = solve(hard(), DispatchOptions(time_limit_s=1e-9))
     assert solution.method in ("incumbent", "greedy")
+    assert solution.gap(hard()) > DispatchOptions().gap, "it was cut short"
     assert is_feasible(hard(), solution.counts)
     assert sum(solution.counts.values()) > 0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import httpx
@@ -21,6 +21,7 @@ from deployments.config import AppArgs
 from deployments.incident import replay_log
 from tests.decision_log import read_log
 from tests.e2e.conftest import Service, picture
+from tests.processes import run
 from tridentserve.pipelines.tiny import ensure_tiny
 
 ROOT = Path(__file__).parent.parent.parent
@@ -158,7 +159,7 @@ def test_a_trace_is_replayed(service: Service, tmp_path: Path) -> None:
         "--out",
         str(tmp_path / "out"),
     ]
-    done = subprocess.run([*command, "--model", "tiny-flux"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = run([*command, "--model", "tiny-flux"], ROOT)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert (summary["completed_requests"], summary["failed_requests"]) == (8, 0)
@@ -182,17 +183,17 @@ def test_an_incident_is_replayed_from_the_command_line(service: Service, tmp_pat
     lines = service.decision_log.read_text().splitlines()
     log = tmp_path / "log.jsonl"
 
-    def run(lines: list[str]) -> subprocess.CompletedProcess[str]:
+    def replay(lines: list[str]) -> CompletedProcess[str]:
         log.write_text("\n".join(lines) + "\n")
         command = [sys.executable, "scripts/replay_decisions.py", str(log), "--config", str(config)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return run(command, ROOT)
 
-    same = run(lines)
+    same = replay(lines)
     assert (same.returncode, same.stdout.strip()) == (0, f"{len(lines)} decisions, 0 differ")
     number = next(i for i, line in enumerate(lines) if '"kind":"run"' in line and "n0w0" in line)
-    other = run([*lines[:number], lines[number].replace("n0w0", "n0w3", 1)])
+    other = replay([*lines[:number], lines[number].replace("n0w0", "n0w3", 1)])
     assert other.returncode == 1
     assert f"line {number + 1}" in other.stdout
-    broken = run([*lines[:3], "{}"])
+    broken = replay([*lines[:3], "{}"])
     assert broken.returncode == 2
     assert "log.jsonl:4" in broken.stderr

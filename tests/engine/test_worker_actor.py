@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 from typing import Any
 
+from tests.processes import output_of
 from tridentserve.engine.live.worker import StageWorker
 from tridentserve.engine.live.worker_actor import actor_class
 
@@ -24,5 +24,4 @@ def test_it_has_the_methods_of_the_worker() -> None:
 
 def test_it_needs_no_torch() -> None:
     code = "import sys, tridentserve.engine.live.fleet as fleet; fleet.actor_class(); print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
+    assert output_of([sys.executable, "-c", code]).strip() == "False"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run
 from tridentserve.cache import CACHE_ENV, cache_dir
 from tridentserve.errors import ConfigError
 
@@ -35,4 +35,4 @@ def test_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_starts_without_torch() -> None:
     code = "import sys, tridentserve.cache; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run([sys.executable, "-c", code]).returncode == 0

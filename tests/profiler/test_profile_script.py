@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from profiler import CostModel, read_table
 from profiler.measure_random import write_published
 from profiler.measure_stages import Sample, Source, sample_decode
 from tests.pipelines.models import edit_json
+from tests.processes import run
 from tridentserve.cache import CACHE_ENV
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
@@ -50,7 +50,7 @@ def test_a_table_is_written_where_ray_is_not_installed(tiny_cache: Path, tmp_pat
     command = [sys.executable, str(SCRIPT), str(ensure_tiny("sd3", tiny_cache)), *QUICK]
     command += ["--sizes", "64,96x64", "--name", "mine", "--out", str(out)]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run(command, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}: 6 points of mine\n"
     table = read_table(out)

@@ -13,7 +13,7 @@ from comparison.crowding import slowdown_of
 from comparison.samples import Point, StageSample, stage_samples
 from comparison.warm_up import WarmUp
 from comparison.workload import make_traces
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deployments.config import AppArgs
@@ -108,27 +108,35 @@ def test_requests_in_a_hurry_show_what_two_workers_take(args: AppArgs) -> None:
     steps=st.lists(st.floats(1.0, 2.0), min_size=2, max_size=2),
     queues=st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=6), min_size=3, max_size=3),
 )
+@example(steps=[1.0, 2.0], queues=[[1, 3, 9], [1, 4, 9], [1, 6, 9]])  # with two at work only a moment was seen
 def test_slowdowns_are_found_again(steps: list[float], queues: list[list[int]]) -> None:
+    """Within 25 % where with so many workers at work two stages' worth was seen; else it may lean to the neighbours."""
     slowdown = [1.0, steps[0], steps[0] * steps[1]]
-    # Each of them four times: where little was seen, what is found leans on the neighbours.
-    samples = _ran([4 * queue for queue in queues], slowdown)
+    samples, seen = _ran([4 * queue for queue in queues], slowdown)
     alone_s = {sample.point: sample.point.shape.height / 2 for sample in samples}  # all of them are of two steps
     alone = [StageSample(point, ("w0",), 0.0, 2 * seconds, 2) for point, seconds in alone_s.items()]
     found = slowdown_of([(crowd, alone_s) for crowd in (samples, *([each] for each in alone))], 3, wide=False)
     assert list(found) == sorted(found)
-    if len({sum(queue) for queue in queues}) == 3:  # else there may have been no time with two
-        assert found == pytest.approx(slowdown, rel=0.25)
+    for index, stages in enumerate(seen):
+        neighbours = slowdown[index : index + 1] if stages >= 2 else slowdown[max(index - 1, 0) : index + 2]
+        assert 0.75 * min(neighbours) <= found[index] <= 1.25 * max(neighbours)
 
 
-def _ran(queues: list[list[int]], slowdown: list[float]) -> list[StageSample]:
-    """Each worker does its queue of works, of so many seconds alone; with n at work all of them are slowed down."""
+def _ran(queues: list[list[int]], slowdown: list[float]) -> tuple[list[StageSample], list[float]]:
+    """Each worker does its queue of works, of so many seconds alone; with n at work all of them are slowed down.
+
+    With the samples, per number of workers at work: how many stages of mean length would tell as much of it as these
+    did, of which long ones count by their square.
+    """
     now_s, samples, left = 0.0, [], [list(map(float, queue)) for queue in queues]
     begun_s = [0.0] * len(queues)
+    shares_s, squares_s2 = [[0.0] * len(queues) for _ in queues], [0.0] * len(queues)
     while busy := [worker for worker, works in enumerate(left) if works]:
         factor = slowdown[len(busy) - 1]
         step_s = min(left[worker][0] for worker in busy)
         now_s += step_s * factor
         for worker in busy:
+            shares_s[worker][len(busy) - 1] += step_s * factor
             left[worker][0] -= step_s
             if left[worker][0] == 0:
                 left[worker].pop(0)
@@ -139,7 +147,10 @@ def _ran(queues: list[list[int]], slowdown: list[float]) -> list[StageSample]:
                     )
                 )
                 begun_s[worker] = now_s
-    return samples
+                squares_s2 = [sum_s2 + share_s**2 for sum_s2, share_s in zip(squares_s2, shares_s[worker], strict=True)]
+                shares_s[worker] = [0.0] * len(queues)
+    mean_s = sum(sample.end_s - sample.start_s for sample in samples) / len(samples)
+    return samples, [sum_s2 / mean_s**2 for sum_s2 in squares_s2]
 
 
 def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) -> None:

@@ -6,13 +6,15 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from evaluate import main
+
+from tests.processes import run, started
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--models", "flux.1-dev", "--gpus", "8", "--duration-s", "30", "--workloads", "light", "--jobs", "1"]
@@ -22,8 +24,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *arguments]
 
 
-def evaluate(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=120)
+def evaluate(folder: Path, *arguments: str) -> CompletedProcess[str]:
+    return run(command(*arguments), folder)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -106,20 +108,11 @@ def test_other_settings_are_not_mixed_into_a_folder(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     options = [*SMALL, "--duration-s", "60", "--jobs", "2", "--policies", "edf", "b3", "--seeds", "500", "--out", "out"]
-    process = subprocess.Popen(
-        command(*options),
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    )
     kept = tmp_path / "out" / "cells.jsonl"
-    deadline_s = time.monotonic() + 90
-    while not (kept.exists() and kept.read_text()) and time.monotonic() < deadline_s:
-        time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    with started(command(*options), tmp_path) as process:
+        wait_until(lambda: kept.exists() and bool(kept.read_text()), "the first cell is finished")
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "the same command goes on from here" in stderr
     assert "Traceback" not in stderr

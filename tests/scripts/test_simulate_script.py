@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import runpy
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from profiler import ProfileTable, diffuse_only, shipped_table, write_table
+from tests.processes import output_of
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -142,7 +142,7 @@ def test_the_same_trace_and_seed_give_one_decision_log(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(trace), "--simulate", str(cluster), "--out", str(tmp_path / "out")]
     command += [*options, "--solve-limit-s", "60", "--decision-log", str(logs[2])]
     environment = os.environ | {"PYTHONHASHSEED": "12345"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=60)
+    output_of(command, ROOT, environment)
     first = logs[0].read_bytes()
     assert first.count(b"\n") > 300
     assert all(log.read_bytes() == first for log in logs[1:])
@@ -154,10 +154,7 @@ def test_the_same_trace_and_seed_give_one_decision_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["replaying.simulated", "sizing", "compare_simulation"])
 def test_simulating_starts_without_torch_and_ray(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'ray', 'torch', 'diffusers'}} & set(sys.modules)))"
-    answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert answer.stdout.strip() == "[]"
+    assert output_of([sys.executable, "-c", code], SCRIPT.parent).strip() == "[]"
 
 
 def slower_ends(table: ProfileTable, factor: float) -> ProfileTable:

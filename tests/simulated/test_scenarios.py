@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.decision_log import read_log
+from tests.processes import output_of
 from tests.simulated.conservation import violations
 from tests.simulated.greedy import Greedy
 from tests.simulated.scenario import Scenario, Watched, everything
@@ -138,7 +138,7 @@ def test_one_seed_has_one_decision_log(tmp_path: Path) -> None:
     for hash_seed in range(4):
         path = tmp_path / f"{hash_seed}.jsonl"
         command = [sys.executable, "-m", "tests.simulated.scenario", "7", str(path)]
-        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)}, check=True)
+        output_of(command, ROOT, {**os.environ, "PYTHONHASHSEED": str(hash_seed)})
         logs.append(path.read_bytes())
     for i in range(6):
         everything(7).run(tmp_path / f"again-{i}.jsonl")

@@ -28,11 +28,16 @@ MODEL = "tiny-sd3"
 class PictureService:
     """How to behave, by `seed` of the request (other seeds are served well), and what was seen.
 
-    `delay_s` is how long every answer takes. Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the
-    middle of the answer), "wrong-size", "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it
-    says of its models; those of `takes_image` start from pictures; `paths` is where the requests came in.
+    `num_answered`: requests beyond the first so many are held, as are all of them until `holds_until` have come in. A
+    held request is answered once `let_go` is set, as it is at the end. `delay_s`: the least time that an answer takes.
+    Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the middle of the answer), "wrong-size",
+    "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it says of its models; those of
+    `takes_image` start from pictures; `paths` is where the requests came in.
     """
 
+    num_answered: int | None = None
+    holds_until: int = 0
+    let_go: threading.Event = field(default_factory=threading.Event)
     delay_s: float = 0.0
     modes: dict[int, str] = field(default_factory=dict)
     models: list[str] = field(default_factory=lambda: [MODEL])
@@ -42,14 +47,21 @@ class PictureService:
     slo_s: float | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
-    arrivals_s: list[float] = field(default_factory=list)
     url: str = ""
     server: uvicorn.Server | None = None
+    thread: threading.Thread | None = None
 
     def stop(self) -> None:
-        """Goes away, as a crashed service does."""
-        if self.server is not None:
+        """Goes away, as a crashed service does; once this returns nothing listens any more."""
+        self.let_go.set()
+        if self.server is not None and self.thread is not None:
             self.server.should_exit = True
+            self.thread.join()
+
+    def holds(self, number: int) -> bool:
+        """Whether request `number`, counted from 1, has to wait."""
+        is_late = self.num_answered is not None and number > self.num_answered
+        return not self.let_go.is_set() and (is_late or len(self.bodies) < self.holds_until)
 
     def answer(self, body: dict[str, Any], start_s: float) -> dict[str, Any]:
         width, height = map(int, body["size"].split("x"))
@@ -131,8 +143,10 @@ def _app(service: PictureService) -> FastAPI:
         body = await request.json()
         service.bodies.append(body)
         service.paths.append(request.url.path)
-        service.arrivals_s.append(time.monotonic())
+        number = len(service.bodies)
         await asyncio.sleep(service.delay_s)
+        while service.holds(number):  # noqa: ASYNC110  # the test's thread changes it
+            await asyncio.sleep(0.01)
         mode = service.modes.get(body.get("seed", -1))
         if mode == "error":
             return JSONResponse({"error": {"message": "out of\nmemory", "code": "oom"}}, status_code=500)
@@ -163,8 +177,8 @@ def running(service: PictureService) -> Iterator[PictureService]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(_app(service), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
     server = service.server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
+    service.thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    service.thread.start()
     try:
         service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         while not server.started:
@@ -172,5 +186,4 @@ def running(service: PictureService) -> Iterator[PictureService]:
         yield service
     finally:
         service.stop()
-        thread.join()
         listener.close()

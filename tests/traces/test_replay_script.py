@@ -3,15 +3,16 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from tests.processes import run, started
 from tests.traces.picture_service import MODEL, PictureService, running
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 # The form of the published traces, to the letter.
@@ -24,14 +25,14 @@ LINES = "".join(
 
 @pytest.fixture
 def service() -> Iterator[PictureService]:
-    with running(PictureService(slo_s=60.0, modality={MODEL: "image"})) as running_service:
+    with running(PictureService(slo_s=600.0, modality={MODEL: "image"})) as running_service:
         yield running_service
 
 
-def replay_trace(folder: Path, *arguments: str, trace: str = LINES) -> subprocess.CompletedProcess[str]:
+def replay_trace(folder: Path, *arguments: str, trace: str = LINES) -> CompletedProcess[str]:
     (folder / "trace.txt").write_text(trace)
     command = [sys.executable, str(ROOT / "scripts" / "replay_trace.py"), "trace.txt", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return run(command, folder)
 
 
 def test_end_to_end(tmp_path: Path, service: PictureService) -> None:
@@ -97,35 +98,36 @@ def test_bad_usage_is_exit_status_2_and_one_line(
 
 
 def interrupt(folder: Path, service: PictureService) -> tuple[int, str, str]:
-    """Ctrl-C a second after the first request came in. The other one is due after a minute."""
-    lines = LINES.replace("timestamp=0.066667", "timestamp=60.0").splitlines()
-    (folder / "trace.txt").write_text("\n".join(lines[:2]))
+    """Ctrl-C once the progress bar shows as many ended requests as the service answers, 0 or 1. One request is sent in
+    each second, and the bar is drawn again with each."""
+    fields = LINES.splitlines()[0].partition("timestamp=0.000000, ")[2]
+    lines = (f"Request(request_id={i}, timestamp={i}.0, {fields}" for i in range(1000))
+    (folder / "trace.txt").write_text("\n".join(lines))
     command = [sys.executable, str(ROOT / "scripts" / "replay_trace.py"), "trace.txt", "--url", service.url]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True) as replaying:
-        deadline_s = time.monotonic() + 30
-        while not service.bodies and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        time.sleep(1)
+    with started(command, folder) as replaying:
+        assert replaying.stderr is not None
+        next(line for line in replaying.stderr if f"{service.num_answered}/1000 " in line)
+        wait_until(lambda: bool(service.bodies), "a request comes in")
         replaying.send_signal(signal.SIGINT)
-        stdout, stderr = replaying.communicate(timeout=30)
+        stdout, stderr = replaying.communicate(timeout=PATIENCE_S)
     return replaying.returncode, stdout, stderr
 
 
 def test_ctrl_c_reports_what_has_ended(tmp_path: Path, service: PictureService) -> None:
+    service.num_answered = 1
     status, stdout, stderr = interrupt(tmp_path, service)
     assert status == 130
-    assert stderr.splitlines()[-1] == "replay_trace: interrupted; 1 of 2 requests had ended"
+    assert stderr.splitlines()[-1] == "replay_trace: interrupted; 1 of 1000 requests had ended"
     figures = json.loads(stdout.splitlines()[-1])
     assert (figures["completed_requests"], figures["failed_requests"]) == (1, 0)
     assert figures == json.loads((tmp_path / "out" / "replay" / "summary.json").read_text())
 
 
 def test_ctrl_c_before_anything_ended_leaves_no_report(tmp_path: Path, service: PictureService) -> None:
-    service.delay_s = 20.0
+    service.num_answered = 0
     status, stdout, stderr = interrupt(tmp_path, service)
     assert (status, stdout) == (130, "")
-    assert stderr.splitlines()[-1] == "replay_trace: interrupted; 0 of 2 requests had ended; no report written"
+    assert stderr.splitlines()[-1] == "replay_trace: interrupted; 0 of 1000 requests had ended; no report written"
     assert not (tmp_path / "out" / "replay" / "summary.json").exists()
 
 
@@ -137,5 +139,5 @@ def test_the_client_starts_without_heavy_imports() -> None:
         "except SystemExit: pass\n"
         "sys.exit(','.join({'torch', 'ray', 'diffusers', 'pandas', 'numpy'} & set(sys.modules)) or 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,26 @@
+"""Waiting for what comes sooner or later. How soon says more of the machine than of the code."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+# Far longer than anything takes, also on one busy core: it only keeps a test that hangs from hanging for ever.
+PATIENCE_S = 240.0
+
+
+def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0.05) -> None:
+    """Return once the condition holds. `what` it stands for is told where it never does."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}"
+        time.sleep(every_s)
+
+
+async def until(condition: Callable[[], bool], what: str = "", every_s: float = 0.005) -> None:
+    """As `wait_until`, while the event loop runs."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}"
+        await asyncio.sleep(every_s)
