@@ -67,7 +67,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
 
     def _run(self, highs: highspy.Highs) -> highspy.HighsModelStatus:
         highs.run()
-        status = highs.getModelStatus()
+        status: highspy.HighsModelStatus = highs.getModelStatus()
         self.is_out_of_time = status == highspy.HighsModelStatus.kTimeLimit
         self.status = highs.modelStatusToString(status)
         return status
