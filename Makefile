@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # The proxy notices a dead replica in seconds (the default takes over 20).
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
 
-RAY_TESTS := tests/engine tests/e2e
+RAY_TESTS := tests/engine/live tests/e2e
 
 .PHONY: serve demo evaluate evaluate-quick test test-ray test-pure test-all lint types install check clean
 

@@ -5,10 +5,10 @@
 from ray import serve
 from ray.serve import Application
 
-from deployments.config import AppArgs
-from deployments.ingress import Api
-from deployments.scheduler import scheduler_deployment
-from deployments.video_deployment import keeps_videos, videos_deployment
+from deployments.config.app import AppArgs
+from deployments.serve.api_deployment import Api
+from deployments.serve.scheduler_deployment import scheduler_deployment
+from deployments.serve.videos_deployment import keeps_videos, videos_deployment
 
 # Every request that waits holds one place in a replica; the bound that counts is the scheduler's.
 _MAX_ONGOING_REQUESTS = 10_000

@@ -9,7 +9,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 
 
 class VideoBackend(Protocol):
-    """Video jobs. A job is told as `deployments.video_views.video_view` does. All but `submit` and `page` raise
+    """Video jobs. A job is told as `deployments.videos.view.video_view` does. All but `submit` and `page` raise
     `RequestNotFoundError` for an id that no job has."""
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:

@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dispatch.assigning import Assigner, Choice
-from dispatch.candidates import Work
-from dispatch.classes import Members, by_deadline, problem_of, waiting_by_work
-from dispatch.fits import Fits
-from dispatch.fleet import Fleet, fleet_of
-from dispatch.ilp import solve
+from dispatch.assignment.assigning import Assigner, Choice
+from dispatch.candidates.classes import Members, by_deadline, problem_of, waiting_by_work
+from dispatch.candidates.narrowing import narrowing
+from dispatch.candidates.overdue import hold_back, longest_overdue
+from dispatch.candidates.survey import Work
+from dispatch.candidates.tick_view import Outlook
 from dispatch.options import DispatchOptions
-from dispatch.outlook import Outlook
-from dispatch.overdue import hold_back, longest_overdue
-from dispatch.pressure import narrowing
-from dispatch.problem import Slot, Solution
+from dispatch.solver.ilp import solve
+from dispatch.solver.problem import Slot, Solution
+from dispatch.workers.memory_fit import Fits
+from dispatch.workers.snapshot import Fleet, fleet_of
 from tridentserve.protocols import Assignment, ClusterView, Decisions, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
 

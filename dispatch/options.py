@@ -25,9 +25,9 @@ class RewardOptions:
     is efficient is used. With both prices equal, a width is worth it when its efficiency is above 0.75.
     `size`: price of each doubling of a request's GPU-seconds: of requests that are worth the same, short ones go first.
     `narrowing`, `pressure`: a request is not run narrower than its optimal degree divided by this, or by half of it
-    while less waits than `pressure` says (`dispatch.pressure`), unless it is long overdue; where C runs on auxiliaries,
-    by half of either. Narrow runs use up the slack to the last second, and fill workers so that wide ones never find
-    several idle at once.
+    while less waits than `pressure` says (`dispatch.candidates.narrowing`), unless it is long overdue; where C runs on
+    auxiliaries, by half of either. Narrow runs use up the slack to the last second, and fill workers so that wide
+    ones never find several idle at once.
     """
 
     on_time: float = 1000.0
@@ -48,8 +48,8 @@ class DispatchOptions:
     `handoff_reserve_bytes`: what the handoff buffer takes of each worker's memory.
     `max_batch`: at most so many requests of one size and number of steps run together, and never more than the
     profile's optimal batch; 1: none do.
-    `overdue_first`: requests that are long overdue go first, one at a time, so that none starves (`dispatch.overdue`);
-    without it their reward stays that of a request in time, as in the paper.
+    `overdue_first`: requests that are long overdue go first, one at a time, so that none starves
+    (`dispatch.candidates.overdue`); without it their reward stays that of a request in time, as in the paper.
     `solver`, `time_limit_s`: at the limit the best solution so far is taken, or a greedy one when there is none.
     `gap`: with more than 100 requests that compete, a solution is good enough when no other can be worth more than this
     share above it; with fewer, the best one is looked for.

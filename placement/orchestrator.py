@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from placement.allocation import Portion, groups_of
+from placement.colocation import stacked
 from placement.demands import ClusterCosts, Demand, MeasuredRates
 from placement.packing import Group, pack_per_machine
-from placement.shares import shares_in_units
-from placement.sharing import Portion, groups_of
+from placement.rounding import shares_in_units
 from placement.split import pad_to_degrees, split
-from placement.stacking import stacked
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare

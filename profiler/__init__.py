@@ -1,13 +1,13 @@
 """What stages cost: profile tables (CSV), the cost model that reads them and learns online, and the offline profiler.
 
-Everything here is pure but `profiler.measure*`, which runs real pipelines and is imported by its name only.
+Everything here is pure but `profiler.measure.run*`, which runs real pipelines and is imported by its name only.
 """
 
 from profiler.cost_model import CostModel
-from profiler.links import DEFAULT_LINKS, INSTANT_LINKS, LinkSpeeds
+from profiler.loading import diffuse_only, load_cost_model, load_tables
 from profiler.memory import held_weights_bytes, stages_peak_bytes
-from profiler.sources import diffuse_only, load_cost_model, load_tables
-from profiler.tables import LinksRow, ProfileRow, ProfileTable, WeightsRow, read_table, shipped_table, write_table
+from profiler.tables.links import DEFAULT_LINKS, INSTANT_LINKS, LinkSpeeds
+from profiler.tables.rows import LinksRow, ProfileRow, ProfileTable, WeightsRow, read_table, shipped_table, write_table
 
 __all__ = [
     "DEFAULT_LINKS",

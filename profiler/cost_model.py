@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from profiler.links import LinkSpeeds
-from profiler.profiled import DeviceProfile
-from profiler.tables import ProfileRow, ProfileTable, WeightsRow, rows_of
+from profiler.tables.device_profile import DeviceProfile
+from profiler.tables.links import LinkSpeeds
+from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow, rows_of
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource

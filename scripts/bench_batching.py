@@ -27,15 +27,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import ray
-from benching.workers import Workers, started
-from command_line import Parser, whole_number
+from lib.bench.workers import Workers, started
+from lib.command_line import Parser, whole_number
 from numpy.typing import NDArray
 from PIL import Image
 
-from tridentserve.cache import cache_dir
-from tridentserve.engine.live.handoff_peer import HandoffKey
+from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.models.cache import cache_dir
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage

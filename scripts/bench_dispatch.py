@@ -21,20 +21,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from command_line import Parser, whole_number
+from lib.command_line import Parser, whole_number
 
 from dispatch import DispatchOptions, IlpDispatcher
 from placement import LoadShare, Orchestrator
 from profiler import CostModel, shipped_table
-from traces.mixes import Mix, load_mix
+from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import TridentServeError
-from tridentserve.estimates import stage_seconds
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
-from tridentserve.run_times import DEFAULT_SLO_SCALE
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
+from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
 _GPUS_PER_NODE = 8

@@ -22,18 +22,18 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import ray
-from benching.checkpoint import make_checkpoint
-from benching.handing_off import measure_handoff
-from benching.loading import measure_load
-from benching.pausing import measure_pause, measure_service_pause
-from benching.regrouping import measure_regroup
-from benching.switching import measure_switch
-from benching.workers import started
-from command_line import Parser, positive, whole_number
+from lib.bench.checkpoint import make_checkpoint
+from lib.bench.handing_off import measure_handoff
+from lib.bench.loading import measure_load
+from lib.bench.pausing import measure_pause, measure_service_pause
+from lib.bench.regrouping import measure_regroup
+from lib.bench.switching import measure_switch
+from lib.bench.workers import started
+from lib.command_line import Parser, positive, whole_number
 
-from tridentserve.cache import cache_dir
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.models.cache import cache_dir
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # Room for two parcels of 64 MiB: one that leaves, one that arrives.
 _HANDOFF_BYTES = 160 << 20

@@ -28,14 +28,14 @@ import httpx
 import numpy as np
 import ray
 import torch
-from command_line import Parser, whole_number
-from local_service import start_service
+from lib.command_line import Parser, whole_number
+from lib.local_service import start_service
 from PIL import Image
 from ray import serve
 
-from deployments.check_args import args_problems
-from deployments.config import AppArgs
-from tridentserve.pipelines.tiny import ensure_tiny
+from deployments.config.app import AppArgs
+from deployments.validation.args import args_problems
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 _PROMPT, _SEED = "a lighthouse at dawn", 7
 _PIPELINES = {"sd3": diffusers.StableDiffusion3Pipeline, "flux": diffusers.FluxPipeline}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from command_line import Parser
+from lib.command_line import Parser
 
-from deployments.check import config_problems
+from deployments.validation.serve_file import config_problems
 
 
 def main() -> int:

@@ -23,15 +23,15 @@ from typing import Any
 
 import diffusers
 import torch
-from command_line import Parser, whole_number
-from measuring.models import add_model_options, check_model_options, is_published, name_of, shapes, source_of
+from lib.command_line import Parser, whole_number
+from lib.measure.models import add_model_options, check_model_options, is_published, name_of, shapes, source_of
 
-from profiler.measure import device_name
-from profiler.measure_checks import Sweep, check_measurable
-from profiler.measure_kernels import Timing, compare_kernels, ratios, spread
-from profiler.measure_stages import Source, set_threads
+from profiler.measure.checks import Sweep, check_measurable
+from profiler.measure.kernels import Timing, compare_kernels, ratios, spread
+from profiler.measure.run import device_name
+from profiler.measure.stages import Source, set_threads
 from tridentserve.errors import TridentServeError
-from tridentserve.kernels import ATTENTIONS, Attention, Kernels
+from tridentserve.models.kernels import ATTENTIONS, Attention, Kernels
 from tridentserve.requests import Shape
 
 _COLUMNS = f"{'attention':<10} {'compiled':<9} {'step s':>9} {'ratio':>7} {'lowest':>7} {'highest':>8} {'first s':>8}"

@@ -27,21 +27,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
-from command_line import Parser, positive, whole_number
-from comparison.calibration import Calibration, calibrate, hurry_ms, measured
-from comparison.samples import Point, stage_samples
-from comparison.warm_up import WarmUp, WarmUpClient
-from comparison.workload import make_traces
+from lib.command_line import Parser, positive, whole_number
+from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
+from lib.compare.samples import Point, stage_samples
+from lib.compare.warm_up import WarmUp, WarmUpClient
+from lib.compare.workload import make_traces
 from tqdm import tqdm
 
-from deployments.config import AppArgs
-from deployments.config_file import read_args
-from deployments.planning import plan_placement, policy_of
-from deployments.profiles import cost_model, served_tables
-from deployments.simulation import service_workers, simulate_service
+from deployments.assembly.planning import plan_placement, policy_of
+from deployments.assembly.profiles import cost_model, served_tables
+from deployments.assembly.simulation import service_workers, simulate_service
+from deployments.config.app import AppArgs
+from deployments.config.file import read_args
 from profiler import CostModel
-from traces.replay import replay
-from traces.report import percentile, write_report
+from traces.client.replay import replay
+from traces.reports.report import percentile, write_report
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
 from traces.simulated import arrivals_of, results_of

@@ -29,16 +29,16 @@ import numpy as np
 import ray
 import torch
 import yaml
-from command_line import Parser, positive, whole_number
-from local_service import start_service
+from lib.command_line import Parser, positive, whole_number
+from lib.local_service import start_service
 from numpy.typing import NDArray
 from PIL import Image
 from ray import serve
 
-from deployments.config import AppArgs
-from traces.formats import write_trace
+from deployments.config.app import AppArgs
+from traces.formats.ours import write_trace
 from traces.requests import TraceRequest
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 _ROOT = Path(__file__).parent.parent
 _GUIDANCE_SCALE = 5.0

@@ -20,16 +20,16 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from command_line import Parser, not_negative, positive
-from evaluation.cells import Cell, Settings, grid
-from evaluation.report import write_markdown, write_report
-from evaluation.runner import run_cells
-from evaluation.store import Store
-from evaluation.tables import BASELINES, PAPER_WORKLOADS
+from lib.command_line import Parser, not_negative, positive
+from lib.evaluate.cells import Cell, Settings, grid
+from lib.evaluate.report import write_markdown, write_report
+from lib.evaluate.runner import run_cells
+from lib.evaluate.store import Store
+from lib.evaluate.tables import BASELINES, PAPER_WORKLOADS
 from tqdm import tqdm
 
 from dispatch.policies import POLICIES
-from traces.workloads import MODELS, WORKLOADS
+from traces.workloads.named import MODELS, WORKLOADS
 from tridentserve.errors import TridentServeError
 
 ROOT = Path(__file__).resolve().parents[1]

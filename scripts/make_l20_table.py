@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
 """Writes the modelled rows of the shipped L20 table anew, from the published rows in it and the stated figures.
 
-Run it after a change of profiler/l20_figures.py or profiler/l20_model.py; it leaves published times as they are.
+Run it after a change of profiler/l20/figures.py or profiler/l20/model.py; it leaves published times as they are.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from command_line import Parser
+from lib.command_line import Parser
 
-from profiler import l20_model, read_table, write_table
+from profiler import read_table, write_table
+from profiler.l20 import model as l20_model
 
-_TABLE = Path(__file__).parents[1] / "profiler" / "tables" / "l20.csv"
+_TABLE = Path(__file__).parents[1] / "profiler" / "data" / "l20.csv"
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from command_line import Parser
+from lib.command_line import Parser
 
-from tridentserve.cache import cache_dir
 from tridentserve.errors import TridentServeError
-from tridentserve.families import FAMILIES
+from tridentserve.models.cache import cache_dir
+from tridentserve.models.families import FAMILIES
 from tridentserve.pipelines import ensure_tiny
 
 

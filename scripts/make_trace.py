@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from command_line import Parser, whole_number
+from lib.command_line import Parser, whole_number
 
 from traces import WORKLOADS, DrawnTrace, load_mix, make_workload, mix_names, read_external, rescale, write_trace
-from traces.arrivals import Process
+from traces.workloads.arrivals import Process
 from tridentserve.errors import TridentServeError
 
 _DURATION_S = 1800.0

@@ -15,15 +15,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from command_line import Parser, positive, whole_number
+from lib.command_line import Parser, positive, whole_number
 
 from dispatch.policies import POLICIES
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
-from placement.table import placement_lines
+from placement.describe import placement_lines
 from placement.units import divided_stages, units_for
 from profiler import load_cost_model
-from traces.mixes import Mix, load_figure, load_mix
+from traces.workloads.mixes import Mix, load_figure, load_mix
 from tridentserve.errors import TridentServeError
 from tridentserve.stages import Stage
 
@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> tuple[list[str], bool]:
     # Imported here: a placement alone needs no simulator.
-    from sizing import Question, answer
+    from lib.sizing import Question, answer
 
-    from deployments.simulation import times_of
+    from deployments.assembly.simulation import times_of
 
     question = Question(
         mix, arguments.attainment, arguments.duration_s, arguments.policy, arguments.seed, arguments.max_gpus
@@ -104,7 +104,7 @@ def _load(mix: Mix) -> list[LoadShare]:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cluster", type=Path, required=True, help="a YAML file, see deployments/clusters")
-    parser.add_argument("--workload", required=True, help="a shipped mix by its name, or a YAML file (traces/mixes)")
+    parser.add_argument("--workload", required=True, help="a shipped mix by its name, or a YAML file (see traces/data)")
     parser.add_argument(
         "--profiles", nargs="+", default=["l20"], help="shipped tables by name, CSV files or folders (default: l20)"
     )

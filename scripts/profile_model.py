@@ -22,17 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from command_line import Parser, whole_number
-from measuring.models import add_model_options, check_model_options, name_of, shapes, source_of
+from lib.command_line import Parser, whole_number
+from lib.measure.models import add_model_options, check_model_options, name_of, shapes, source_of
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
-from profiler.measure import MeasureOptions, device_name, measure
-from profiler.measure_checks import Point, Sweep, check_measurable
-from profiler.measure_stages import Sample, Source
-from profiler.tables import ProfileRow, ProfileTable, read_table, weights_path, write_table
+from profiler.measure.checks import Point, Sweep, check_measurable
+from profiler.measure.run import MeasureOptions, device_name, measure
+from profiler.measure.stages import Sample, Source
+from profiler.tables.rows import ProfileRow, ProfileTable, read_table, weights_path, write_table
 from tridentserve.errors import TridentServeError
-from tridentserve.kernels import ATTENTIONS, Kernels
+from tridentserve.models.kernels import ATTENTIONS, Kernels
 from tridentserve.stages import Stage
 
 

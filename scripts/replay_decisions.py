@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from command_line import Parser
+from lib.command_line import Parser
 from pydantic import ValidationError
 
-from deployments.config import AppArgs
-from deployments.config_file import read_args
-from deployments.incident import replay_log
-from tridentserve.decisions import Decision, decode_decision
+from deployments.assembly.replay import replay_log
+from deployments.config.app import AppArgs
+from deployments.config.file import read_args
 from tridentserve.errors import TridentServeError
+from tridentserve.scheduling.decision_log import Decision, decode_decision
 
 _SHOWN = 10
 

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from command_line import Parser, not_negative, positive
+from lib.command_line import Parser, not_negative, positive
 
-from traces.formats import read_trace
-from traces.report import summary_table, write_report
+from traces.formats.ours import read_trace
+from traces.reports.report import summary_table, write_report
 from traces.requests import TraceRequest, scale_pixels
 from traces.results import ReplayResult
 from tridentserve.errors import TridentServeError
@@ -97,10 +97,10 @@ def _run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> tuple[l
     """The results of the requests that ended, and whether it was interrupted before all of them had."""
     # Imported here: neither way waits for the libraries of the other one.
     if arguments.simulate is not None:
-        from replaying import simulated
+        from lib.replay import simulated
 
         return simulated.run(arguments, requests), False
-    from replaying import live
+    from lib.replay import live
 
     return live.run(arguments, requests)
 

@@ -15,12 +15,12 @@ from typing import Any, TextIO
 
 import httpx
 import yaml
-from command_line import Parser
+from lib.command_line import Parser
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
-from deployments.check import config_problems, is_ours
-from deployments.config_file import read_args
-from deployments.models import ServedModel, served_models
+from deployments.config.file import read_args
+from deployments.models.served import ServedModel, served_models
+from deployments.validation.serve_file import config_problems, is_ours
 
 # How long `serve run` has to end, and after its end the processes that it started.
 _STOP_S, _LEFT_BEHIND_S = 30.0, 10.0

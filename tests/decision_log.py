@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tridentserve.decisions import Decision, decode_decision
+from tridentserve.scheduling.decision_log import Decision, decode_decision
 
 
 def read_log(path: Path) -> list[Decision]:

@@ -26,7 +26,7 @@ HEAVY_PLACES = (
     "tridentserve/pipelines/",
     "tridentserve/parallel/",
     "tridentserve/engine/live/",
-    "profiler/measure",
+    "profiler/measure/",
 )
 RAY_PLACES = ("tridentserve/engine/live/", "deployments/")
 
@@ -69,7 +69,15 @@ def test_ray_and_torch_stay_in_their_places() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["tridentserve.scheduler", "dispatch", "placement", "profiler", "traces", "deployments.planning"]
+    "module",
+    [
+        "tridentserve.scheduling.scheduler",
+        "dispatch",
+        "placement",
+        "profiler",
+        "traces",
+        "deployments.assembly.planning",
+    ],
 )
 def test_planning_and_replaying_start_without_torch_and_ray(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'ray', *{sorted(HEAVY)!r}}} & set(sys.modules)))"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy import GreedyDispatcher
-from dispatch.policies.orders import srtf
-from dispatch.policies.pipeline_level import PipelineLevel
-from dispatch.policies.placements import co_located
+from dispatch.policies.greedy.dispatcher import GreedyDispatcher
+from dispatch.policies.greedy.orders import srtf
+from dispatch.policies.greedy.pipeline_level import PipelineLevel
+from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.policy import LoadLike, Policy
 from tridentserve.cluster import WorkerSpec
 from tridentserve.protocols import StageTimes

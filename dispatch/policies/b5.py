@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatch.options import DispatchOptions
-from dispatch.policies.buckets import buckets
-from dispatch.policies.greedy import GreedyDispatcher
-from dispatch.policies.orders import fifo
-from dispatch.policies.placements import disaggregated
+from dispatch.policies.greedy.buckets import buckets
+from dispatch.policies.greedy.dispatcher import GreedyDispatcher
+from dispatch.policies.greedy.orders import fifo
+from dispatch.policies.greedy.placements import disaggregated
+from dispatch.policies.greedy.stage_level import StageLevel
+from dispatch.policies.greedy.work import WorkTimes
 from dispatch.policies.policy import LoadLike, Policy
-from dispatch.policies.stage_level import StageLevel
-from dispatch.policies.work import WorkTimes
 from tridentserve.cluster import WorkerSpec
 from tridentserve.protocols import StageTimes
 from tridentserve.stages import Stage

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy import GreedyDispatcher
-from dispatch.policies.orders import srtf
-from dispatch.policies.placements import disaggregated
+from dispatch.policies.greedy.dispatcher import GreedyDispatcher
+from dispatch.policies.greedy.orders import srtf
+from dispatch.policies.greedy.placements import disaggregated
+from dispatch.policies.greedy.stage_level import StageLevel
 from dispatch.policies.policy import LoadLike, Policy
-from dispatch.policies.stage_level import StageLevel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.protocols import StageTimes
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy import GreedyDispatcher
-from dispatch.policies.lanes import Offer
-from dispatch.policies.orders import edf as earliest_deadline_first
+from dispatch.policies.greedy.dispatcher import GreedyDispatcher
+from dispatch.policies.greedy.lanes import Offer
+from dispatch.policies.greedy.orders import edf as earliest_deadline_first
+from dispatch.policies.greedy.stage_level import StageLevel
 from dispatch.policies.policy import LoadLike, Policy
-from dispatch.policies.stage_level import StageLevel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.protocols import StageTimes
 

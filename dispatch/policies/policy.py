@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dispatch.options import DispatchOptions
-from tridentserve.auxiliary_legs import DecodeOrder
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import Dispatcher, StageTimes
 from tridentserve.requests import RequestSpec, Shape
+from tridentserve.scheduling.decode_queue import DecodeOrder
 
 
 class LoadLike(Protocol):

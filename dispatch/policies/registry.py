@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from dispatch.options import DispatchOptions
+from dispatch.policies.ablations.wo_scheduler import wo_scheduler
+from dispatch.policies.ablations.wo_stage_aware import wo_stage_aware
 from dispatch.policies.b1 import b1
 from dispatch.policies.b2 import b2
 from dispatch.policies.b3 import b3
@@ -13,14 +15,12 @@ from dispatch.policies.b4 import b4
 from dispatch.policies.b5 import b5
 from dispatch.policies.b6 import b6
 from dispatch.policies.default import default, wo_pooling, wo_switch
-from dispatch.policies.dit_serve import dit_serve
 from dispatch.policies.edf import edf
-from dispatch.policies.genserve import genserve
-from dispatch.policies.patchedserve import patchedserve
 from dispatch.policies.policy import LoadLike, Policy, PolicyFactory
-from dispatch.policies.tetriserve import tetriserve
-from dispatch.policies.wo_scheduler import wo_scheduler
-from dispatch.policies.wo_stage_aware import wo_stage_aware
+from dispatch.policies.related.dit_serve import dit_serve
+from dispatch.policies.related.genserve import genserve
+from dispatch.policies.related.patchedserve import patchedserve
+from dispatch.policies.related.tetriserve import tetriserve
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.protocols import StageTimes

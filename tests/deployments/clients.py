@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from deployments.api import create_api
+from deployments.http.app import create_api
 from deployments.video_backend import VideoBackend
 from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend
 

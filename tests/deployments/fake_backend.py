@@ -11,10 +11,10 @@ from typing import Any
 from PIL import Image
 
 from deployments.backend import Update
-from deployments.config import Limits
-from deployments.models import ServedModel
+from deployments.config.app import Limits
+from deployments.models.served import ServedModel
 from tridentserve.errors import RequestCancelledError
-from tridentserve.families import FAMILIES
+from tridentserve.models.families import FAMILIES
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)

@@ -6,7 +6,7 @@ import pytest
 
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
-from tests.core.fakes import FakeTimes
+from tests.scheduling.fakes import FakeTimes
 from tridentserve.plans import Replica
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec, Shape

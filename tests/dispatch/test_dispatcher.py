@@ -11,10 +11,10 @@ from profiler import CostModel
 from profiler.memory import held_weights_bytes, stages_peak_bytes
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds, wide_only_table
-from tridentserve.estimates import frugal_decode_bytes
 from tridentserve.plans import Replica
 from tridentserve.protocols import Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import Shape
+from tridentserve.scheduling.estimation.plan_estimates import frugal_decode_bytes
 from tridentserve.stages import PlacementType, Stage
 
 SMALL, MIDDLE, LARGE = SHAPES[0], SHAPES[1], SHAPES[2]

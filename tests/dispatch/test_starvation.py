@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.outlook import Outlook
-from dispatch.overdue import hold_back, longest_overdue
+from dispatch.candidates.overdue import hold_back, longest_overdue
+from dispatch.candidates.tick_view import Outlook
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
 from tridentserve.protocols import PendingRequest, WorkerView

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.auxiliaries import Auxiliaries
-from dispatch.fits import Fits
-from dispatch.fleet import fleet_of
-from dispatch.ilp import solve
 from dispatch.policies import POLICIES_WITH_UNITS, make_policy
-from dispatch.pools import IdleWorkers, Pool
-from dispatch.problem import Problem, RequestClass, Slot, is_feasible
-from dispatch.residency import load_seconds
+from dispatch.solver.ilp import solve
+from dispatch.solver.problem import Problem, RequestClass, Slot, is_feasible
+from dispatch.workers.auxiliaries import Auxiliaries
+from dispatch.workers.memory_fit import Fits
+from dispatch.workers.pools import IdleWorkers, Pool
+from dispatch.workers.residency import load_seconds
+from dispatch.workers.snapshot import fleet_of
 from placement import LoadShare
 from profiler import CostModel, held_weights_bytes, stages_peak_bytes
 from tests.dispatch.cluster import decide, request, worker

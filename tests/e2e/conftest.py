@@ -54,7 +54,7 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
     from ray import serve
 
     from deployments.app import build_app
-    from deployments.config import AppArgs
+    from deployments.config.app import AppArgs
 
     log = tmp_path_factory.mktemp("service") / "decisions.jsonl"
     args = {

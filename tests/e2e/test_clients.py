@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.e2e.conftest import Service
 from tests.e2e.test_videos import frames_of
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
 AIPERF = "aiperf==0.13.0"

@@ -18,9 +18,9 @@ from PIL import Image
 
 from tests.e2e.conftest import Service, picture
 from tests.e2e.test_videos import frames_of
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
-from tridentserve.source_image import png_of, read_picture
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
 
@@ -54,7 +54,7 @@ def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from ray import serve
 
     from deployments.app import build_app
-    from deployments.config import AppArgs
+    from deployments.config.app import AppArgs
 
     folder = tmp_path_factory.mktemp("edits")
     args: dict[str, Any] = {

@@ -102,7 +102,7 @@ def mixed(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_a_trace_of_pictures_and_videos_is_replayed_and_the_models_share_workers(mixed: Mixed, tmp_path: Path) -> None:
-    command = [sys.executable, "scripts/replay_trace.py", "traces/samples/mixed.txt", "--url", mixed.url]
+    command = [sys.executable, "scripts/replay_trace.py", "traces/data/samples/mixed.txt", "--url", mixed.url]
     # So fast that requests overlap: one at a time finds a worker that only its own model uses.
     done = subprocess.run(
         [*command, "--speed", "8", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.config import AppArgs
-from deployments.incident import replay_log
+from deployments.assembly.replay import replay_log
+from deployments.config.app import AppArgs
 from tests.decision_log import read_log
 from tests.e2e.conftest import Service, picture
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
 SIDE, LONG, SHORT = 512, 40, 12

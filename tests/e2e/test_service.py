@@ -17,12 +17,12 @@ import torch
 import yaml
 from PIL import Image
 
-from deployments.config import AppArgs
-from deployments.incident import replay_log
+from deployments.assembly.replay import replay_log
+from deployments.config.app import AppArgs
 from tests.decision_log import read_log
 from tests.e2e.conftest import Service, picture
 from tests.processes import run
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 ROOT = Path(__file__).parent.parent.parent
 

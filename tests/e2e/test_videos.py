@@ -17,7 +17,7 @@ import torch
 
 from tests.e2e.conftest import Service
 from tests.e2e.test_faults import running, stopped_in_s, wait_until
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 
 BODY = {"prompt": "a red fox", "size": "64x64", "num_frames": 5, "num_inference_steps": 3, "fps": 8, "seed": 11}

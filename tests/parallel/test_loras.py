@@ -13,7 +13,7 @@ import pytest
 from tests.parallel.members import Member, Pool
 from tests.pipelines.loras import random_lora, save_lora
 from tests.pipelines.models import PARALLEL, families, final_latents, make_inputs, start
-from tridentserve.families import FAMILIES
+from tridentserve.models.families import FAMILIES
 from tridentserve.parallel import sequence_parallel
 from tridentserve.pipelines import DenoisingState
 

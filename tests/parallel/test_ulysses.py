@@ -15,7 +15,7 @@ import torch
 from tests.parallel.members import Member, Pool
 from tests.pipelines.models import PARALLEL, QUICK, families, final_latents, load_stage, make_inputs, start
 from tridentserve.errors import ConfigError
-from tridentserve.kernels import Kernels
+from tridentserve.models.kernels import Kernels
 from tridentserve.parallel import SequenceGroup, sequence_parallel
 from tridentserve.pipelines import DenoisingState, kernels, load_adapter
 from tridentserve.requests import GenerationInputs

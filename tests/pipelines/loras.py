@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.pipelines.models import load_stage
-from tridentserve.checkpoints import detect_family
-from tridentserve.families import FAMILIES
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.model_folder import detect_family
 from tridentserve.stages import Stage
 
 RANK = 4

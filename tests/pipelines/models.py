@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 
-from tridentserve.checkpoints import detect_family
-from tridentserve.families import FAMILIES, Family
+from tridentserve.models.families import FAMILIES, Family
+from tridentserve.models.input_image import source_image
+from tridentserve.models.model_folder import detect_family
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, ensure_tiny, load_adapter
 from tridentserve.requests import GenerationInputs, Shape
-from tridentserve.source_image import source_image
 from tridentserve.stages import Stage
 
 torch.set_num_threads(1)

@@ -26,8 +26,8 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
-from tridentserve.checkpoints import detect_family
 from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.models.model_folder import detect_family
 from tridentserve.pipelines import DenoisingState, load_adapter
 from tridentserve.stages import Stage
 

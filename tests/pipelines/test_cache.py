@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes import run
-from tridentserve.cache import CACHE_ENV, cache_dir
 from tridentserve.errors import ConfigError
+from tridentserve.models.cache import CACHE_ENV, cache_dir
 
 
 def test_the_environment_chooses_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,5 +34,5 @@ def test_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_it_starts_without_torch() -> None:
-    code = "import sys, tridentserve.cache; sys.exit('torch' in sys.modules)"
+    code = "import sys, tridentserve.models.cache; sys.exit('torch' in sys.modules)"
     assert run([sys.executable, "-c", code]).returncode == 0

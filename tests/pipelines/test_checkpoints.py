@@ -16,12 +16,12 @@ from diffusers import schedulers
 from safetensors.torch import save_file
 
 from tests.pipelines.models import ALL, edit_json, families
-from tridentserve import checkpoints
-from tridentserve.checkpoints import detect_family, safetensors_bytes, stage_weights_bytes
 from tridentserve.errors import CheckpointError
-from tridentserve.families import FAMILIES
+from tridentserve.models import model_folder as checkpoints
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.model_folder import detect_family, safetensors_bytes, stage_weights_bytes
 from tridentserve.pipelines import load_adapter
-from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]

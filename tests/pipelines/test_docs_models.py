@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 
 from tests.pipelines.models import ALL
-from tridentserve.families import FAMILIES, Family
+from tridentserve.models.families import FAMILIES, Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
@@ -18,7 +18,7 @@ HEADER = (
 
 
 def row(family: Family) -> str:
-    adapter = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
+    adapter = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}").ADAPTER
     frames = f"videos of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "pictures"
     passes = "one, guidance is an embedding"
     if family.negative_prompt:

@@ -11,7 +11,7 @@ import torch
 
 from tests.pipelines.models import families, final_latents, make_inputs, start
 from tridentserve.errors import ConfigError
-from tridentserve.kernels import ATTENTIONS, Kernels
+from tridentserve.models.kernels import ATTENTIONS, Kernels
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
 from tridentserve.pipelines.weights import attach, detach, named_tensors
 from tridentserve.requests import GenerationInputs

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.pipelines.models import edit_json
 from tridentserve.errors import CheckpointError
 from tridentserve.pipelines import load_adapter
-from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]

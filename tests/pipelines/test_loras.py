@@ -15,7 +15,7 @@ import torch
 from tests.pipelines.loras import RANK, denoiser, random_lora, save_lora
 from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs, start, stock_result
 from tridentserve.errors import CheckpointError, InvalidRequestError
-from tridentserve.families import FAMILIES
+from tridentserve.models.families import FAMILIES
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.pipelines.models import FROM_PICTURES, families, family_of, load_stage, make_inputs, picture
-from tridentserve.families import ImageFit
+from tridentserve.models.families import ImageFit
+from tridentserve.models.input_image import made_smaller, png_of, read_picture
 from tridentserve.requests import Shape
-from tridentserve.source_image import made_smaller, png_of, read_picture
 from tridentserve.stages import Stage
 
 SIDES = st.integers(1, 12).map(lambda number: 16 * number)

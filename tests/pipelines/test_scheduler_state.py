@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tridentserve.errors import HandoffError
-from tridentserve.pipelines import scheduler_state
+from tridentserve.pipelines.adapters import scheduler_state
 
 # Raised inside diffusers' own schedulers with numpy 2.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")

@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs
-from tridentserve.checkpoints import detect_family, stage_weights_bytes
 from tridentserve.errors import ConfigError
-from tridentserve.families import FAMILIES
-from tridentserve.pipelines import ensure_tiny, tiny, tiny_parts
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.model_folder import detect_family, stage_weights_bytes
+from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny import build as tiny
+from tridentserve.pipelines.tiny import parts as tiny_parts
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from placement.cluster_file import read_cluster
-from profiler.links import DEFAULT_LINKS
+from profiler.tables.links import DEFAULT_LINKS
 from tridentserve.errors import ConfigError
 
 CLUSTERS = Path(__file__).parents[2] / "deployments" / "clusters"

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from placement import LoadShare, Orchestrator, align, moved_bytes
+from placement.describe import placement_lines
 from placement.packing import Group, pack_per_machine
 from placement.split import keeps_up, smallest_workable, split
-from placement.table import placement_lines
 from placement.units import block_sizes, divided_stages, units_for
 from profiler import CostModel, held_weights_bytes, stages_peak_bytes
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, WEIGHTS_BYTES, cost_model

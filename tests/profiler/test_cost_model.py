@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from profiler import CostModel, ProfileTable, shipped_table
 from profiler.cost_model import MAX_CORRECTION
-from profiler.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.memory import peak_bytes_by_degree
-from profiler.tables import LinksRow
+from profiler.tables.links import DEFAULT_LINKS, LinkSpeeds
+from profiler.tables.rows import LinksRow
 from tests.profiler.synthetic import (
     CONDITION_BYTES,
     DEGREES,

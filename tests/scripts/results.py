@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluation.cells import Cell, Settings
-from evaluation.rows import CellResult
+from lib.evaluate.cells import Cell, Settings
+from lib.evaluate.rows import CellResult
 
 SETTINGS = Settings(gpus=8, duration_s=60.0, profiles="l20")
 

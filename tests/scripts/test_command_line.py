@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from command_line import Parser, positive, whole_number
+from lib.command_line import Parser, positive, whole_number
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "scripts").glob("*.py"))
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import compare_simulation
 import pytest
-from comparison.calibration import Calibration, calibrate, hurry_ms, measured
-from comparison.crowding import slowdown_of
-from comparison.samples import Point, StageSample, stage_samples
-from comparison.warm_up import WarmUp
-from comparison.workload import make_traces
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
+from lib.compare.crowding import slowdown_of
+from lib.compare.samples import Point, StageSample, stage_samples
+from lib.compare.warm_up import WarmUp
+from lib.compare.workload import make_traces
 
-from deployments.config import AppArgs
-from deployments.config_file import read_args
-from deployments.profiles import cost_model, served_tables
-from deployments.simulation import simulate_service
+from deployments.assembly.profiles import cost_model, served_tables
+from deployments.assembly.simulation import simulate_service
+from deployments.config.app import AppArgs
+from deployments.config.file import read_args
 from profiler import CostModel
 from traces.requests import TraceRequest
 from traces.results import ReplayResult

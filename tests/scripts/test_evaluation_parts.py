@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evaluation.cells import MIXED, grid
-from evaluation.pictures import pictures
-from evaluation.report import tables
-from evaluation.rows import row_of, types_of
-from evaluation.runner import run_cells
-from evaluation.store import Store
-from evaluation.tables import claims_table, means, ratios_table
+from lib.evaluate.cells import MIXED, grid
+from lib.evaluate.pictures import pictures
+from lib.evaluate.report import tables
+from lib.evaluate.rows import row_of, types_of
+from lib.evaluate.runner import run_cells
+from lib.evaluate.store import Store
+from lib.evaluate.tables import claims_table, means, ratios_table
 
 from tests.scripts.results import SETTINGS, cell, fake_run, made
 from tridentserve.engine.simulated import Counts, RequestResult, SimulationResult

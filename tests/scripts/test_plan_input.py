@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CLUSTER = {"nodes": 1, "gpus_per_node": 8, "gpu": "NVIDIA L20", "memory_gb": 48}
 SHAPE = {"height": 1024, "width": 1024, "weight": 1.0}
-WORKLOAD = yaml.safe_load((ROOT / "traces" / "mixes" / "flux.1-dev-light.yaml").read_text())
+WORKLOAD = yaml.safe_load((ROOT / "traces" / "data" / "mixes" / "flux.1-dev-light.yaml").read_text())
 main = runpy.run_path(str(ROOT / "scripts" / "plan.py"))["main"]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sizing import Trial, smallest
+from lib.sizing import Trial, smallest
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "deployments" / "clusters" / "l20-8.yaml"

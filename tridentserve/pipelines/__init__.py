@@ -12,6 +12,6 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.loading import load_adapter
-from tridentserve.pipelines.tiny import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 __all__ = ["DenoisingState", "PipelineAdapter", "Tensors", "ensure_tiny", "load_adapter"]

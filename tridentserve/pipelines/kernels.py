@@ -1,4 +1,4 @@
-"""Makes the denoising models of an adapter compute as `tridentserve.kernels` says.
+"""Makes the denoising models of an adapter compute as `tridentserve.models.kernels` says.
 
 The attention kernels are those of torch's scaled_dot_product_attention, where attention of every family ends, also
 under sequence parallelism. (Attention backends of diffusers are not used: half of the families would ignore them.)
@@ -15,10 +15,10 @@ import torch.compiler.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tridentserve.errors import ConfigError
-from tridentserve.kernels import Attention, Kernels
+from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
-from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
 
 _BACKENDS: dict[Attention, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,

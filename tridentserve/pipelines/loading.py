@@ -15,12 +15,12 @@ import transformers
 from diffusers.guiders import BaseGuidance
 from diffusers.utils import is_accelerate_available
 
-from tridentserve.checkpoints import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
 from tridentserve.errors import CheckpointError, TridentServeError
-from tridentserve.families import Family
+from tridentserve.models.families import Family
+from tridentserve.models.model_folder import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
-from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.lora import Loras
+from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.stages import Stage
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
@@ -89,7 +89,8 @@ def load_adapter(
         pipeline_class = getattr(diffusers, family.pipeline_class)
         pipe = pipeline_class(**_unused(pipeline_class, components), **components, **options)
         # A family's adapter lives in the module of its name.
-        adapter: type[DiffusersAdapter] = importlib.import_module(f"tridentserve.pipelines.{family.name}").ADAPTER
+        module = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}")
+        adapter: type[DiffusersAdapter] = module.ADAPTER
         loaded = adapter(pipe, stages, target)
         loaded.size_multiple = family.size_multiple
         loaded.loras = Loras(folder, pipe, family.components[Stage.DIFFUSE][0], target)

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 
 from tridentserve.errors import CheckpointError
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter, Tensors
-from tridentserve.pipelines.diffusers_adapter import DiffusersAdapter
 
 
 def named_tensors(adapter: PipelineAdapter) -> Tensors:

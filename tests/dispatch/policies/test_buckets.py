@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.buckets import bucket_sizes, buckets, cut
-from dispatch.policies.work import WorkTimes
+from dispatch.policies.greedy.buckets import bucket_sizes, buckets, cut
+from dispatch.policies.greedy.work import WorkTimes
 from tests.dispatch.policies.scenes import LOAD, cluster
 from tests.profiler.synthetic import cost_model
 from tridentserve.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch.policies.dit_serve import DitServe
+from dispatch.policies.related.dit_serve import DitServe
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
 from tridentserve.protocols import ClusterView

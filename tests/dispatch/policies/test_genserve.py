@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dispatch.policies.genserve import GenServe
-from dispatch.policies.video_rounds import ImageBatch, Video, image_score, plan_round
+from dispatch.policies.related.genserve import GenServe
+from dispatch.policies.related.video_rounds import ImageBatch, Video, image_score, plan_round
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import MIDDLE, SMALL, TIMES, VIDEO, StepEngine, running
 from tests.profiler.synthetic import step_seconds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch.policies.orders import FULLY_AGED, IfItWaits, edf, fifo, priority, srtf
-from dispatch.policies.work import WorkTimes
+from dispatch.policies.greedy.orders import FULLY_AGED, IfItWaits, edf, fifo, priority, srtf
+from dispatch.policies.greedy.work import WorkTimes
 from tests.dispatch.cluster import request
 from tests.dispatch.policies.scenes import LARGE, SMALL, TINY
 from tests.profiler.synthetic import cost_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch.policies.patchedserve import PatchedServe
+from dispatch.policies.related.patchedserve import PatchedServe
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import LARGE, SMALL, TIMES, StepEngine, running
 from tests.profiler.synthetic import step_seconds

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.placements import co_located, disaggregated, stage_gpu_seconds, stage_sizes
+from dispatch.policies.greedy.placements import co_located, disaggregated, stage_gpu_seconds, stage_sizes
 from tests.dispatch.policies.scenes import LOAD, Load, cluster, holding
 from tests.profiler.synthetic import SHAPES, cost_model, step_seconds
 from tridentserve.errors import ConfigError, PlacementError

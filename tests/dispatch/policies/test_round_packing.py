@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.group_knapsack import GroupKnapsack
-from dispatch.policies.round_packing import (
+from dispatch.policies.related.group_knapsack import GroupKnapsack
+from dispatch.policies.related.round_packing import (
     RoundRequest,
     minimal_allocation,
     options_of,

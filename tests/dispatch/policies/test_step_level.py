@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch.policies.dit_serve import DitServe
-from dispatch.policies.genserve import GenServe
-from dispatch.policies.patchedserve import PatchedServe
-from dispatch.policies.tetriserve import TetriServe
+from dispatch.policies.related.dit_serve import DitServe
+from dispatch.policies.related.genserve import GenServe
+from dispatch.policies.related.patchedserve import PatchedServe
+from dispatch.policies.related.tetriserve import TetriServe
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import LARGE, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, check, running
 from tests.profiler.synthetic import EDC_BYTES, MIB

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatch.policies.tetriserve import TetriServe
+from dispatch.policies.related.tetriserve import TetriServe
 from tests.dispatch.cluster import request, workers
 from tests.dispatch.policies.step_engine import LARGE, SMALL, TIMES, StepEngine
 from tests.profiler.synthetic import step_seconds

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from tridentserve.decisions import Decision, encode_decision
-from tridentserve.events import Effect, Event, Tick
-from tridentserve.tick_pacer import TICK_S, SchedulerLike, TickPacer
+from tridentserve.scheduling.decision_log import Decision, encode_decision
+from tridentserve.scheduling.events import Effect, Event, Tick
+from tridentserve.scheduling.tick_pacer import TICK_S, SchedulerLike, TickPacer
 
 logger = logging.getLogger(__name__)
 

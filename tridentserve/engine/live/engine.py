@@ -15,11 +15,10 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from tridentserve import events as ev
 from tridentserve.engine.live import updates
+from tridentserve.engine.live.client_requests import Job, JobBook
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
-from tridentserve.engine.live.jobs import Job, JobBook
 from tridentserve.engine.live.messages import PlanReport, ReplicaLoad, StatesSaved, StepNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
@@ -33,12 +32,13 @@ from tridentserve.engine.live.plan_calls import (
 )
 from tridentserve.engine.live.updates import Update
 from tridentserve.errors import WorkerError
-from tridentserve.lifecycle import Lifecycle, RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import GenerationInputs, RequestSpec
-from tridentserve.scheduler import Scheduler
-from tridentserve.tick_pacer import TICK_S
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.request_records import Lifecycle, RequestRecord, RequestState
+from tridentserve.scheduling.scheduler import Scheduler
+from tridentserve.scheduling.tick_pacer import TICK_S
 
 logger = logging.getLogger(__name__)
 

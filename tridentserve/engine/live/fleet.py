@@ -25,7 +25,7 @@ from tridentserve.engine.live.messages import (
     WorkerConfig,
     WorkerReady,
 )
-from tridentserve.engine.live.worker_actor import actor_class
+from tridentserve.engine.live.worker.worker_actor import actor_class
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tridentserve.cache import cache_dir
 from tridentserve.cluster import WorkerSpec
-from tridentserve.hot_set import HotGroup
-from tridentserve.kernels import Kernels
+from tridentserve.models.cache import cache_dir
+from tridentserve.models.kernels import Kernels
 from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
 

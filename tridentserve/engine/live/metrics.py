@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from tridentserve.engine.live.messages import ReplicaLoad, Span
-from tridentserve.lifecycle import RequestRecord, RequestState
 from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.scheduling.request_records import RequestRecord, RequestState
 
 if TYPE_CHECKING:
-    from tridentserve.engine.live.handoff import HandoffBuffer
-    from tridentserve.engine.live.handoff_peer import Transfer
+    from tridentserve.engine.live.handoff.buffer import HandoffBuffer
+    from tridentserve.engine.live.handoff.peer import Transfer
 
 # Ray drops a gauge that is not set for a while: levels are told again this often.
 GAUGE_PERIOD_S = 2.0

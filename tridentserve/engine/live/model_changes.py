@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tridentserve import events as ev
 from tridentserve.engine.live.fleet import Fleet
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
-    from tridentserve.engine.live.host_copies import HostCopies
+    from tridentserve.engine.live.weights.host_copies import HostCopies
 
 # Of the folder of host copies, the model, and the device that it is served on.
 _OnNode = Callable[[Path, ModelSource, str], None]
@@ -137,6 +137,6 @@ def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
 def _copies_of(folder: Path, source: ModelSource, torch_device: str) -> HostCopies:
     import torch
 
-    from tridentserve.engine.live.host_copies import HostCopies
+    from tridentserve.engine.live.weights.host_copies import HostCopies
 
     return HostCopies(folder, {source.name: source}, torch.device(torch_device))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tridentserve import events as ev
+from tridentserve.engine.live.client_requests import Job
 from tridentserve.engine.live.fleet import PlanCall
-from tridentserve.engine.live.jobs import Job
 from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, Span, StepNote
 from tridentserve.errors import ProfileError, WorkerError
-from tridentserve.estimates import rank_peaks
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.estimation.plan_estimates import rank_peaks
 from tridentserve.stages import Stage
 
 

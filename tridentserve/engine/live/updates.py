@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tridentserve.errors import http_status_of
-from tridentserve.lifecycle import RequestRecord
 from tridentserve.requests import GenerationInputs, OutputFormat
+from tridentserve.scheduling.request_records import RequestRecord
 
 Update = dict[str, Any]
 # Under which key the outputs of a request stand.

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-from tridentserve import events as ev
-from tridentserve.decisions import Decision, encode_decision
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.result import Counts
-from tridentserve.tick_pacer import SchedulerLike, TickOutcome, TickPacer
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.decision_log import Decision, encode_decision
+from tridentserve.scheduling.tick_pacer import SchedulerLike, TickOutcome, TickPacer
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.eviction import victims
 from tridentserve.engine.simulated.truth import Demand, RankDemand, Truth
-from tridentserve.events import StageSpan
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
+from tridentserve.scheduling.events import StageSpan
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import IO
 
-from tridentserve import events as ev
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.core import SimulatedCore
@@ -21,7 +20,8 @@ from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
-from tridentserve.tick_pacer import SchedulerLike
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.tick_pacer import SchedulerLike
 
 # When a request comes, in seconds from the start, and what it asks for.
 Arrival = tuple[float, RequestSpec]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from tridentserve import events as ev
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.contention import Contention
 from tridentserve.engine.simulated.devices import Device, Devices, PlanRun
@@ -17,9 +16,10 @@ from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.engine.simulated.saving import Saving
 from tridentserve.engine.simulated.truth import Truth
 from tridentserve.errors import OutOfMemoryError, ProfileError
-from tridentserve.events import StageSpan
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.events import StageSpan
 from tridentserve.stages import Stage
 
 # Rounding of times must not move a stop to the next step boundary.

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tridentserve.errors import ConfigError
 from tridentserve.plans import WorkerId
-from tridentserve.tick_pacer import RETRY_S, TICK_S
+from tridentserve.scheduling.tick_pacer import RETRY_S, TICK_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tridentserve import events as ev
 from tridentserve.engine.simulated.devices import PlanRun
 from tridentserve.engine.simulated.result import (
     FINISHED,
@@ -17,9 +16,10 @@ from tridentserve.engine.simulated.result import (
     SimulationResult,
 )
 from tridentserve.errors import TridentServeError
-from tridentserve.lifecycle import StageRun
 from tridentserve.plans import PlacementPlan, WorkerId
 from tridentserve.requests import RequestSpec
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.request_records import StageRun
 from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 _VIRTUAL_OF = {virtual.primary: virtual for virtual in VirtualReplica}

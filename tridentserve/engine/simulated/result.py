@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tridentserve.events import StageSpan
-from tridentserve.lifecycle import StageRun
 from tridentserve.plans import PlacementPlan, WorkerId
 from tridentserve.requests import RequestSpec
+from tridentserve.scheduling.events import StageSpan
+from tridentserve.scheduling.request_records import StageRun
 from tridentserve.stages import Stage, VirtualReplica
 
 PlanOutcome = Literal["finished", "yielded", "stopped", "failed", "unfinished"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from tridentserve import events as ev
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.devices import Devices, PlanRun
 from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.recorder import Recorder
+from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 

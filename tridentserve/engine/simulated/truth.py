@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
-from tridentserve.estimates import rank_peaks, stage_degree
+from tridentserve.models.decode_tiles import TILED_SLOWDOWN, tiled_shape
 from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
+from tridentserve.scheduling.estimation.plan_estimates import rank_peaks, stage_degree
 from tridentserve.stages import Stage
-from tridentserve.tiles import TILED_SLOWDOWN, tiled_shape
 
 _NORMAL = NormalDist()
 

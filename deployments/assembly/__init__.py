@@ -1,0 +1,1 @@
+"""Puts a scheduler together for the service, the simulator and the replay of decision logs."""

@@ -1,0 +1,1 @@
+"""The configuration of a service: one module per section, read from YAML and checked."""

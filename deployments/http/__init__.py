@@ -1,0 +1,1 @@
+"""The HTTP side: routes, bodies, forms, server-sent events and errors."""

@@ -1,0 +1,138 @@
+"""The HTTP routes, as a FastAPI application over any `Backend`: what Ray Serve's ingress serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.backend import Backend, Update
+from deployments.http.body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, read_fields, read_json, until_disconnect
+from deployments.http.errors import install_error_handlers
+from deployments.http.python_handle import final_update
+from deployments.http.sse import EventStreamResponse
+from deployments.http.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
+from deployments.models.served import ServedModel
+from deployments.schemas.edit import EditRequest, to_edit_request
+from deployments.schemas.image import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
+from deployments.schemas.image_field import decoded, picture_bytes
+from deployments.video_backend import VideoBackend
+from tridentserve.errors import RequestNotFoundError
+from tridentserve.requests import GenerationInputs, RequestSpec
+
+HEARTBEAT_S = 10.0
+HEALTH_TIMEOUT_S = 5.0
+_SERVING = ("ready", "degraded")
+_ROUTES = [
+    "POST /v1/images/generations",
+    "POST /v1/images/edits",
+    *VIDEO_ROUTES,
+    "DELETE /v1/requests/{request_id}",
+    "GET /v1/models",
+    "GET /health",
+    "GET /openapi.json",
+]
+_IMAGE_BODY = openapi_body(ImageRequest, JSON)
+_EDIT_BODY = openapi_body(EditRequest, JSON, *FORMS)
+
+logger = logging.getLogger(__name__)
+
+
+def create_api(
+    backend: Backend,
+    models: Mapping[str, ServedModel],
+    videos: VideoBackend | None = None,
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
+    """The routes over one backend. `models` is not empty; its first model is the default of requests. Without `videos`
+    the service keeps no video jobs.
+
+    A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
+    also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
+    """
+    # The interactive pages of FastAPI load scripts from elsewhere; /openapi.json stays.
+    api = FastAPI(
+        title="TridentServe", version=version("tridentserve"), docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    install_error_handlers(api)
+    created = int(time.time())
+
+    @api.post("/v1/images/generations", openapi_extra=_IMAGE_BODY)
+    async def create_images(request: Request) -> Response:
+        asked = parse_request(await read_json(request, max_body_bytes))
+        return await images(request, asked, to_request(asked, models), "image_generation")
+
+    @api.post("/v1/images/edits", openapi_extra=_EDIT_BODY)
+    async def edit_image(request: Request) -> Response:
+        sent = await read_fields(request, max_body_bytes, picture_bytes(models))
+        asked, known = parse_as(EditRequest, sent.values, strict=not sent.is_form), dict(models)
+        made = await decoded(lambda: to_edit_request(asked, known), asked.image, sent.arrived_s)
+        return await images(request, asked, made, "image_edit")
+
+    async def images(
+        request: Request, asked: ImageRequest, made: tuple[RequestSpec, GenerationInputs], events: str
+    ) -> Response:
+        updates = backend.generate(*made)
+        if asked.stream:
+            return EventStreamResponse(updates, heartbeat_s, events)
+        return JSONResponse(_images_answer(await until_disconnect(request.receive, final_update(updates))))
+
+    add_video_routes(api, backend, models, videos, max_body_bytes)
+
+    @api.delete("/v1/requests/{request_id}")
+    async def cancel_request(request_id: str) -> dict[str, Any]:
+        if not REQUEST_ID.fullmatch(request_id) or not (
+            await backend.cancel(request_id) or await cancel_job(videos, request_id)
+        ):
+            raise RequestNotFoundError("no unfinished request has this id")
+        return {"id": request_id, "object": "request.deleted", "deleted": True}
+
+    @api.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        entries = [
+            {"id": name, "object": "model", "created": created, "owned_by": "tridentserve", **model.to_json()}
+            for name, model in models.items()
+        ]
+        return {"object": "list", "data": entries}
+
+    @api.get("/health")
+    async def health() -> Response:
+        state = await _health(backend)
+        return JSONResponse(state, status_code=200 if state.get("status") in _SERVING else 503)
+
+    @api.get("/")
+    async def about() -> dict[str, Any]:
+        return {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
+
+    return api
+
+
+async def _health(backend: Backend) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            return await backend.health()
+    except Exception as error:
+        logger.info("health check failed: %s", type(error).__name__)
+        return {"status": "unavailable", "workers": 0}
+
+
+def _images_answer(update: Update) -> dict[str, Any]:
+    """OpenAI's form, with what we know of the request beside it."""
+    about = {key: value for key, value in update.items() if key not in ("type", "images", "created")}
+    return {
+        "created": update["created"],
+        "data": [{"b64_json": b64encode(image).decode()} for image in update["images"]],
+        "output_format": "png",
+        "size": f"{update['width']}x{update['height']}",
+        "usage": {"peak_memory_mb": update["peak_memory_mb"]},
+        **about,
+    }

@@ -1,0 +1,1 @@
+"""Models that are added, drained and removed while the service runs."""

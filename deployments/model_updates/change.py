@@ -1,0 +1,94 @@
+"""From one set of models to the next, without a service: what is new, what leaves, where all are placed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from deployments.assembly.planning import plan_placement, policy_of
+from deployments.config.app import AppArgs, ModelArgs
+from deployments.config.base import describe_problems
+from deployments.config.planning import POLICIES_FOR_ONE_LOAD, LoadArgs
+from deployments.models.served import ServedModel, served_model
+from deployments.validation.args import problems_of
+from placement import align
+from profiler import CostModel
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import ConfigError
+from tridentserve.load import LoadShare
+from tridentserve.plans import PlacementPlan
+from tridentserve.scheduling.events import ModelAdded
+
+ModelState = Literal["loading", "serving", "draining", "removing"]
+
+
+@dataclass(slots=True)
+class KnownModel:
+    """A model of the running service. `load`: what is expected of it; `closed_s`: when it began to drain."""
+
+    served: ServedModel
+    model: ModelArgs
+    load: tuple[LoadArgs, ...]
+    state: ModelState
+    closed_s: float = 0.0
+
+    def is_replaced_by(self, other: ModelArgs) -> bool:
+        """Whether the other one has other weights under the same name, or computes in another way."""
+        mine, others = (
+            (model.path, model.tiny, model.dtype, model.attention, model.compile) for model in (self.model, other)
+        )
+        return mine != others
+
+    def added(self, placement: PlacementPlan | None) -> ModelAdded:
+        """For the scheduler."""
+        expected = tuple(LoadShare(load.model, load.shape, load.num_inference_steps, load.weight) for load in self.load)
+        model = self.model
+        return ModelAdded(model.name, model.profile_name, model.slo_scale, placement, expected, model.window_s)
+
+
+def known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
+    """Raises `CheckpointError`."""
+    load = tuple(load for load in args.expected_load if load.model == model.name)
+    return KnownModel(served_model(model), model, load, state)
+
+
+def refusals(args: AppArgs, now: AppArgs) -> list[str]:
+    """Why a running service cannot take on the models of `args`; none when it can."""
+    policy = args.dispatch.policy
+    if policy in POLICIES_FOR_ONE_LOAD and args != now:
+        return [f"dispatch.policy: {policy} is made for the models and the load of the start; restart the service"]
+    return problems_of(args)
+
+
+def interim_placement(
+    args: AppArgs,
+    leaving: Collection[KnownModel],
+    times: CostModel,
+    specs: Sequence[WorkerSpec],
+    current: PlacementPlan,
+) -> PlacementPlan:
+    """For the models of `args` and those that are leaving, which still have requests. Where the placement is not
+    written down, its parts go to the workers that have most of them already.
+
+    Raises `ConfigError` when they have no room together."""
+    if leaving:
+        args = _with(args, leaving)
+    plan = plan_placement(args, times, specs, policy_of(args, times, specs))
+    if args.placement == "auto":
+        plan = align(plan, current, specs, times)
+    return PlacementPlan(plan.replicas, f"the models have changed; {plan.reason}", current.epoch + 1)
+
+
+def _with(args: AppArgs, leaving: Collection[KnownModel]) -> AppArgs:
+    together: Mapping[str, object] = {
+        **args.model_dump(exclude_unset=True),
+        "models": [*args.models, *(known.model for known in leaving)],
+        "expected_load": [*args.expected_load, *(load for known in leaving for load in known.load)],
+    }
+    try:
+        return AppArgs.model_validate(together)
+    except ValidationError as error:
+        raise ConfigError("; ".join(describe_problems(error, ""))) from None

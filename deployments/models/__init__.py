@@ -1,0 +1,1 @@
+"""The models of a service: where they come from, and what is served of them."""

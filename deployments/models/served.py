@@ -1,0 +1,189 @@
+"""The served models as the API knows them: family, limits and defaults, without loading a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, isqrt, sqrt
+from pathlib import Path
+from typing import Any
+
+from deployments.config.app import Limits, ModelArgs
+from tridentserve.models.families import FAMILIES, Family
+from tridentserve.models.lora_files import lora_names
+from tridentserve.models.model_folder import detect_family
+from tridentserve.requests import Shape
+
+_DEFAULT_SIDE = 1024
+_DEFAULT_FPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model as clients see it: a family that makes pictures, or one that makes videos. `loras`: the names of those
+    that a request may be denoised with."""
+
+    name: str
+    family: Family
+    limits: Limits
+    loras: tuple[str, ...] = ()
+
+    @property
+    def makes_videos(self) -> bool:
+        return self.family.frame_multiple is not None
+
+    @property
+    def takes_image(self) -> bool:
+        """Whether all its requests start from a picture; else none does."""
+        return self.family.takes_image
+
+    def max_pixels(self, num_frames: int = 1) -> int:
+        """Of one picture, or of each frame of a video with so many."""
+        limits = self.limits
+        return min(limits.max_pixels, limits.max_pixel_frames // num_frames) if self.makes_videos else limits.max_pixels
+
+    @property
+    def smallest(self) -> Shape:
+        """The smallest square that may be asked for; larger than `largest` when the limits leave no size at all."""
+        multiple = self.family.size_multiple
+        side = -(-self.limits.min_side // multiple) * multiple
+        return Shape(side, side)
+
+    @property
+    def largest(self) -> Shape:
+        """The largest square that may be asked for."""
+        return self._largest_square(self.max_pixels())
+
+    @property
+    def longest(self) -> Shape:
+        """What takes the longest step of D of all that may be asked for: the size with the most pixels (at least the
+        largest square), of a video together with its frames."""
+        return max(map(self._most_pixels, self.frame_numbers), key=_tokens)
+
+    def _largest_square(self, max_pixels: int) -> Shape:
+        side = min(self.limits.max_side, isqrt(max_pixels))
+        side -= side % self.family.size_multiple
+        return Shape(side, side)
+
+    def _most_pixels(self, num_frames: int) -> Shape:
+        """Of the sizes that so many frames may have; without pixels when there is none."""
+        multiple, limits, max_pixels = self.family.size_multiple, self.limits, self.max_pixels(num_frames)
+        best = self._largest_square(max_pixels)
+        widest = min(limits.max_side, max_pixels // limits.min_side)
+        for width in range(best.width + multiple, widest + 1, multiple):
+            height = max_pixels // width // multiple * multiple
+            if height >= limits.min_side and width * height > best.pixels:
+                best = Shape(height=height, width=width)
+        return Shape(best.height, best.width, num_frames) if best.width >= limits.min_side else Shape(0, 0)
+
+    @property
+    def frame_numbers(self) -> range:
+        """How many frames an output may have, small enough: 1, and for videos more, of the family's pattern."""
+        last = self.limits.max_frames if self.makes_videos else 1
+        return range(1, last + 1, self.family.frame_multiple or 1)
+
+    def frames_near(self, num_frames: float) -> int:
+        """The number of frames of the family's pattern that is nearest (of two the smaller one)."""
+        multiple = self.family.frame_multiple or 1
+        return 1 + multiple * max(0, ceil((num_frames - 1) / multiple - 0.5))
+
+    @property
+    def default_shape(self) -> Shape:
+        """Of a video whose request names no size and no length: the family's where the limits allow it."""
+        wanted, limits = self.family.default_shape or Shape(_DEFAULT_SIDE, _DEFAULT_SIDE), self.limits
+        sides = (wanted.height, wanted.width)
+        if min(sides) < limits.min_side or max(sides) > limits.max_side or wanted.pixels > self.max_pixels():
+            side = self.side_near(min(sides))
+            wanted = Shape(side, side, wanted.num_frames)
+        most = min(wanted.num_frames, limits.max_frames, limits.max_pixel_frames // wanted.pixels)
+        return Shape(wanted.height, wanted.width, max(n for n in self.frame_numbers if n <= max(1, most)))
+
+    @property
+    def default_fps(self) -> int:
+        return self.family.default_fps or _DEFAULT_FPS
+
+    @property
+    def default_side(self) -> int:
+        """Width and height in pixels of a request that names no size: 1024 where the limits allow it."""
+        return self.side_near(_DEFAULT_SIDE)
+
+    def side_near(self, side: int) -> int:
+        """Width and height of the allowed square that is nearest to `side` from below, else of the smallest."""
+        below = side - side % self.family.size_multiple
+        return max(self.smallest.width, min(below, self.largest.width))
+
+    def default_shape_like(self, width: int, height: int) -> Shape:
+        """Of a video that starts from a picture of this size and whose request names none: `default_shape`, but with
+        about the picture's aspect ratio where the family allows it, and at most as many pixels."""
+        default = self.default_shape
+        if self.family.one_size:
+            return default
+        scale = sqrt(default.pixels / (width * height))
+        size = self._scaled_into_limits(width * scale, height * scale, default.pixels)
+        return replace(size, num_frames=default.num_frames)
+
+    def size_near(self, width: int, height: int) -> Shape:
+        """The allowed size for a result that is like a picture of this size: its own where it is allowed; else scaled
+        into the limits, with about its aspect ratio, and rounded to the family's multiple."""
+        return self._scaled_into_limits(width, height, self.max_pixels())
+
+    def _scaled_into_limits(self, width: float, height: float, max_pixels: int) -> Shape:
+        multiple, limits = self.family.size_multiple, self.limits
+        shrink = min(1.0, limits.max_side / max(width, height), sqrt(max_pixels / (width * height)))
+        scale = max(shrink, self.smallest.width / min(width, height))
+        most = max(self.smallest.width, limits.max_side - limits.max_side % multiple)
+        longer, shorter = (
+            min(most, max(self.smallest.width, round(side * scale / multiple) * multiple))
+            for side in sorted((width, height), reverse=True)
+        )
+        # Rounding up may have made too much of it. A square stays one.
+        while longer * shorter > max_pixels and longer > self.smallest.width:
+            longer, shorter = longer - multiple, shorter - (multiple if longer == shorter else 0)
+        return Shape(height=longer, width=shorter) if height > width else Shape(height=shorter, width=longer)
+
+    @property
+    def default_steps(self) -> int:
+        return min(self.family.default_steps, self.limits.max_steps)
+
+    def to_json(self) -> dict[str, Any]:
+        multiple, shape = self.family.size_multiple, self.default_shape
+        hidden = set[str]() if self.takes_image else {"max_image_bytes", "max_image_pixels"}
+        if self.makes_videos:
+            pattern = {"frame_multiple": self.family.frame_multiple}
+            size = {"size": f"{shape.width}x{shape.height}", "num_frames": shape.num_frames, "fps": self.default_fps}
+        else:
+            hidden, pattern = hidden | {"max_frames", "max_pixel_frames"}, {}
+            size = {"size": "auto" if self.takes_image else f"{self.default_side}x{self.default_side}"}
+        return {
+            "family": self.family.name,
+            "input_modalities": ["text", "image"] if self.takes_image else ["text"],
+            "output_modality": "video" if self.makes_videos else "image",
+            "loras": list(self.loras),
+            "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},
+            "defaults": {
+                **size,
+                "num_inference_steps": self.default_steps,
+                "guidance_scale": self.family.default_guidance_scale,
+            },
+        }
+
+
+def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
+    """By name, in the order of the configuration: the first is the default. Raises `CheckpointError`."""
+    return {model.name: served_model(model) for model in models}
+
+
+def served_model(model: ModelArgs) -> ServedModel:
+    """Raises `CheckpointError`."""
+    family = family_of(model)
+    loras = lora_names(Path(model.path)) if model.path is not None and family.loras else ()
+    return ServedModel(model.name, family, model.limits, loras)
+
+
+def family_of(model: ModelArgs) -> Family:
+    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`."""
+    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
+
+
+def _tokens(shape: Shape) -> float:
+    return shape.tokens

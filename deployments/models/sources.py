@@ -1,0 +1,26 @@
+"""Where the weights of models lie; tiny models are made on first use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deployments.config.app import ModelArgs
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.models.cache import tiny_folder
+from tridentserve.models.kernels import Kernels
+
+
+def model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
+    """A model as workers know it. For a tiny one that is not there yet this takes seconds: torch is imported then, and
+    not before."""
+    folder = model.path or _tiny(str(model.tiny), cache_dir)
+    return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile))
+
+
+def _tiny(family: str, cache_dir: Path) -> Path:
+    folder = tiny_folder(family, cache_dir)
+    if folder.is_dir():
+        return folder
+    from tridentserve.pipelines.tiny.build import ensure_tiny
+
+    return ensure_tiny(family, cache_dir)

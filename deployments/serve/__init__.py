@@ -1,0 +1,1 @@
+"""The Ray Serve deployments, and how they are started."""

@@ -1,0 +1,57 @@
+"""The Api deployment: stateless replicas with the HTTP routes, and the methods that Python handles call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.backend import closing
+from deployments.config.app import AppArgs
+from deployments.http import python_handle as handle_api
+from deployments.http.app import create_api
+from deployments.model_updates.catalogue_client import LiveModels
+from deployments.serve.remote import RemoteBackend
+from deployments.serve.videos_deployment import RemoteVideos
+from tridentserve.errors import TridentServeError
+
+
+@serve.ingress()
+class Api:
+    """`generate` and `generate_stream` are what a handle offers: plain dicts in, plain dicts out (docs/api.md)."""
+
+    def __init__(self, scheduler: DeploymentHandle[Any], args: AppArgs, videos: DeploymentHandle[Any] | None) -> None:
+        self._backend = RemoteBackend(scheduler)
+        self._videos = RemoteVideos(videos, args) if videos is not None else None
+        self._models = LiveModels(self._backend.catalogue, args.models)
+        self._models.follow()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return create_api(self._backend, self._models, self._videos)
+
+    async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """See `deployments.http.python_handle.generate`."""
+        with _plain_errors():
+            return await handle_api.generate(self._backend, self._models, body)
+
+    async def generate_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """See `deployments.http.python_handle.generate_stream`."""
+        with _plain_errors():
+            async with closing(handle_api.generate_stream(self._backend, self._models, body)) as updates:
+                async for update in updates:
+                    yield update
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Callers in other applications may not have this package: an error of ours could not be unpickled there.
+
+    Raises ValueError for what the caller can mend, RuntimeError for the rest; the text begins with the code."""
+    try:
+        yield
+    except TridentServeError as error:
+        kind = ValueError if error.http_status < 429 else RuntimeError
+        raise kind(f"{error.code}: {error}") from None

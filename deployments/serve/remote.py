@@ -1,0 +1,72 @@
+"""The Scheduler deployment as a `Backend`, through a Ray Serve handle. Errors of Ray become errors of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.backend import OUTPUTS, Update
+from deployments.model_updates.catalogue import Catalogue
+from tridentserve.errors import OverloadedError, TridentServeError, WorkerError
+from tridentserve.requests import GenerationInputs, RequestSpec
+
+
+class RemoteBackend:
+    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator, whose "completed"
+    update holds references to the pictures instead of their bytes)."""
+
+    def __init__(self, handle: Any) -> None:
+        """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of streaming."""
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
+
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
+        with our_errors():
+            updates = self._streaming.generate.remote(spec, inputs)
+            try:
+                async for update in updates:
+                    if update["type"] == "completed":
+                        # The scheduler hands on references: the outputs come straight from their worker's node.
+                        for kind in OUTPUTS & update.keys():
+                            update[kind] = list(await asyncio.gather(*update[kind]))
+                    yield update
+            finally:
+                # Tells the replica that this client has left; without effect once all updates have come.
+                updates.cancel()
+
+    async def cancel(self, request_id: str) -> bool:
+        with our_errors():
+            return bool(await self._handle.cancel.remote(request_id))
+
+    async def catalogue(self, edition: str | None, wait_s: float) -> Catalogue:
+        """The models that the Scheduler takes requests of, as soon as they are others than in `edition`; after `wait_s`
+        in any case."""
+        with our_errors():
+            found: Catalogue = await self._handle.catalogue.remote(edition, wait_s)
+            return found
+
+    async def health(self) -> dict[str, Any]:
+        with our_errors():
+            return dict(await self._handle.health.remote())
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Ray hands on an exception of the other side as one of its own, whose text is the traceback over there."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, TridentServeError):
+            raise error.cause from None
+        raise
+    except BackPressureError as error:
+        raise OverloadedError("the service has as many requests as it can queue; try again later") from error
+    except (DeploymentUnavailableError, RayActorError) as error:
+        raise WorkerError("the scheduler is not available at the moment; try again later") from error
+    except ObjectLostError as error:
+        raise WorkerError("the result was lost with the worker that held it; try again") from error

@@ -1,0 +1,1 @@
+"""Checks of a whole deployment file before Ray sees it."""

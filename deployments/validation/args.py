@@ -1,0 +1,203 @@
+"""Checks the `args:` of the application: all that would keep it from starting, or from ever serving what it allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.assembly.planning import make_scheduler, plan_placement, policy_of, worker_specs
+from deployments.assembly.profiles import cost_model
+from deployments.config.app import AppArgs, ModelArgs
+from deployments.config.base import describe_problems
+from deployments.config.live import live_args
+from deployments.models.served import ServedModel, served_model
+from profiler import CostModel
+from tridentserve.errors import CheckpointError, ConfigError, ProfileError
+from tridentserve.models.model_folder import stage_weights_bytes
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduling.events import Reject, RequestArrived
+from tridentserve.stages import Stage
+
+# Weights of a folder may differ by as much from those in its profile: beyond, the profile is of another model.
+_WEIGHTS_FACTOR = 1.5
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+_MIB = 2**20
+
+
+def args_problems(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
+    """The problems of the `args:` of one application, each beginning with the path of the key. Model folders and
+    profile tables are read, weights are not; without `readable` not even these, as others stand for them. Nothing is
+    written."""
+    try:
+        parsed = AppArgs.model_validate(args)
+    except ValidationError as error:
+        return describe_problems(error, key)
+    except ConfigError as error:  # of the environment, which the default is made from
+        return [f"{key}.cache_dir: {error}"]
+    return [f"{key}.{problem}" for problem in (problems_of(parsed) if readable else ())]
+
+
+def live_problems(args: Mapping[str, Any], user_config: Any, key: str) -> list[str]:
+    """The problems of a `user_config` of the Scheduler and of the `args` that it leaves in force; none where the
+    `args` are wrong by themselves."""
+    try:
+        parsed = live_args(AppArgs.model_validate(args), user_config, key)
+    except ValidationError:
+        return []
+    except ConfigError as error:
+        return str(error).splitlines()
+    return [f"{key}.{problem}" for problem in problems_of(parsed)]
+
+
+def problems_of(parsed: AppArgs) -> list[str]:
+    """The problems of `args` that are right in themselves, each beginning with a key of theirs. See `args_problems`."""
+    problems = list(_path_problems(parsed))
+    weights: dict[str, Mapping[Stage, int]] = {}
+    models: dict[str, ServedModel] = {}
+    for index, model in enumerate(parsed.models):
+        try:
+            models[model.name] = served_model(model)
+            if model.path is not None:
+                weights[model.name] = stage_weights_bytes(model.path, _element_bytes(model, parsed.cluster.device))
+        except CheckpointError as error:
+            problems.append(f"models[{index}].path: {error}")
+    # Requests that the configuration allows or expects; the id of each is the key that does.
+    probes: list[RequestSpec] = []
+    for index, model in enumerate(parsed.models):
+        if model.name in models:
+            served = models[model.name]
+            if served.smallest.width > served.largest.width:
+                problems.append(f"models[{index}].limits: {_no_size(served)}")
+            else:
+                probes += _limit_probes(served, f"models[{index}].limits")
+    probes += _load_probes(parsed)
+    problems += _frame_problems(parsed, models)
+    try:
+        times = cost_model(parsed)
+    except ProfileError as error:
+        problems.append(str(error))
+    else:
+        problems += _weights_problems(parsed.models, weights, times)
+        problems += _uncovered(probes, times)
+        if not problems:
+            problems += _planning_problems(parsed, times, probes)
+    return problems
+
+
+def _path_problems(args: AppArgs) -> Iterator[str]:
+    """Folders that are made at the start."""
+    if any(model.tiny is not None for model in args.models) and (why := _unwritable(args.cache_dir)):
+        yield f"cache_dir: {why}"
+    if args.replicas.host_dir is not None and (why := _unwritable(args.replicas.host_dir)):
+        yield f"replicas.host_dir: {why}"
+    if args.decision_log is not None:
+        if why := _unwritable(args.decision_log.parent):
+            yield f"decision_log: {why}"
+        elif args.decision_log.is_dir():
+            yield "decision_log: is a folder; name a file in it"
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why `folder` cannot be made, or written to."""
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:
+        return f"{folder} cannot be used ({error.strerror})"
+    if not existing.is_dir():
+        return f"{existing} is a file, it should be a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written to"
+    return None
+
+
+def _element_bytes(model: ModelArgs, device: str) -> int:
+    """Of a loaded weight; without a `dtype` as `tridentserve.pipelines.load_adapter` does."""
+    return _ELEMENT_BYTES[model.dtype or ("float32" if device == "cpu" else "bfloat16")]
+
+
+def _no_size(model: ServedModel) -> str:
+    limits, family = model.limits, model.family
+    return (
+        f"no size is left: sides are multiples of {family.size_multiple} ({family.name}) from {limits.min_side} to "
+        f"{limits.max_side}, with at most {model.max_pixels()} pixels"
+    )
+
+
+def _limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
+    upper = "max_pixels" if model.limits.max_pixels < model.limits.max_side**2 else "max_side"
+    if model.makes_videos:
+        upper = "max_frames"
+    for name, shape in (("min_side", model.smallest), (upper, model.longest)):
+        yield RequestSpec(f"{key}.{name}", model.name, shape, model.default_steps)
+
+
+def _load_probes(args: AppArgs) -> Iterator[RequestSpec]:
+    for index, load in enumerate(args.expected_load):
+        yield RequestSpec(f"expected_load[{index}]", load.model, load.shape, load.num_inference_steps)
+
+
+def _frame_problems(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:
+    for index, load in enumerate(args.expected_load):
+        model = models.get(load.model)
+        if model is not None and not model.family.allows_frames(load.num_frames):
+            rule = f"1 plus a multiple of {model.family.frame_multiple}" if model.makes_videos else "1"
+            yield f"expected_load[{index}].num_frames: must be {rule} ({model.family.name})"
+
+
+def _weights_problems(
+    models: Sequence[ModelArgs], weights: Mapping[str, Mapping[Stage, int]], times: CostModel
+) -> Iterator[str]:
+    """Memory is planned by the profile: of a model with much larger weights it would be planned wrongly."""
+    for index, model in enumerate(models):
+        for stage, found_bytes in weights.get(model.name, {}).items():
+            profiled_bytes = times.weights_bytes(model.name, stage)
+            if max(found_bytes, profiled_bytes) > _WEIGHTS_FACTOR * min(found_bytes, profiled_bytes):
+                key = "name" if model.profile_as is None else "profile_as"
+                yield (
+                    f"models[{index}].{key}: the weights of {stage} are {found_bytes / _MIB:.1f} MiB when loaded, in "
+                    f"the profile of {model.profile_name!r} {profiled_bytes / _MIB:.1f} MiB; it is of another model "
+                    "or another dtype: profile this one"
+                )
+                break
+
+
+def _uncovered(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]:
+    """Sizes without a profile: their requests could never be planned."""
+    for probe in probes:
+        try:
+            # Large sizes need not be profiled at degree 1; E and C run at no other.
+            times.optimal_degree(probe.model, Stage.DIFFUSE, probe.shape)
+            for stage in (Stage.ENCODE, Stage.DECODE):
+                times.seconds(probe.model, stage, probe.shape)
+        except ProfileError as error:
+            yield f"{probe.request_id}: {error}"
+
+
+def _planning_problems(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
+    """Whether there is a placement, and whether the scheduler of an idle service would take the requests."""
+    # Nodes get their names when the application starts; for planning only their number counts.
+    nodes = [f"node-{index}" for index in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
+    specs = worker_specs(args, nodes)
+    try:
+        policy = policy_of(args, times, specs)
+    except ConfigError as error:
+        yield f"dispatch.policy: {args.dispatch.policy}: {error}"
+        return
+    try:
+        placement = plan_placement(args, times, specs, policy)
+    except ConfigError as error:
+        yield f"placement: {error}"
+        return
+    try:
+        scheduler = make_scheduler(args, times, specs, policy, placement)
+    except ConfigError as error:
+        yield str(error)
+        return
+    for probe in probes:
+        for effect in scheduler.on(RequestArrived(probe), now_s=0.0):
+            if isinstance(effect, Reject):
+                yield f"{probe.request_id}: {effect.reason}"

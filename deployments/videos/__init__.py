@@ -1,0 +1,1 @@
+"""Video jobs: the store that keeps them, the worker that runs them, and their files."""

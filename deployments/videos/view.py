@@ -1,0 +1,54 @@
+"""A video job as clients see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deployments.videos.store import VideoJob
+
+
+def video_view(job: VideoJob, steps_done: int, retention_s: float) -> dict[str, Any]:
+    """OpenAI's video object with what we know beside it; `url` is for the HTTP side to add."""
+    shape, fps = job.spec.shape, job.inputs.fps or 1.0
+    view: dict[str, Any] = {
+        "id": job.job_id,
+        "object": "video",
+        "status": _status(job, steps_done),
+        "progress": _progress(job, steps_done),
+        "created_at": int(job.created_s),
+        "completed_at": None,
+        "expires_at": None,
+        "error": job.error,
+        "model": job.spec.model,
+        "prompt": job.inputs.prompt,
+        "size": f"{shape.width}x{shape.height}",
+        "seconds": f"{shape.num_frames / fps:g}",
+        "num_frames": shape.num_frames,
+        "fps": int(fps) if fps == int(fps) else fps,
+        "num_outputs": job.spec.num_outputs,
+        "num_inference_steps": job.spec.num_inference_steps,
+        "seed": job.inputs.seed,
+        "priority": job.priority,
+        "request_id": job.job_id,
+    }
+    if job.ended_s is not None:
+        view["expires_at"] = int(job.ended_s + retention_s)
+    if job.state == "completed" and job.ended_s is not None and job.result is not None:
+        view |= job.result
+        view["completed_at"] = int(job.ended_s)
+        view["inference_time_s"] = job.result.get("latency_s")
+    return view
+
+
+def _status(job: VideoJob, steps_done: int) -> str:
+    """What waits in the scheduler is queued too, for clients."""
+    if job.state == "leased":
+        return "in_progress" if steps_done else "queued"
+    return job.state
+
+
+def _progress(job: VideoJob, steps_done: int) -> int:
+    """Done steps over all steps, in percent; 100 only when there is a video."""
+    if job.state == "completed":
+        return 100
+    return min(99, 100 * steps_done // job.spec.num_inference_steps)

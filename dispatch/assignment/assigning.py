@@ -1,0 +1,184 @@
+"""From chosen slots to assignments: concrete primaries, who joins as a batch, auxiliaries for E and C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from dispatch.assignment.batching import join
+from dispatch.candidates.classes import Waiting, by_deadline
+from dispatch.candidates.survey import Candidate, Work
+from dispatch.candidates.tick_view import Outlook
+from dispatch.options import DispatchOptions
+from dispatch.workers.auxiliaries import Seat
+from dispatch.workers.pools import IdleWorkers
+from dispatch.workers.residency import having
+from tridentserve.plans import Replica, WorkerId
+from tridentserve.protocols import Assignment, PendingRequest, StageTimes
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A request with the slot that the solution gives it."""
+
+    pending: PendingRequest
+    work: Work
+    candidate: Candidate
+
+
+class Assigner:
+    """Makes the assignments of one tick."""
+
+    def __init__(self, times: StageTimes, options: DispatchOptions, outlook: Outlook, waiting: Waiting) -> None:
+        self._times = times
+        self._options = options
+        self._outlook = outlook
+        self._waiting = waiting
+        self._now_s = outlook.now_s
+        self._auxiliaries = outlook.auxiliaries
+
+    @cached_property
+    def _node_of(self) -> dict[WorkerId, str]:
+        return {worker.worker_id: worker.node_id for worker in self._outlook.fleet.workers}
+
+    def assign(self, choices: Sequence[Choice], found_by: str) -> list[Assignment]:
+        """Primaries for the widest first, then batches and auxiliaries for the earliest deadline first, in which order
+        the assignments are. `found_by` ends their reasons."""
+        taken: dict[str, tuple[WorkerId, ...]] = {}
+        idle: dict[int, IdleWorkers] = {}
+        for choice in sorted(choices, key=lambda choice: (-choice.candidate.slot.degree, by_deadline(choice.pending))):
+            slot = choice.candidate.slot
+            if slot.pool not in idle:
+                idle[slot.pool] = IdleWorkers(self._outlook.pools[slot.pool])
+            workers = idle[slot.pool].take(slot.degree, self._preferred(choice))
+            if workers is not None:
+                taken[choice.pending.spec.request_id] = workers
+                self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s))
+        in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
+        left = self._left(taken)
+        assignments: list[Assignment] = []
+        for choice in in_order:
+            if (workers := taken.get(choice.pending.spec.request_id)) is not None:
+                members, candidate = self._batch(choice, left.get(choice.work, []))
+                assignments.append(self._assignment(members, choice.work, candidate, workers, found_by))
+        return assignments
+
+    def _preferred(self, choice: Choice) -> frozenset[WorkerId]:
+        """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
+        held_by = choice.pending.held_by
+        preferred = frozenset((held_by,) if held_by is not None else ())
+        pool = self._outlook.pools[choice.candidate.slot.pool]
+        return (
+            preferred
+            if pool.is_resident
+            else preferred | having(pool, choice.work.model, choice.candidate.primary.stages)
+        )
+
+    def _left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
+        """The requests without a slot, which may join others."""
+        if self._options.max_batch == 1:
+            return {}
+        served = set(taken)
+        return {
+            work: [request for request in requests if request.spec.request_id not in served]
+            for work, requests in self._waiting.items()
+        }
+
+    def _batch(self, choice: Choice, left: list[PendingRequest]) -> tuple[list[PendingRequest], Candidate]:
+        """The members of the choice's batch, who are taken out of `left`, and the candidate for all of them."""
+        work, slot = choice.work, choice.candidate.slot
+        if not left:
+            return [choice.pending], choice.candidate
+        optimal = self._times.optimal_batch(work.model, Stage.DIFFUSE, work.shape, slot.degree)
+        members = join(
+            choice.pending,
+            left,
+            min(self._options.max_batch, optimal // work.num_outputs),
+            lambda batch: self._for_batch(work, choice.candidate, batch),
+            self._outlook.appraisal(work).best_finish_s,
+            self._now_s,
+        )
+        if len(members) == 1:
+            return members, choice.candidate
+        joined = {member.spec.request_id for member in members}
+        left[:] = [request for request in left if request.spec.request_id not in joined]
+        candidate = self._for_batch(work, choice.candidate, len(members))
+        return members, candidate or choice.candidate
+
+    def _for_batch(self, work: Work, chosen: Candidate, batch: int) -> Candidate | None:
+        """The chosen slot for a batch, with the queues at the auxiliaries as this tick has made them so far."""
+        together = work._replace(batch=batch)
+        for candidate in self._outlook.survey(together).candidates:
+            if candidate.slot == chosen.slot:
+                if not candidate.encodes_there:
+                    candidate = replace(candidate, encode_free_s=self._free_at_s(together, Stage.ENCODE))
+                if not candidate.decodes_there:
+                    candidate = replace(candidate, decode_free_s=self._free_at_s(together, Stage.DECODE))
+                return candidate
+        return None
+
+    def _free_at_s(self, work: Work, stage: Stage) -> float:
+        return self._auxiliaries.free_at_s(self._seats(work, stage), Replica(work.model, stage))
+
+    def _seats(self, work: Work, stage: Stage) -> tuple[Seat, ...]:
+        return self._auxiliaries.best(work.model, stage, work.shape, work.outputs_at_once(stage))
+
+    def _assignment(
+        self,
+        members: Sequence[PendingRequest],
+        work: Work,
+        candidate: Candidate,
+        diffuse: tuple[WorkerId, ...],
+        found_by: str,
+    ) -> Assignment:
+        together = work if len(members) == 1 else work._replace(batch=len(members))
+        near = self._node_of[diffuse[0]]
+        encode, ready_s = diffuse, self._now_s + candidate.encode_s
+        if not work.needs_encode:
+            encode = ()
+            ready_s += self._fetch_s(members[0], together, diffuse)
+        elif not candidate.encodes_there:
+            encode, ready_s = self._take(together, Stage.ENCODE, self._now_s, near)
+            ready_s += candidate.condition_s[0 if self._node_of[encode[0]] == near else 1]
+        diffuse_end_s = ready_s + candidate.load_s + candidate.diffuse_s
+        decode, finish_s = diffuse[: candidate.decode_degree], diffuse_end_s + candidate.decode_s
+        if not candidate.decodes_there:
+            decode, finish_s = self._take(together, Stage.DECODE, diffuse_end_s, near, candidate.latents_s)
+        return Assignment(
+            request_ids=tuple(member.spec.request_id for member in members),
+            primary=candidate.primary,
+            encode=encode,
+            diffuse=diffuse,
+            decode=decode,
+            expected_finish_s=finish_s,
+            reason=_reason(members, candidate, finish_s, found_by),
+        )
+
+    def _take(
+        self,
+        work: Work,
+        stage: Stage,
+        ready_s: float,
+        near: str,
+        transfer_s: tuple[float, float] = (0.0, 0.0),
+    ) -> tuple[tuple[WorkerId, ...], float]:
+        seats = self._seats(work, stage)
+        work_s = work.stage_s(self._times, stage, len(seats[0]))
+        return self._auxiliaries.take(seats, ready_s, work_s, near, Replica(work.model, stage), transfer_s)
+
+    def _fetch_s(self, request: PendingRequest, work: Work, diffuse: Sequence[WorkerId]) -> float:
+        """Seconds to bring the state of a stopped request from the worker that keeps it."""
+        held_by = request.held_by
+        if held_by is None or held_by in diffuse:
+            return 0.0
+        same_node = self._node_of.get(held_by) == self._node_of[diffuse[0]]
+        return self._times.transfer_seconds(work.model, Stage.DIFFUSE, work.shape, work.num_outputs, same_node)
+
+
+def _reason(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:
+    slack_s = min(member.deadline_s for member in members) - finish_s
+    verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
+    batch = f", batch of {len(members)}" if len(members) > 1 else ""
+    return f"{candidate.primary} degree {candidate.slot.degree}{batch}, {verdict}, {found_by}"

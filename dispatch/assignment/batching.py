@@ -1,0 +1,50 @@
+"""Requests that join a chosen one (TridentServe, arXiv 2510.02838, appendix E.1).
+
+D runs all members of a batch together; up to the optimal batch of the profile that takes less than a fifth longer than
+one alone, so whoever joins costs hardly anything. The paper forms batches before it solves; here members join after the
+solve, when it is known who has no slot: with idle workers for all, nobody is slowed down by sharing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dispatch.candidates.survey import Candidate
+from tridentserve.protocols import PendingRequest
+
+# The candidate for so many members in the slot that was chosen, as queues stand now; None where memory forbids it.
+ForBatch = Callable[[int], Candidate | None]
+
+
+def join(
+    first: PendingRequest,
+    others: Sequence[PendingRequest],
+    limit: int,
+    for_batch: ForBatch,
+    best_finish_s: float,
+    now_s: float,
+) -> list[PendingRequest]:
+    """The members of a batch of at most `limit`: `first`, and others with equal work (given earliest deadline first).
+
+    Nobody who would be in time becomes late: either every member is in time with the times of the whole batch, or all
+    are late and could not be in time any more (`best_finish_s`: the earliest that such work can still end anywhere).
+    """
+    members = [first]
+    alone = for_batch(1) if limit > 1 else None
+    if alone is None:
+        return members
+    in_time = alone.finish_s(now_s) <= first.deadline_s
+    for other in others:
+        if len(members) >= limit:
+            break
+        together = for_batch(len(members) + 1)
+        if together is None:
+            break
+        if in_time:
+            earliest_s = min(member.deadline_s for member in (*members, other))
+            may_join = together.finish_s(now_s) <= earliest_s
+        else:
+            may_join = best_finish_s > other.deadline_s
+        if may_join:
+            members.append(other)
+    return members

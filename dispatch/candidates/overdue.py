@@ -1,0 +1,58 @@
+"""Nothing starves: the longest overdue request goes first, and width that does not come by itself is kept for it.
+
+The late reward of TridentServe (arXiv 2510.02838, appendix C.2) ends at that of a request in time. From there on prices
+would decide: a large request, which pays more for communication, would lose to every small one for as long as small
+ones come; and one that needs several workers at once would never find them idle in the same tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dispatch.candidates.survey import Work
+from dispatch.candidates.tick_view import Outlook
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import PendingRequest, WorkerView
+
+
+def longest_overdue(by_deadline: Sequence[PendingRequest], outlook: Outlook) -> list[PendingRequest]:
+    """Of the requests whose late reward cannot grow any more, the earliest deadline of each pool of workers.
+
+    No two of them could run in the same pool, so all of those that have a slot now can have it at once. Only the first
+    goes before all others: the rest still share the workers by value. That is enough, as deadlines do not change and
+    new requests come with later ones: each request has its turn after finitely many.
+    """
+    chosen: list[PendingRequest] = []
+    claimed: set[int] = set()
+    for request in by_deadline:
+        work = Work.of(request)
+        if outlook.appraisal(work).is_fully_aged(request.deadline_s):
+            pools = {candidate.slot.pool for candidate in outlook.survey(work).candidates}
+            if not pools & claimed:
+                chosen.append(request)
+            claimed |= pools
+    return chosen
+
+
+def hold_back(requests: Sequence[PendingRequest], outlook: Outlook) -> dict[WorkerId, WorkerView]:
+    """Workers that others must not use, as others see them: those that complete the earliest slot of a request without
+    one count as busy until its D would end there.
+
+    While they are held the slot can only come sooner, so another node is chosen only where that is earlier yet.
+    """
+    held: dict[WorkerId, WorkerView] = {}
+    for request in requests:
+        work = Work.of(request)
+        if not outlook.appraisal(work).values(request.deadline_s):
+            earliest = min(
+                outlook.survey(work).candidates,
+                key=lambda candidate: (candidate.earliest_start_s, candidate.slot.degree, candidate.slot.pool),
+            )
+            until_s = earliest.diffuse_end_s(earliest.earliest_start_s)
+            members = outlook.pools[earliest.slot.pool].first_free(earliest.slot.degree, outlook.now_s)
+            held.update(
+                (worker.worker_id, replace(worker, idle=False, free_at_s=max(until_s, worker.free_at_s)))
+                for worker in members
+            )
+    return held

@@ -1,0 +1,278 @@
+"""Where a request could run at all, and how long it would take there: types, degrees, memory, auxiliaries.
+
+This is the profile side of constraint C0 (TridentServe, arXiv 2510.02838, section 6.2); which candidates a deadline
+leaves is decided in `dispatch.candidates.rewards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dispatch.options import DispatchOptions
+from dispatch.solver.problem import Slot
+from dispatch.workers.auxiliaries import Auxiliaries, TransferSeconds
+from dispatch.workers.memory_fit import Fits, FittingDegrees
+from dispatch.workers.pools import Pool
+from dispatch.workers.residency import load_seconds
+from tridentserve.errors import ProfileError
+from tridentserve.plans import Replica
+from tridentserve.protocols import PendingRequest, StageTimes
+from tridentserve.requests import Company, RequestSpec, Shape
+from tridentserve.scheduling.estimation.plan_estimates import stage_degree
+from tridentserve.stages import PlacementType, Stage
+
+_MERGED_S = float("-inf")
+
+
+class Work(NamedTuple):
+    """What is left to do of a request, or of each of `batch` requests: those with equal work are alike but for their
+    deadlines."""
+
+    model: str
+    shape: Shape
+    num_outputs: int
+    num_steps: int
+    needs_encode: bool
+    batch: int = 1
+    company: Company = (None, None)
+
+    @classmethod
+    def of_spec(cls, spec: RequestSpec) -> Work:
+        steps = spec.num_inference_steps
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, company=spec.company)
+
+    @classmethod
+    def of(cls, pending: PendingRequest) -> Work:
+        """A request whose D was stopped has its condition already, and fewer steps to go."""
+        spec = pending.spec
+        num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, company=spec.company)
+
+    def outputs_at_once(self, stage: Stage) -> int:
+        """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
+        return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
+
+    def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:
+        """Seconds of E or C of all requests on so many workers. `ProfileError` where that was not profiled."""
+        calls = self.batch if stage is Stage.DECODE else 1
+        return calls * times.seconds(self.model, stage, self.shape, degree, self.outputs_at_once(stage))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One slot for some work. `encode_free_s` and `decode_free_s` say when the auxiliary for that stage is free (minus
+    infinity where the primary holds it); `earliest_start_s` when the slot can be formed, now or later. `load_s`: the
+    primaries fetch weights first. `condition_s`, `latents_s`: what E's and C's auxiliaries are sent from (within a
+    node, between nodes); the longer one counts until the workers are known. `encode_degree`, `decode_degree`: how many
+    workers run these stages; where the primary holds E all do, and `encode_degree` is not looked at. `in_tiles`: the
+    primary has the memory for C in tiles only."""
+
+    slot: Slot
+    primary: PlacementType
+    efficient: bool
+    encode_s: float
+    diffuse_s: float
+    decode_s: float
+    encode_free_s: float
+    decode_free_s: float
+    earliest_start_s: float
+    load_s: float = 0.0
+    condition_s: TransferSeconds = (0.0, 0.0)
+    latents_s: TransferSeconds = (0.0, 0.0)
+    encode_degree: int = 1
+    decode_degree: int = 1
+    in_tiles: bool = False
+
+    @property
+    def encodes_there(self) -> bool:
+        """Whether E, if it is due, runs on the primary."""
+        return self.encode_free_s == _MERGED_S
+
+    @property
+    def decodes_there(self) -> bool:
+        """Whether C runs on the primary."""
+        return self.decode_free_s == _MERGED_S
+
+    @property
+    def run_s(self) -> float:
+        """Seconds of the three stages without any waiting."""
+        return self.encode_s + self.diffuse_s + self.decode_s
+
+    def diffuse_end_s(self, start_s: float) -> float:
+        """When D ends if the slot's workers are reserved at `start_s`."""
+        encode_end_s = max(start_s, self.encode_free_s) + self.encode_s + max(self.condition_s)
+        return encode_end_s + self.load_s + self.diffuse_s
+
+    def finish_s(self, start_s: float) -> float:
+        """When the request ends, the queues at its auxiliaries counted."""
+        return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
+
+    def gpu_seconds(self, start_s: float) -> float:
+        """Seconds for which workers are taken: all of the slot until D ends (also while it waits for E), and those of
+        E elsewhere and of C."""
+        elsewhere_s = 0.0 if self.encodes_there else self.encode_degree * self.encode_s
+        diffuse_s = self.slot.degree * (self.diffuse_end_s(start_s) - start_s)
+        return diffuse_s + elsewhere_s + self.decode_degree * self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All candidates for some work, and for each pool without one the reason."""
+
+    candidates: tuple[Candidate, ...]
+    obstacles: tuple[str, ...]
+
+
+class Surveyor:
+    """Finds candidates; surveys of equal work are made once."""
+
+    def __init__(
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        pools: Sequence[Pool],
+        auxiliaries: Auxiliaries,
+        fits: Fits,
+        now_s: float,
+    ) -> None:
+        self._times = times
+        self._options = options
+        self._pools = pools
+        self._auxiliaries = auxiliaries
+        self._fits = fits
+        self._now_s = now_s
+        self._surveys: dict[Work, Survey] = {}
+        self._starts_s: dict[Slot, float] = {}
+        self._loads_s: dict[tuple[int, str, bool, int], float] = {}
+
+    def survey(self, work: Work) -> Survey:
+        """Candidates and obstacles. Work that the profile does not cover has no candidates, and says so."""
+        if work not in self._surveys:
+            self._surveys[work] = self._survey(work)
+        return self._surveys[work]
+
+    def _survey(self, work: Work) -> Survey:
+        candidates: list[Candidate] = []
+        obstacles: list[str] = []
+        costs = _Costs(self._times, work)
+        try:
+            for index, pool in enumerate(self._pools):
+                if (primary := pool.types.get(work.model)) is not None:
+                    found = self._in_pool(work, costs, index, primary)
+                    if isinstance(found, str):
+                        obstacles.append(found)
+                    else:
+                        candidates.extend(found)
+        except ProfileError as error:
+            return Survey((), (str(error),))
+        if not candidates and not obstacles:
+            obstacles.append(f"no worker holds the diffuse stage of {work.model}")
+        # C in tiles is slower and not quite the same: where something else fits, that it is.
+        whole = [candidate for candidate in candidates if not candidate.in_tiles]
+        return Survey(tuple(whole or candidates), tuple(dict.fromkeys(obstacles)))
+
+    def _in_pool(self, work: Work, costs: _Costs, index: int, primary: PlacementType) -> list[Candidate] | str:
+        """The candidates in one pool, or why there are none."""
+        free_s = {Stage.ENCODE: _MERGED_S, Stage.DECODE: _MERGED_S}
+        workers = {Stage.ENCODE: 1, Stage.DECODE: self._times.unit(work.model, Stage.DECODE)}
+        for stage in free_s:
+            if stage in primary.stages or (stage is Stage.ENCODE and not work.needs_encode):
+                continue
+            outputs = work.outputs_at_once(stage)
+            seats = self._auxiliaries.best(work.model, stage, work.shape, outputs)
+            if not seats:
+                holders = self._auxiliaries.holders(work.model, stage)
+                lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
+                return f"{primary} workers: {lack} {stage}"
+            free_s[stage] = self._auxiliaries.free_at_s(seats, Replica(work.model, stage))
+            workers[stage] = len(seats[0])
+        stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
+        pool = self._pools[index]
+        fitting = self._fits.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
+        if isinstance(fitting, str):
+            return fitting
+        to_diffuse = work.needs_encode and Stage.ENCODE not in primary.stages
+        to_decode = Stage.DECODE not in primary.stages
+        encode_s = costs.stage_s(Stage.ENCODE, workers[Stage.ENCODE]) if work.needs_encode else 0.0
+        most = workers[Stage.DECODE]
+        if not to_decode:
+            most = max(most, self._auxiliaries.optimal_degree(work.model, Stage.DECODE, work.shape))
+        return [
+            Candidate(
+                slot=slot,
+                primary=primary,
+                efficient=costs.is_efficient(degree, fitting, self._options.min_efficiency),
+                encode_s=encode_s,
+                diffuse_s=work.num_steps * costs.step_s(degree),
+                decode_s=costs.stage_s(Stage.DECODE, decode_degree),
+                encode_free_s=free_s[Stage.ENCODE],
+                decode_free_s=free_s[Stage.DECODE],
+                earliest_start_s=self._earliest_start_s(slot),
+                load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
+                condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
+                latents_s=costs.transfer_s(Stage.DIFFUSE) if to_decode else (0.0, 0.0),
+                encode_degree=workers[Stage.ENCODE],
+                decode_degree=decode_degree,
+                in_tiles=fitting.in_tiles,
+            )
+            for degree in fitting.degrees
+            for slot in (Slot(index, degree),)
+            for decode_degree in (
+                most if to_decode else stage_degree(self._times, work.model, Stage.DECODE, min(most, degree)),
+            )
+        ]
+
+    def _earliest_start_s(self, slot: Slot) -> float:
+        if slot not in self._starts_s:
+            self._starts_s[slot] = self._pools[slot.pool].earliest_start_s(slot.degree, self._now_s)
+        return self._starts_s[slot]
+
+    def _load_s(self, index: int, model: str, stages: frozenset[Stage], degree: int) -> float:
+        key = (index, model, Stage.ENCODE in stages, degree)
+        if key not in self._loads_s:
+            self._loads_s[key] = load_seconds(self._pools[index], model, stages, degree, self._times)
+        return self._loads_s[key]
+
+
+class _Costs:
+    """Times of one kind of work on any workers, each looked up once."""
+
+    def __init__(self, times: StageTimes, work: Work) -> None:
+        self._times = times
+        self._work = work
+        self._steps_s: dict[int, float] = {}
+        self._transfers_s: dict[Stage, TransferSeconds] = {}
+        self._stages_s: dict[tuple[Stage, int], float] = {}
+
+    def stage_s(self, stage: Stage, degree: int) -> float:
+        """Of E or C on so many workers."""
+        if (stage, degree) not in self._stages_s:
+            self._stages_s[stage, degree] = self._work.stage_s(self._times, stage, degree)
+        return self._stages_s[stage, degree]
+
+    def step_s(self, degree: int) -> float:
+        if degree not in self._steps_s:
+            work = self._work
+            outputs = work.outputs_at_once(Stage.DIFFUSE)
+            self._steps_s[degree] = self._times.seconds(work.model, Stage.DIFFUSE, work.shape, degree, outputs)
+        return self._steps_s[degree]
+
+    def transfer_s(self, stage: Stage) -> TransferSeconds:
+        """Seconds to move what a stage hands on, within a node and between nodes."""
+        if stage not in self._transfers_s:
+            model, shape, batch = self._work.model, self._work.shape, self._work.num_outputs * self._work.batch
+            self._transfers_s[stage] = (
+                self._times.transfer_seconds(model, stage, shape, batch, same_node=True),
+                self._times.transfer_seconds(model, stage, shape, batch, same_node=False),
+            )
+        return self._transfers_s[stage]
+
+    def is_efficient(self, degree: int, fitting: FittingDegrees, min_efficiency: float) -> bool:
+        """The narrowest that fits always is: there is no cheaper way to run the request there. Efficiency is relative
+        to the narrowest degree that covers this size: large sizes need not be profiled at degree 1."""
+        if degree == fitting.degrees[0]:
+            return True
+        narrowest = fitting.narrowest_profiled
+        return narrowest * self.step_s(narrowest) / (degree * self.step_s(degree)) >= min_efficiency

@@ -1,0 +1,64 @@
+"""What one tick sees: pools, auxiliaries, and for each kind of work its candidates and what they are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dispatch.candidates.rewards import Appraisal
+from dispatch.candidates.survey import Survey, Surveyor, Work
+from dispatch.options import DispatchOptions
+from dispatch.workers.auxiliaries import Auxiliaries
+from dispatch.workers.memory_fit import Fits
+from dispatch.workers.snapshot import Fleet, fleet_of
+from tridentserve.protocols import StageTimes, WorkerView
+
+
+class Outlook:
+    """The workers at `now_s`, grouped and surveyed. The pools and their order depend on what the workers hold, not on
+    which of them are idle."""
+
+    def __init__(
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        workers: Sequence[WorkerView] | Fleet,
+        now_s: float,
+        fits: Fits | None = None,
+    ) -> None:
+        """A `Fleet` of the workers and memory checks that were made before save time; they change nothing."""
+        self.now_s = now_s
+        fits = fits or Fits(times, options)
+        self.fleet = workers if isinstance(workers, Fleet) else fleet_of(workers, fits.unit_of)
+        self.pools = self.fleet.pools
+        self.auxiliaries = Auxiliaries(self.fleet.all_pools, fits, times, now_s)
+        self.idle = tuple(pool.idle_per_node for pool in self.pools)
+        self._widest = [max(nodes) for nodes in self.idle]
+        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, fits, now_s)
+        self._rewards = options.rewards
+        self._appraisals: dict[Work, Appraisal] = {}
+        self.narrowing = options.rewards.narrowing
+
+    @property
+    def any_idle(self) -> bool:
+        """Whether some primary could start something now."""
+        return any(self._widest)
+
+    def models_with_idle(self) -> frozenset[str]:
+        """The models of which some primary is idle."""
+        return frozenset(
+            model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
+        )
+
+    def survey(self, work: Work) -> Survey:
+        """Where the work could run, now or later."""
+        return self._surveyor.survey(work)
+
+    def appraisal(self, work: Work) -> Appraisal:
+        """What each slot is worth to requests with this work; made once."""
+        if work not in self._appraisals:
+            tokens = work.shape.tokens * work.num_outputs
+            candidates = self.survey(work).candidates
+            self._appraisals[work] = Appraisal(
+                candidates, self._widest, tokens, self.now_s, self._rewards, self.narrowing
+            )
+        return self._appraisals[work]

@@ -1,0 +1,225 @@
+"""List scheduling: requests have their turn one by one, and each takes its workers if they are idle.
+
+All baselines of TridentServe (arXiv 2510.02838, section 8.1) are this, and differ in the order of turns, in the degree,
+in whether the cluster is cut into buckets, and in whether stages or whole pipelines are given workers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy.lanes import Lane, Offer
+from dispatch.policies.greedy.orders import IfItWaits, Order
+from dispatch.policies.greedy.work import Kind, WorkTimes, closest_degree, fresh, kind_of
+from dispatch.workers.memory_fit import Fits
+from dispatch.workers.pools import Pool
+from dispatch.workers.snapshot import Fleet, fleet_of
+from tridentserve.errors import ProfileError
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes, WorkerView
+from tridentserve.requests import RequestSpec
+from tridentserve.stages import PlacementType, VirtualReplica
+
+# Types in the order of what is moved between workers: EDC (V0) least, D (V3) most (Table 3).
+_COMMUNICATION = {replica.primary: rank for rank, replica in enumerate(VirtualReplica)}
+# The bucket of all workers where there are no buckets.
+_EVERYTHING = 1
+
+
+class Level(Protocol):
+    """How stages are given workers, in one tick: whole pipelines (`pipeline_level`) or stages (`stage_level`)."""
+
+    work: WorkTimes
+
+    def degrees(self, request: PendingRequest, pool: Pool) -> Sequence[int] | str:
+        """The degrees at which the request could run in this pool, ascending, or why there are none. `ProfileError`
+        for what is not profiled."""
+
+    def finish_s(self, request: PendingRequest, primary: PlacementType, degree: int) -> float:
+        """When it would end if it started now."""
+
+    def assign(self, request: PendingRequest, offer: Offer, workers: tuple[WorkerId, ...], why: str) -> Assignment:
+        """The assignment with D on these workers."""
+
+
+# Called with all pools of the cluster and the time.
+LevelFactory = Callable[[StageTimes, Fits, DispatchOptions, Sequence[Pool], float], Level]
+# Which offers a request tries, in this order, by its deadline in seconds.
+ByDeadline = Callable[[Sequence[Offer], float], Sequence[Offer]]
+
+
+def closest_to_target(offers: Sequence[Offer], target: int) -> list[Offer]:
+    """At the target, or the closest that can be had on an idle cluster, at no other; least communication first."""
+    degree = closest_degree(sorted({offer.degree for offer in offers}), target)
+    return sorted((offer for offer in offers if offer.degree == degree), key=_by_communication)
+
+
+class GreedyDispatcher:
+    """Satisfies `tridentserve.protocols.Dispatcher`. Pure. It never preempts, batches or refuses."""
+
+    def __init__(
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        order: Order,
+        level: LevelFactory,
+        target: Callable[[RequestSpec], int] | None = None,
+        buckets: Mapping[WorkerId, int] | None = None,
+        by_deadline: ByDeadline | None = None,
+    ) -> None:
+        """`target`: the degree of D that a request is meant to have (None: the optimal one). `buckets`: the degree of
+        each worker's bucket; in a bucket all requests have its degree. A worker that is in none, as it joined later,
+        counts to the narrowest. None: no buckets. `by_deadline`: chooses in place of `closest_to_target`."""
+        self._times = times
+        self._options = options
+        self._order = order
+        self._level = level
+        self._target = target
+        self._by_deadline = by_deadline
+        self._buckets = buckets or {}
+        self._narrowest = min(self._buckets.values(), default=_EVERYTHING)
+        self._fits = Fits(times, options)
+        # The workers of each bucket as last seen: most have not changed at the next tick.
+        self._fleets: dict[int, Fleet] = {}
+
+    def decide(self, view: ClusterView) -> Decisions:
+        """Assignments in the order of turns."""
+        if not view.pending or not any(worker.idle for worker in view.workers):
+            return Decisions()
+        members = self._by_bucket(view.workers)
+        known = self._fleets
+        self._fleets = {
+            bucket: known[bucket].seen(workers) if bucket in known else fleet_of(workers, self._fits.unit_of)
+            for bucket, workers in members.items()
+        }
+        tick = self._tick(self._fleets, view.now_s)
+        assignments: list[Assignment] = []
+        for turn in self._order(view.pending, tick.level.work, view.now_s):
+            if not tick.any_idle:
+                break
+            made = tick.start(turn.request, turn.if_it_waits)
+            if made is not None:
+                assignments.append(made)
+        return Decisions(tuple(assignments))
+
+    def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
+        """None when some primary has the degree (and, at stage level, the memory) for this request, else why not."""
+        fleets = {bucket: fleet_of(members, self._fits.unit_of) for bucket, members in self._by_bucket(workers).items()}
+        why_not = self._tick(fleets, now_s=0.0).why_not(fresh(spec))
+        return f"{spec.model} cannot make {spec.shape} here: {why_not}" if why_not is not None else None
+
+    def _by_bucket(self, workers: Sequence[WorkerView]) -> dict[int, Sequence[WorkerView]]:
+        """Narrowest first."""
+        if not self._buckets:
+            return {_EVERYTHING: workers}
+        members: defaultdict[int, list[WorkerView]] = defaultdict(list)
+        for worker in workers:
+            members[self._buckets.get(worker.worker_id, self._narrowest)].append(worker)
+        return {bucket: members[bucket] for bucket in sorted(members)}
+
+    def _tick(self, fleets: Mapping[int, Fleet], now_s: float) -> _Tick:
+        pools = [pool for fleet in fleets.values() for pool in fleet.all_pools]
+        level = self._level(self._times, self._fits, self._options, pools, now_s)
+        lanes = {bucket: Lane(fleet, now_s) for bucket, fleet in fleets.items() if fleet.pools}
+        return _Tick(level, lanes, self._target or level.work.optimal_degree, bool(self._buckets), self._by_deadline)
+
+
+class _Tick:
+    """The lanes at one moment; what requests of one kind could have is found once."""
+
+    def __init__(
+        self,
+        level: Level,
+        lanes: Mapping[int, Lane],
+        target: Callable[[RequestSpec], int],
+        is_bucketed: bool,
+        by_deadline: ByDeadline | None,
+    ) -> None:
+        self.level = level
+        self._lanes = lanes
+        self._target = target
+        self._is_bucketed = is_bucketed
+        self._by_deadline = by_deadline
+        self._blocked: set[int] = set()
+        self._known: dict[Kind, _Routed | str] = {}
+        # Kinds that have found no workers, where the deadline does not matter: none come free in a tick.
+        self._waiting: set[Kind] = set()
+
+    @property
+    def any_idle(self) -> bool:
+        return any(lane.num_idle for bucket, lane in self._lanes.items() if bucket not in self._blocked)
+
+    def start(self, request: PendingRequest, if_it_waits: IfItWaits) -> Assignment | None:
+        """Its assignment if its workers are idle. One that nobody could ever start here stops nobody."""
+        kind = kind_of(request)
+        if kind in self._waiting:
+            return None
+        routed = self._routed(request, kind)
+        if isinstance(routed, str) or routed.bucket in self._blocked:
+            return None
+        lane, wanted = self._lanes[routed.bucket], routed.offers
+        if self._by_deadline is not None:
+            wanted = self._by_deadline(wanted, request.deadline_s)
+        for offer in wanted:
+            workers = lane.take(offer, request.spec.model)
+            if workers is not None:
+                return self.level.assign(request, offer, workers, f"{offer.primary} degree {offer.degree}")
+        if if_it_waits is IfItWaits.BLOCK:
+            self._blocked.add(routed.bucket)
+        elif if_it_waits is IfItWaits.HOLD:
+            lane.hold(wanted)
+        if self._by_deadline is None:
+            self._waiting.add(kind)
+        return None
+
+    def why_not(self, request: PendingRequest) -> str | None:
+        """Why nobody could ever start it here; None when somebody could."""
+        routed = self._routed(request, kind_of(request))
+        return routed if isinstance(routed, str) else None
+
+    def _routed(self, request: PendingRequest, kind: Kind) -> _Routed | str:
+        if kind not in self._known:
+            try:
+                self._known[kind] = self._route(request)
+            except ProfileError as error:
+                self._known[kind] = str(error)
+        return self._known[kind]
+
+    def _route(self, request: PendingRequest) -> _Routed | str:
+        target, model = self._target(request.spec), request.spec.model
+        if not self._lanes:
+            return f"no worker holds the diffuse stage of {model}"
+        bucket = closest_degree(list(self._lanes), target)
+        offers: list[Offer] = []
+        obstacles: list[str] = []
+        for index, pool in enumerate(self._lanes[bucket].pools):
+            if model in pool.types:
+                degrees, primary = self.level.degrees(request, pool), pool.types[model]
+                if isinstance(degrees, str):
+                    obstacles.append(degrees)
+                    continue
+                offers += [
+                    Offer(index, degree, primary, self.level.finish_s(request, primary, degree)) for degree in degrees
+                ]
+        if offers:
+            if self._by_deadline is None:
+                offers = closest_to_target(offers, bucket if self._is_bucketed else target)
+            return _Routed(bucket, offers)
+        return "; ".join(dict.fromkeys(obstacles)) or f"no worker holds the diffuse stage of {model}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """Where requests of one kind go, and what they want there: never nothing, and all of it can be had on an idle
+    cluster. At the target, or at any degree where the deadline decides."""
+
+    bucket: int
+    offers: Sequence[Offer]
+
+
+def _by_communication(offer: Offer) -> tuple[int, int]:
+    return _COMMUNICATION[offer.primary], offer.pool

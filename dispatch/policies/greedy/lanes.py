@@ -1,0 +1,72 @@
+"""Workers that share a queue: all of the cluster, or one bucket of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dispatch.workers.pools import IdleWorkers, Pool
+from dispatch.workers.residency import having
+from dispatch.workers.snapshot import Fleet
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import WorkerView
+from tridentserve.stages import PlacementType
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A pool and a degree at which a request could run there; `finish_s`: when it would end if it started now."""
+
+    pool: int
+    degree: int
+    primary: PlacementType
+    finish_s: float
+
+
+class Lane:
+    """The primaries of one queue, and which of them are still idle in this tick."""
+
+    def __init__(self, fleet: Fleet, now_s: float) -> None:
+        self._fleet = fleet
+        self.pools: tuple[Pool, ...] = fleet.pools
+        self._now_s = now_s
+        self._idle = [IdleWorkers(pool) for pool in self.pools]
+        self._taken: dict[WorkerId, float] = {}
+        self.num_idle = sum(sum(pool.idle_per_node) for pool in self.pools)
+
+    def take(self, offer: Offer, model: str) -> tuple[WorkerId, ...] | None:
+        """Idle workers of one node for this offer, those that hold the weights already rather than others; None when
+        there are not enough together."""
+        if offer.degree > self.num_idle:
+            return None
+        pool = self.pools[offer.pool]
+        preferred = () if pool.is_resident else having(pool, model, offer.primary.stages)
+        workers = self._idle[offer.pool].take(offer.degree, preferred)
+        if workers is not None:
+            self._keep(workers, offer.finish_s)
+        return workers
+
+    def hold(self, offers: Sequence[Offer]) -> None:
+        """Keep the workers that complete the first of these offers from everybody else in this tick."""
+        self._show_taken()
+        first = min(offers, key=lambda offer: self.pools[offer.pool].earliest_start_s(offer.degree, self._now_s))
+        members = self.pools[first.pool].first_free(first.degree, self._now_s)
+        self._keep([worker.worker_id for worker in members if worker.idle], first.finish_s)
+        self._show_taken()
+        self._idle = [IdleWorkers(pool) for pool in self.pools]
+
+    def _keep(self, workers: Sequence[WorkerId], until_s: float) -> None:
+        self.num_idle -= len(workers)
+        self._taken.update(dict.fromkeys(workers, until_s))
+
+    def _show_taken(self) -> None:
+        """Let the pools show what this tick has taken as busy."""
+
+        def busy(worker: WorkerView) -> WorkerView:
+            return replace(worker, idle=False, free_at_s=self._taken[worker.worker_id])
+
+        members = (worker for pool in self.pools for node in pool.nodes for worker in node)
+        self._fleet = self._fleet.replacing(
+            {worker.worker_id: busy(worker) for worker in members if worker.idle and worker.worker_id in self._taken}
+        )
+        self.pools = self._fleet.pools

@@ -1,0 +1,68 @@
+"""Placements that a person would make by hand: all stages everywhere, or a cluster for each stage (appendix D.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dispatch.policies.greedy.work import WorkTimes, fresh
+from dispatch.policies.policy import LoadLike, spec_of
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import ConfigError, PlacementError
+from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.protocols import StageTimes
+from tridentserve.stages import Stage
+
+
+def co_located(workers: Sequence[WorkerSpec], load: Sequence[LoadLike]) -> PlacementPlan:
+    """E, D and C of every model of the load on every worker, whether they fit or not (B1 to B4)."""
+    replicas = frozenset(Replica(model, stage) for model in models_of(load) for stage in Stage)
+    return PlacementPlan({worker.worker_id: replicas for worker in workers}, reason="all stages on every worker")
+
+
+def disaggregated(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike]) -> PlacementPlan:
+    """A cluster for each stage, which holds that stage of every model of the load (B5 and B6). D has the first nodes,
+    as far as possible whole ones. Raises `PlacementError` for fewer than three workers."""
+    models = models_of(load)
+    sizes = stage_sizes(stage_gpu_seconds(times, load), len(workers))
+    replicas: dict[WorkerId, frozenset[Replica]] = {}
+    rest = sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id))
+    for stage in (Stage.DIFFUSE, Stage.DECODE, Stage.ENCODE):
+        mine, rest = rest[: sizes[stage]], rest[sizes[stage] :]
+        held = frozenset(Replica(model, stage) for model in models)
+        replicas.update({worker.worker_id: held for worker in mine})
+    split = ", ".join(f"{sizes[stage]} {stage.letter}" for stage in Stage)
+    return PlacementPlan(replicas, reason=f"a cluster for each stage, by measured rates: {split}")
+
+
+def stage_gpu_seconds(times: StageTimes, load: Sequence[LoadLike]) -> dict[Stage, float]:
+    """GPU-seconds of each stage that the load brings at the optimal degrees: demand over rate."""
+    work = WorkTimes(times, aligned=False)
+    totals = dict.fromkeys(Stage, 0.0)
+    for kind in load:
+        spec = spec_of(kind)
+        request, degree = fresh(spec), work.optimal_degree(spec)
+        totals[Stage.ENCODE] += kind.weight * work.encode_s(request, degree)
+        totals[Stage.DIFFUSE] += kind.weight * degree * work.diffuse_s(request, degree)
+        totals[Stage.DECODE] += kind.weight * work.decode_s(request, degree)
+    return totals
+
+
+def stage_sizes(gpu_seconds: Mapping[Stage, float], total: int) -> dict[Stage, int]:
+    """N_s in proportion to demand over rate, rounded, 1 at least; then the largest is adjusted so that they sum to
+    `total` (D.2)."""
+    if total < len(Stage):
+        raise PlacementError(f"a cluster for each stage needs 3 workers and there are {total}; use another policy")
+    whole = sum(gpu_seconds.values())
+    if not whole > 0:
+        raise ConfigError("the expected load brings no work; give at least one kind of request a weight above 0")
+    sizes = {stage: max(1, round(total * seconds / whole)) for stage, seconds in gpu_seconds.items()}
+    while (left := total - sum(sizes.values())) != 0:
+        sizes[max(sizes, key=sizes.__getitem__)] += 1 if left > 0 else -1
+    return sizes
+
+
+def models_of(load: Sequence[LoadLike]) -> tuple[str, ...]:
+    """The models of a load, sorted. `ConfigError` when there are none: these placements are made for a load."""
+    if not load:
+        raise ConfigError("this policy places stages by hand and needs the expected load; give at least one kind")
+    return tuple(sorted({kind.model for kind in load}))

@@ -1,0 +1,82 @@
+"""Which degrees a request can run at, and how long what is left of it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tridentserve.errors import ProfileError
+from tridentserve.protocols import PendingRequest, StageTimes
+from tridentserve.requests import Company, RequestSpec, Shape
+from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
+from tridentserve.stages import Stage
+
+Kind = tuple[str, Shape, int, int, bool, Company]
+
+
+def needs_encode(request: PendingRequest) -> bool:
+    """A request whose D was stopped has its condition, like one that ran E alone."""
+    return not (request.encoded or request.steps_done > 0)
+
+
+def steps_left(request: PendingRequest) -> int:
+    return request.spec.num_inference_steps - request.steps_done
+
+
+def kind_of(request: PendingRequest) -> Kind:
+    """Requests of one kind have the same work left: they differ in their deadlines only."""
+    spec, done = request.spec, request.steps_done
+    steps = spec.num_inference_steps - done
+    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.company
+
+
+def fresh(spec: RequestSpec) -> PendingRequest:
+    """A request of which nothing has been done."""
+    return PendingRequest(spec, arrival_s=0.0, deadline_s=float("inf"))
+
+
+def covered_degrees(times: StageTimes, spec: RequestSpec, widest: int) -> tuple[int, ...]:
+    """The degrees up to `widest` at which D was profiled for this size, ascending. Empty when there is none."""
+
+    def is_covered(degree: int) -> bool:
+        try:
+            times.seconds(spec.model, Stage.DIFFUSE, spec.shape, degree, spec.num_outputs)
+        except ProfileError:
+            return False
+        return True
+
+    return tuple(k for k in times.degrees(spec.model, Stage.DIFFUSE) if k <= widest and is_covered(k))
+
+
+def closest_degree(degrees: Sequence[int], target: int) -> int:
+    """The widest of `degrees` (ascending, not empty) up to `target`; where all are wider, the narrowest."""
+    return max((degree for degree in degrees if degree <= target), default=degrees[0])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTimes:
+    """Times of the work that is left. `aligned`: E and C are given as many workers as D (pipeline-level); else one."""
+
+    times: StageTimes
+    aligned: bool
+
+    def encode_s(self, request: PendingRequest, degree: int) -> float:
+        if not needs_encode(request):
+            return 0.0
+        return stage_seconds(self.times, request.spec, Stage.ENCODE, degree if self.aligned else 1)
+
+    def diffuse_s(self, request: PendingRequest, degree: int) -> float:
+        return stage_seconds(self.times, request.spec, Stage.DIFFUSE, degree, num_steps=steps_left(request))
+
+    def decode_s(self, request: PendingRequest, degree: int) -> float:
+        return stage_seconds(self.times, request.spec, Stage.DECODE, degree if self.aligned else 1)
+
+    def run_s(self, request: PendingRequest, degree: int) -> float:
+        """All that is left of a request whose D has `degree` workers, without any waiting. `ProfileError` where D was
+        not profiled."""
+        encode_s, decode_s = self.encode_s(request, degree), self.decode_s(request, degree)
+        return encode_s + self.diffuse_s(request, degree) + decode_s
+
+    def optimal_degree(self, spec: RequestSpec) -> int:
+        """Of D (section 6.2)."""
+        return self.times.optimal_degree(spec.model, Stage.DIFFUSE, spec.shape)

@@ -1,0 +1,179 @@
+"""DiT-Serve: step-level batching, shortest remaining processing time first, rings sized by sequence length.
+
+After "DiT-Serve", sections 3.2 (step-level batching), 3.3.2 (Brick Attention) and 3.4 (SRPTF).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, batch_kind
+from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import (
+    Assignment,
+    ClusterView,
+    Decisions,
+    PendingRequest,
+    Preemption,
+    RunningRequest,
+    StageTimes,
+)
+from tridentserve.requests import RequestSpec
+
+
+def dit_serve(
+    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
+) -> Policy:
+    """The whole pipeline on every worker, as in the paper."""
+    return Policy(
+        "dit-serve", DitServe(times, options, options.max_batch), co_located(workers, load), replanner_wanted=False
+    )
+
+
+class DitServe(StepLevelDispatcher):
+    """Requests are ordered by L = steps left x sequence length. Each has a ring whose size, a power of two, is
+    proportional to its length; the longest request of its model that waits or runs has the widest one.
+
+    A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
+    kind, which stops at its next step boundary and starts again as one with it; else batches with more left to do are
+    stopped for it. So the batch changes at the boundaries where the paper's would, and others cost nothing. Where idle
+    workers are too few for a ring and nothing can be stopped, one step is run on a narrower ring.
+
+    Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
+    themselves), and C split over workers (appendix A.2). A ring is never wider than the fastest degree.
+    """
+
+    def decide(self, view: ClusterView) -> Decisions:
+        """Starts, joins and displacements, shortest remaining work first."""
+        tick = self._tick(view)
+        longest = _longest(view)
+        waiting = sorted(view.pending, key=_srptf)
+        assignments: list[Assignment] = []
+        preemptions: list[Preemption] = []
+        for index, pool in enumerate(tick.pools):
+            placing = Placing(pool)
+            able = [request for request in waiting if tick.batch_ways([request], index)]
+            if not able:
+                continue
+            engine = _Pool(tick, index, placing, longest, batches_in_diffuse(view.running, placing))
+            engine.serve(able)
+            assignments += engine.assignments
+            preemptions += engine.preemptions
+            served = {request_id for made in engine.assignments for request_id in made.request_ids}
+            waiting = [request for request in waiting if request.spec.request_id not in served]
+        return Decisions(assignments=tuple(assignments), preemptions=tuple(preemptions))
+
+
+def _length(spec: RequestSpec) -> float:
+    return spec.shape.tokens * spec.num_outputs
+
+
+def _srptf(request: PendingRequest) -> tuple[float, float, str]:
+    """Section 3.4: L(req) = (T_total - t) S(req), smallest first."""
+    return steps_left(request) * _length(request.spec), request.arrival_s, request.spec.request_id
+
+
+def _work_left(request: RunningRequest) -> float:
+    return (request.spec.num_inference_steps - request.steps_done) * _length(request.spec)
+
+
+def _longest(view: ClusterView) -> dict[str, float]:
+    """The longest sequence of each model that waits or runs."""
+    longest: defaultdict[str, float] = defaultdict(float)
+    for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
+        longest[spec.model] = max(longest[spec.model], _length(spec))
+    return longest
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One pool in one tick."""
+
+    tick: Tick
+    index: int
+    placing: Placing
+    longest: dict[str, float]
+    running: list[RunningBatch]
+    assignments: list[Assignment] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    claimed: set[tuple[WorkerId, ...]] = field(default_factory=set)
+
+    def serve(self, waiting: Sequence[PendingRequest]) -> None:
+        """All in their order, each with those of its kind that fit into one batch."""
+        left = list(waiting)
+        while left:
+            members = [left[0]]
+            ring = self._ring(members)
+            self.tick.grow(members, left[1:], self.index, ring, strict=False)
+            started = self._start(members, ring) or (
+                not (self._join(members) or self._displace(members, ring)) and self._start_narrower(members, ring)
+            )
+            # The others of the batch wait with the first: what it waits for is for them too.
+            gone = {member.spec.request_id for member in members}
+            if not started:
+                gone = {r.spec.request_id for r in left if batch_kind(r.spec) == batch_kind(members[0].spec)}
+            left = [request for request in left if request.spec.request_id not in gone]
+
+    def _ring(self, members: Sequence[PendingRequest]) -> int:
+        """Figure 6 and its algorithm: 2^ceil(log2(length / longest)) of the widest ring, on degrees that fit."""
+        ways = self.tick.batch_ways(members, self.index)
+        spec = members[0].spec
+        share = 2.0 ** math.ceil(math.log2(_length(spec) / self.longest[spec.model]))
+        fastest = min(ways, key=lambda degree: (ways[degree].step_s, degree))
+        widest = min(max(1, int(self.tick.pools[self.index].largest_node * share)), fastest)
+        return max((degree for degree in ways if degree <= widest), default=min(ways))
+
+    def _start(self, members: Sequence[PendingRequest], ring: int, num_steps: int | None = None) -> bool:
+        way = self.tick.batch_ways(members, self.index).get(ring)
+        if way is None or (workers := self.placing.take(ring)) is None:
+            return False
+        reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf(members[0])[0]:.0f} token-steps left"
+        self.assignments.append(self.tick.assignment(members, way, workers, reason, num_steps))
+        return True
+
+    def _start_narrower(self, members: Sequence[PendingRequest], ring: int) -> bool:
+        ways = self.tick.batch_ways(members, self.index)
+        return any(self._start(members, degree, 1) for degree in sorted(ways, reverse=True) if degree < ring)
+
+    def _join(self, members: Sequence[PendingRequest]) -> bool:
+        """Step-level batching (section 3.2): the first of them into a batch of its kind that has room."""
+        for batch in self.running:
+            limit = self.tick.batch_limit(members[0].spec, self.index, len(batch.workers))
+            if batch.kind == batch_kind(members[0].spec) and batch.size < limit and batch.workers not in self.claimed:
+                batch.promised += 1
+                self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} joins")
+                return True
+        return False
+
+    def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
+        """Batches of one node that have more left to do, most first, until the ring has room beside what is idle.
+        Those that stop already come first, once for each ring."""
+        work = _srptf(members[0])[0]
+        per_node: defaultdict[WorkerId, list[tuple[bool, float, RunningBatch]]] = defaultdict(list)
+        for batch in self.running:
+            left = min(map(_work_left, batch.members))
+            if batch.workers not in self.claimed and not batch.promised and (left > work or batch.stops):
+                per_node[self.placing.node_of(batch.workers[0])].append((not batch.stops, -left, batch))
+        for victims in per_node.values():
+            room = self.placing.idle_in_node(victims[0][2].workers[0])
+            chosen: list[RunningBatch] = []
+            for _, _, batch in sorted(victims, key=lambda victim: victim[:2]):
+                if room < ring:
+                    chosen.append(batch)
+                    room += len(batch.workers)
+            if room >= ring:
+                for batch in chosen:
+                    self.claimed.add(batch.workers)
+                    self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} has less left to do")
+                return True
+        return False

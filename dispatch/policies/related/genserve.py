@@ -1,0 +1,186 @@
+"""GenServe: images and videos on the same GPUs, video preempted and resized at step boundaries (arXiv 2604.04335)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dispatch.candidates.classes import by_deadline
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick
+from dispatch.policies.step_level.placing import Placing
+from tridentserve.cluster import WorkerSpec
+from tridentserve.protocols import (
+    Assignment,
+    ClusterView,
+    Decisions,
+    PendingRequest,
+    Preemption,
+    RunningRequest,
+    StageTimes,
+)
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch of waiting images and the degree that it would have."""
+
+    members: tuple[PendingRequest, ...]
+    degree: int
+
+
+def genserve(
+    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
+) -> Policy:
+    """The whole pipeline on every worker, as in the paper."""
+    return Policy(
+        "genserve", GenServe(times, options, options.max_batch), co_located(workers, load), replanner_wanted=False
+    )
+
+
+class GenServe(StepLevelDispatcher):
+    """Slack-ranked preemption of videos, another degree of parallelism for them when GPUs are scarce or idle, images in
+    batches by earliest deadline, decided together by a dynamic program (section 4 of the paper).
+
+    A picture is an image, more frames are a video. Images run on the narrowest degree that fits, to their end. A video
+    runs until it ends or is preempted: a paused one competes again at each call, so it resumes when its budget gets
+    tight or when GPUs are idle. The sources at hand state the candidates and the algorithm and leave their scores open,
+    so the scores are ours; see `dispatch.policies.related.video_rounds`. Left out: the limit of one paused video per
+    GPU, as states here are in the handoff buffer. C runs on one worker as in the paper, yet on a worker of the video.
+    The pools of a mixed cluster are planned one after the other.
+    """
+
+    def decide(self, view: ClusterView) -> Decisions:
+        """Starts of image batches and videos, and preemptions of videos."""
+        tick = self._tick(view)
+        waiting = sorted(view.pending, key=by_deadline)
+        assignments: list[Assignment] = []
+        preemptions: list[Preemption] = []
+        for index, pool in enumerate(tick.pools):
+            placing = Placing(pool)
+            able = [request for request in waiting if tick.batch_ways([request], index)]
+            running = [request for request in view.running if _is_preemptible(tick, index, request, placing)]
+            if not able or not placing.num_idle + sum(len(request.diffuse) for request in running):
+                continue
+            made, stopped = _plan_pool(tick, index, placing, able, running)
+            assignments += made
+            preemptions += stopped
+            served = {request_id for assignment in made for request_id in assignment.request_ids}
+            waiting = [request for request in waiting if request.spec.request_id not in served]
+        return Decisions(assignments=tuple(assignments), preemptions=tuple(preemptions))
+
+
+def _plan_pool(
+    tick: Tick, pool: int, placing: Placing, able: Sequence[PendingRequest], running: Sequence[RunningRequest]
+) -> tuple[list[Assignment], list[Preemption]]:
+    """Stages 1 to 3 for one pool, and what of the plan can be done now; the rest follows when videos have yielded."""
+    images = [request for request in able if request.spec.shape.num_frames == 1]
+    paused = [request for request in able if request.spec.shape.num_frames > 1]
+    batches = _edf_batches(tick, pool, images)
+    videos = [_running_video(tick, pool, each, placing) for each in running]
+    videos += [_waiting_video(tick, pool, each) for each in paused]
+    gpus = placing.num_idle + sum(len(request.diffuse) for request in running)
+    scored = [_image_batch(tick, pool, batch) for batch in batches]
+    round_s = max((max(batch.ends_s) for batch in scored), default=max((v.fastest_s for v in videos), default=0.0))
+    plan = plan_round(videos, scored, gpus, round_s)
+    assignments = _start_images(tick, pool, placing, batches, plan.image_gpus)
+    preemptions = [
+        Preemption(
+            each.spec.request_id,
+            f"genserve: {'pause' if degree == 0 else f'degree {degree}'}, {video.slack_s:.2f} s of slack",
+        )
+        for each, video, degree in zip(running, videos, plan.degrees, strict=False)
+        if not each.yielding and degree != len(each.diffuse)
+    ]
+    is_more_coming = bool(preemptions) or any(each.yielding for each in running)
+    degrees = plan.degrees[len(running) :]
+    for request, degree in sorted(zip(paused, degrees, strict=True), key=lambda pair: -pair[1]):
+        if degree and (made := _start_video(tick, pool, placing, request, degree, is_more_coming)) is not None:
+            assignments.append(made)
+    return assignments, preemptions
+
+
+def _is_preemptible(tick: Tick, pool: int, request: RunningRequest, placing: Placing) -> bool:
+    """A video in D, on workers of this pool, which could also start there."""
+    in_diffuse = request.stage is Stage.DIFFUSE and request.spec.shape.num_frames > 1
+    return in_diffuse and placing.holds(request.diffuse[0]) and bool(tick.ways(request.spec, pool, encoded=True))
+
+
+def _edf_batches(tick: Tick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
+    """Images of one kind, earliest deadline first, as long as nobody gets late because of the batch."""
+    batches: list[_Batch] = []
+    waiting = list(images)
+    while waiting:
+        members, rest = [waiting[0]], waiting[1:]
+        degree = min(tick.batch_ways(members, pool))
+        tick.grow(members, rest, pool, degree, strict=True)
+        batches.append(_Batch(tuple(members), degree))
+        taken = {member.spec.request_id for member in members}
+        waiting = [image for image in rest if image.spec.request_id not in taken]
+    return batches
+
+
+def _image_batch(tick: Tick, pool: int, batch: _Batch) -> ImageBatch:
+    way = tick.batch_ways(batch.members, pool)[batch.degree]
+    return ImageBatch(
+        degree=batch.degree,
+        ends_s=tuple(tick.expected_finish_s(member, way) - tick.now_s for member in batch.members),
+        budgets_s=tuple(member.deadline_s - tick.now_s for member in batch.members),
+    )
+
+
+def _running_video(tick: Tick, pool: int, each: RunningRequest, placing: Placing) -> Video:
+    """It may stay, be paused, go narrower, or wider by what is idle in its node. One that yields waits already."""
+    ways = tick.ways(each.spec, pool, encoded=True)
+    widest = len(each.diffuse) + placing.idle_in_node(each.diffuse[0])
+    return Video(
+        steps_left=max(each.spec.num_inference_steps - each.steps_done, 0),
+        step_s={degree: way.step_s for degree, way in ways.items() if degree <= widest},
+        fastest_s=min(way.step_s for way in ways.values()),
+        budget_s=each.deadline_s - tick.now_s - next(iter(ways.values())).decode_s,
+        degree=0 if each.yielding else len(each.diffuse),
+    )
+
+
+def _waiting_video(tick: Tick, pool: int, request: PendingRequest) -> Video:
+    ways = tick.batch_ways([request], pool)
+    any_way = next(iter(ways.values()))
+    return Video(
+        steps_left=steps_left(request),
+        step_s={degree: way.step_s for degree, way in ways.items()},
+        fastest_s=min(way.step_s for way in ways.values()),
+        budget_s=request.deadline_s - tick.now_s - any_way.decode_s,
+        encode_s=any_way.encode_s,
+    )
+
+
+def _start_images(tick: Tick, pool: int, placing: Placing, batches: Sequence[_Batch], gpus: int) -> list[Assignment]:
+    """Batches in their order onto the idle workers, as far as the plan's share for images goes."""
+    assignments: list[Assignment] = []
+    for batch in batches:
+        if batch.degree <= gpus and (workers := placing.take(batch.degree)) is not None:
+            gpus -= batch.degree
+            way = tick.batch_ways(batch.members, pool)[batch.degree]
+            number = len(batch.members)
+            reason = f"genserve: {number} image{'s' * (number != 1)} at degree {batch.degree}"
+            assignments.append(tick.assignment(batch.members, way, workers, reason))
+    return assignments
+
+
+def _start_video(
+    tick: Tick, pool: int, placing: Placing, request: PendingRequest, degree: int, is_more_coming: bool
+) -> Assignment | None:
+    """At the plan's degree; narrower where the idle workers lie apart and no others are about to come."""
+    ways = tick.batch_ways([request], pool)
+    for width in sorted(ways, reverse=True):
+        may_use = width == degree or (width < degree and not is_more_coming)
+        if may_use and (workers := placing.take(width)) is not None:
+            slack_s = request.deadline_s - tick.expected_finish_s(request, ways[width])
+            reason = f"genserve: video at degree {width}, {slack_s:.2f} s of slack at that degree"
+            return tick.assignment([request], ways[width], workers, reason)
+    return None

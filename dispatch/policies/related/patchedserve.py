@@ -1,0 +1,181 @@
+"""PatchedServe: least slack first, throughput first while nobody is in a hurry, the hopeless discarded.
+
+After PatchedServe, arXiv 2501.09253, section 6 (Algorithm 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, Way, batch_kind
+from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
+from tridentserve.cluster import WorkerSpec
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal, StageTimes
+
+# The most urgent request is relaxed from this slack score on: one whole latency to spare. The paper gives no figure.
+RELAXED_SLACK = 1.0
+
+
+def patchedserve(
+    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
+) -> Policy:
+    """The whole pipeline on every worker, as in the paper."""
+    return Policy(
+        "patchedserve",
+        PatchedServe(times, options, options.max_batch),
+        co_located(workers, load),
+        replanner_wanted=False,
+    )
+
+
+class PatchedServe(StepLevelDispatcher):
+    """Each worker set (the narrowest degree that fits, the paper's one GPU) has an active batch. Requests that wait are
+    ordered by slack score, (deadline - time since arrival - predicted rest) / latency alone; while the least is
+    relaxed, by how much their kind gains from batching. Each starts on idle workers, else joins the active batch of its
+    kind if nobody in it gets late because of that (the schedulability test). One that would be late even alone and at
+    once is refused. What has begun is neither refused nor displaced: a batch that somebody joins stops at its next step
+    boundary and goes on, on its workers, with the new member.
+
+    Left out: batches of mixed sizes by patches and the patch cache (sections 4 and 5), which change the result; batches
+    here are of equal shape. The cost model takes the place of the latency predictor (section 6.1).
+    """
+
+    def decide(self, view: ClusterView) -> Decisions:
+        """Starts, joins and refusals."""
+        tick = self._tick(view)
+        begun = sorted((r for r in view.pending if r.steps_done > 0), key=lambda r: (r.arrival_s, r.spec.request_id))
+        waiting = [request for request in view.pending if request.steps_done == 0]
+        hopeless = [request for request in waiting if _is_hopeless(tick, request)]
+        refused = {request.spec.request_id for request in hopeless}
+        left = [request for request in waiting if request.spec.request_id not in refused]
+        assignments: list[Assignment] = []
+        preemptions: list[Preemption] = []
+        for index, pool in enumerate(tick.pools):
+            placing = Placing(pool)
+            active = _Pool(tick, index, placing, batches_in_diffuse(view.running, placing))
+            active.resume([request for request in begun if active.way([request])], left)
+            active.admit(left)
+            assignments += active.assignments
+            preemptions += active.preemptions
+            begun = [request for request in begun if request.spec.request_id not in active.served]
+            left = [request for request in left if request.spec.request_id not in active.served]
+        refusals = (
+            Refusal(request.spec.request_id, f"patchedserve: late by {-slack_s:.2f} s even if it started now")
+            for request in hopeless
+            if (slack_s := _best_slack_s(tick, request)) is not None
+        )
+        return Decisions(tuple(assignments), tuple(preemptions), tuple(refusals))
+
+
+def _narrowest(tick: Tick, members: Sequence[PendingRequest], pool: int) -> Way | None:
+    return next(iter(tick.batch_ways(members, pool).values()), None)
+
+
+def _best_slack_s(tick: Tick, request: PendingRequest) -> float | None:
+    """What is to spare if the request starts now, alone, in its best pool. None where it cannot run at all."""
+    ways = [way for pool in range(len(tick.pools)) if (way := _narrowest(tick, [request], pool)) is not None]
+    return max((request.deadline_s - tick.expected_finish_s(request, way) for way in ways), default=None)
+
+
+def _is_hopeless(tick: Tick, request: PendingRequest) -> bool:
+    slack_s = _best_slack_s(tick, request)
+    return slack_s is not None and slack_s < 0
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One pool in one tick."""
+
+    tick: Tick
+    index: int
+    placing: Placing
+    active: list[RunningBatch]
+    assignments: list[Assignment] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    served: set[str] = field(default_factory=set)
+
+    def way(self, members: Sequence[PendingRequest]) -> Way | None:
+        return _narrowest(self.tick, members, self.index)
+
+    def resume(self, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> None:
+        """Batches that were stopped go on first, where they were if that is idle, with those who join."""
+        for first in begun:
+            if first.spec.request_id not in self.served:
+                others = [other for other in begun if other is not first and other.spec.request_id not in self.served]
+                others.sort(key=lambda other: other.held_by != first.held_by)
+                self._start(first, others, waiting)
+
+    def admit(self, waiting: Sequence[PendingRequest]) -> None:
+        """Algorithm 1 for those who wait."""
+        able = [request for request in waiting if self.way([request]) and request.spec.request_id not in self.served]
+        ordered = sorted(able, key=self._order)
+        for request in ordered:
+            if request.spec.request_id not in self.served and not self._start(request, (), ordered):
+                self._join(request)
+
+    def _order(self, request: PendingRequest) -> tuple[bool, float, float, str]:
+        """The urgent by slack score; then, in throughput mode, those whose kind gains most from a batch."""
+        alone = next(iter(self.tick.batch_ways([request], self.index).values()))
+        latency_s = alone.encode_s + request.spec.num_inference_steps * alone.step_s + alone.decode_s
+        slack = (request.deadline_s - self.tick.expected_finish_s(request, alone)) / max(latency_s, 1e-9)
+        relaxed = slack >= RELAXED_SLACK
+        gain = self._batching_gain(request, alone) if relaxed else 0.0
+        return relaxed, -gain, slack, request.spec.request_id
+
+    def _batching_gain(self, request: PendingRequest, alone: Way) -> float:
+        """The share of a step's seconds that a full batch saves each of its members."""
+        degree = alone.degree
+        batch = self.tick.batch_limit(request.spec, self.index, degree)
+        together = self.tick.ways(request.spec, self.index, batch).get(degree)
+        return 1.0 - together.step_s / batch / alone.step_s if together is not None and alone.step_s else 0.0
+
+    def _start(self, first: PendingRequest, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> bool:
+        """On its workers or on idle ones, with all that may be in one batch with it."""
+        alone = self.way([first])
+        if alone is None or self.placing.num_idle < (degree := alone.degree):
+            return False
+        held = (first.held_by,) if first.held_by is not None and degree == 1 else ()
+        workers = held if self.placing.keep(held) else self.placing.take(degree)
+        if workers is None:
+            return False
+        members = [first]
+        self.tick.grow(members, begun, self.index, degree, strict=False)
+        taken = self.served | {member.spec.request_id for member in members}
+        joining = [other for other in waiting if other.spec.request_id not in taken]
+        self.tick.grow(members, joining, self.index, degree, strict=True)
+        way = self.tick.batch_ways(members, self.index)[degree]
+        slack_s = first.deadline_s - self.tick.expected_finish_s(first, way)
+        reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"
+        self.assignments.append(self.tick.assignment(members, way, workers, reason))
+        self.served.update(member.spec.request_id for member in members)
+        return True
+
+    def _join(self, request: PendingRequest) -> None:
+        """Into the smallest active batch of its kind that stays in time with it."""
+        for batch in sorted(self.active, key=lambda batch: batch.size):
+            limit = self.tick.batch_limit(request.spec, self.index, len(batch.workers))
+            if batch.kind == batch_kind(request.spec) and batch.size < limit and self._is_schedulable(batch, request):
+                batch.promised += 1
+                self.preemptions += batch.stop(f"patchedserve: {request.spec.request_id} joins")
+                return
+
+    def _is_schedulable(self, batch: RunningBatch, request: PendingRequest) -> bool:
+        """Algorithm 1, lines 16 to 18: with one more, everybody still ends in time who would without."""
+        degree, now_s = len(batch.workers), self.tick.now_s
+        before = self.tick.ways(request.spec, self.index, batch.size, encoded=True).get(degree)
+        after = self.tick.ways(request.spec, self.index, batch.size + 1).get(degree)
+        if before is None or after is None:
+            return False
+        rest = [(m.spec.num_inference_steps - m.steps_done, m.deadline_s) for m in batch.members]
+        own_s = now_s + after.encode_s + steps_left(request) * after.step_s + after.decode_s
+        return own_s <= request.deadline_s and all(
+            now_s + after.encode_s + steps * after.step_s + after.decode_s <= deadline_s
+            or now_s + steps * before.step_s + before.decode_s > deadline_s
+            for steps, deadline_s in rest
+        )

@@ -1,0 +1,114 @@
+"""TetriServe's two steps of a round, free of workers: minimal allocations, then Algorithm 1 (arXiv 2510.01565,
+sections 4.2.1 and 4.2.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from dispatch.policies.related.group_knapsack import GroupKnapsack
+
+# Slack for rounding errors, in seconds.
+_EPSILON_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRequest:
+    """A request at the start of a round. `step_s`: seconds per step at each degree that it may use now; `fastest_s`: at
+    the fastest degree that it may ever use; `budget_s`: seconds until its D must have ended; `encode_s`: seconds until
+    E has ended, when that is still to do."""
+
+    steps_left: int
+    step_s: Mapping[int, float]
+    fastest_s: float
+    budget_s: float
+    encode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOption:
+    """A request does `steps` steps at `degree` in this round."""
+
+    degree: int
+    steps: int
+
+
+def minimal_allocation(request: RoundRequest) -> dict[int, int]:
+    """Steps per degree with the fewest GPU-seconds that end within the budget, in one or two degrees.
+
+    Two are enough: it is a linear program with two constraints, the number of steps and the time. A request that
+    cannot end in time (definitely late) gets its cheapest degree.
+    """
+    steps, step_s = request.steps_left, request.step_s
+    budget_s = request.budget_s - request.encode_s + _EPSILON_S
+    cheapest = min(step_s, key=lambda degree: (degree * step_s[degree], degree))
+    best, best_cost = {cheapest: steps}, math.inf
+    for degree, seconds in step_s.items():
+        cost = steps * degree * seconds
+        if steps * seconds <= budget_s and cost < best_cost:
+            best, best_cost = {degree: steps}, cost
+    for slow, fast in permutations(step_s, 2):
+        if step_s[slow] <= step_s[fast]:
+            continue
+        n_fast = math.ceil((steps * step_s[slow] - budget_s) / (step_s[slow] - step_s[fast]))
+        if 0 < n_fast < steps:
+            cost = (steps - n_fast) * slow * step_s[slow] + n_fast * fast * step_s[fast]
+            if cost < best_cost:
+                best, best_cost = {slow: steps - n_fast, fast: n_fast}, cost
+    return best
+
+
+def steps_in_round(request: RoundRequest, degree: int, round_s: float) -> int:
+    """How many steps at this degree end within the round, E first. No more than are left."""
+    whole = math.floor((round_s - request.encode_s + _EPSILON_S) / request.step_s[degree])
+    return max(0, min(request.steps_left, whole))
+
+
+def options_of(request: RoundRequest, round_s: float) -> list[RoundOption]:
+    """The degrees of the minimal allocation that make progress in the round.
+
+    The paper runs no more steps at a degree than its allocation says; here the workers, which are taken for the round
+    anyway, go on to its end. That never hurts: fewer steps are left at the same time. Where no degree makes a step in
+    the round, the fastest one makes one and overruns it.
+    """
+    usable = [degree for degree in request.step_s if steps_in_round(request, degree, round_s) > 0]
+    if not usable:
+        fastest = min(request.step_s, key=lambda degree: (request.step_s[degree], degree))
+        return [RoundOption(fastest, min(1, request.steps_left))]
+    allocation = minimal_allocation(replace(request, step_s={degree: request.step_s[degree] for degree in usable}))
+    return [RoundOption(degree, steps_in_round(request, degree, round_s)) for degree in sorted(allocation)]
+
+
+def survives(request: RoundRequest, option: RoundOption | None, round_s: float) -> bool:
+    """Whether the request is not definitely late at the end of the round: the steps left then, at the fastest degree,
+    end in time (Algorithm 1, lines 9 to 11). A request that ends within the round survives when it ends in time."""
+    if option is None:
+        return round_s + request.encode_s + request.steps_left * request.fastest_s <= request.budget_s + _EPSILON_S
+    run_s = request.encode_s + option.steps * request.step_s[option.degree]
+    left = request.steps_left - option.steps
+    end_s = max(round_s, run_s) + left * request.fastest_s if left else run_s
+    return end_s <= request.budget_s + _EPSILON_S
+
+
+def pack_round(requests: Sequence[RoundRequest], capacity: int, round_s: float) -> list[RoundOption | None]:
+    """Algorithm 1: at most one option per request, `capacity` GPUs, the most survivors.
+
+    The paper leaves ties open. Here, of plans with as many survivors, the one that advances the most survivors, then
+    the most requests, then the first ones is chosen: so GPUs that no one needs now still do work.
+    """
+    n = len(requests)
+    options = [[None, *options_of(request, round_s)] for request in requests]
+    groups: list[list[tuple[int, float]]] = []
+    for rank, (request, choices) in enumerate(zip(requests, options, strict=True)):
+        group = []
+        for option in choices:
+            alive = survives(request, option, round_s)
+            advances = option is not None and option.steps > 0
+            value = float(alive) * (n + 1) ** 2 + advances * ((n + 1 if alive else 1) + (1 - rank / n) / (n + 1))
+            group.append((option.degree if option else 0, value))
+        groups.append(group)
+    knapsack = GroupKnapsack(groups, capacity)
+    picked = knapsack.choices(knapsack.best_width)
+    return [choices[index] for choices, index in zip(options, picked, strict=True)]

@@ -1,0 +1,177 @@
+"""TetriServe: deadline-aware rounds with step-level sequence parallelism (arXiv 2510.01565, section 4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dispatch.candidates.classes import by_deadline
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.related.round_packing import RoundRequest, pack_round, steps_in_round
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, Way, batch_kind
+from dispatch.policies.step_level.placing import Placing
+from tridentserve.cluster import WorkerSpec
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes
+
+# Steps of the largest size that a round lasts, as a share of its steps: the paper finds 5 of 50 best (section 6.4).
+ROUND_SHARE = 0.1
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """A request that runs in the round, at a degree that may still grow."""
+
+    pending: PendingRequest
+    request: RoundRequest
+    degree: int
+
+
+def tetriserve(
+    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
+) -> Policy:
+    """The whole pipeline on every worker, as in the paper."""
+    return Policy("tetriserve", TetriServe(times, options), co_located(workers, load), replanner_wanted=False)
+
+
+class TetriServe(StepLevelDispatcher):
+    """Each round: the degrees that meet each deadline with the fewest GPU-seconds (4.2.1), the dynamic program of
+    Algorithm 1 over the idle GPUs (4.2.2), the workers of the last round where the degree stays, then wider degrees on
+    the workers that are left (4.2.3).
+
+    A round begins when all segments of the last one that fit in it have ended, so a late one does not lose a round. It
+    is as long as a tenth of the steps of the largest size that waits or runs (the paper's 5 of 50), and at least one
+    step at its optimal degree. Left out: selective batching of small sizes (section 5), which the paper does not
+    specify. The pools of a mixed cluster are packed one after the other. Remembered between calls: the requests of the
+    last round, and the workers each request had.
+    """
+
+    def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
+        super().__init__(times, options)
+        self._in_round: frozenset[str] = frozenset()
+        self._had: dict[str, tuple[WorkerId, ...]] = {}
+
+    def decide(self, view: ClusterView) -> Decisions:
+        """The segments of a new round; nothing while a round lasts."""
+        running = {request.spec.request_id for request in view.running}
+        if not view.pending or self._in_round & running:
+            return Decisions()
+        tick = self._tick(view)
+        round_s = self._round_seconds(tick, view)
+        waiting = sorted(view.pending, key=by_deadline)
+        known = running | {request.spec.request_id for request in waiting}
+        self._had = {request_id: had for request_id, had in self._had.items() if request_id in known}
+        assignments: list[Assignment] = []
+        for index, pool in enumerate(tick.pools):
+            chosen = _choose(tick, waiting, index, round_s)
+            _scale_up(chosen, pool.idle_per_node)
+            for each, workers in self._place(chosen, Placing(pool), round_s):
+                request_id = each.pending.spec.request_id
+                assignments.append(_segment(tick, index, each, workers, round_s))
+                waiting.remove(each.pending)
+                self._had[request_id] = workers
+        end_s = view.now_s + round_s * (1 + 1e-9)
+        self._in_round = frozenset(
+            request_id for each in assignments if each.expected_finish_s <= end_s for request_id in each.request_ids
+        )
+        return Decisions(assignments=tuple(assignments))
+
+    def _round_seconds(self, tick: Tick, view: ClusterView) -> float:
+        """The longest of what each size asks of a round."""
+        asked_s = 0.0
+        specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
+        for spec in {(batch_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
+            for index in range(len(tick.pools)):
+                ways = tick.ways(spec, index, encoded=True).values()
+                fastest_s = min((way.step_s for way in ways), default=0.0)
+                optimal_s = min((way.step_s for way in ways if way.efficient), default=0.0)
+                asked_s = max(asked_s, max(1, round(ROUND_SHARE * spec.num_inference_steps)) * fastest_s, optimal_s)
+        return asked_s
+
+    def _place(
+        self, chosen: Sequence[_Chosen], placing: Placing, round_s: float
+    ) -> list[tuple[_Chosen, tuple[WorkerId, ...]]]:
+        """Who has the workers of the last round keeps them; then the widest first, near those that they had. Where idle
+        workers lie apart, a narrower degree is used."""
+        placed: list[tuple[_Chosen, tuple[WorkerId, ...]]] = []
+        moving: list[_Chosen] = []
+        for each in chosen:
+            had = self._had.get(each.pending.spec.request_id, ())
+            if len(had) == each.degree and placing.keep(had):
+                placed.append((each, had))
+            else:
+                moving.append(each)
+        for each in sorted(moving, key=lambda each: -each.degree):
+            had = self._had.get(each.pending.spec.request_id, ())
+            for degree in sorted(each.request.step_s, reverse=True):
+                usable = degree == each.degree or steps_in_round(each.request, degree, round_s) > 0
+                if degree <= each.degree and usable and (workers := placing.take(degree, had)) is not None:
+                    each.degree = degree
+                    placed.append((each, workers))
+                    break
+        return placed
+
+
+def _choose(tick: Tick, waiting: Sequence[PendingRequest], pool: int, round_s: float) -> list[_Chosen]:
+    """Minimal allocations and Algorithm 1 for the idle workers of one pool."""
+    idle_per_node = tick.pools[pool].idle_per_node
+    able: list[tuple[PendingRequest, RoundRequest]] = []
+    for pending in waiting:
+        ways = tick.batch_ways([pending], pool)
+        if any(degree <= max(idle_per_node) for degree in ways):
+            able.append((pending, _round_request(pending, ways, tick.now_s, max(idle_per_node))))
+    packed = pack_round([request for _, request in able], sum(idle_per_node), round_s)
+    plan = zip(able, packed, strict=True)
+    return [_Chosen(pending, request, option.degree) for (pending, request), option in plan if option is not None]
+
+
+def _round_request(pending: PendingRequest, ways: Mapping[int, Way], now_s: float, largest_idle: int) -> RoundRequest:
+    """What Algorithm 1 needs to know. The deadline is that of D: C comes after it."""
+    any_way = next(iter(ways.values()))
+    return RoundRequest(
+        steps_left=steps_left(pending),
+        step_s={degree: way.step_s for degree, way in ways.items() if degree <= largest_idle},
+        fastest_s=min(way.step_s for way in ways.values()),
+        budget_s=pending.deadline_s - any_way.decode_s - now_s,
+        encode_s=any_way.encode_wait_s + any_way.encode_s,
+    )
+
+
+def _scale_up(chosen: Sequence[_Chosen], idle_per_node: Sequence[int]) -> None:
+    """Work-conserving elastic scale-up (4.2.3): while workers are left, the request whose step gets shorter by the
+    largest factor goes to its next degree. Degrees are powers of two, so sets fit the nodes exactly when, for every
+    degree, those at least as wide take no more than the nodes have in blocks of it."""
+    degrees = sorted({1, *(degree for each in chosen for degree in each.request.step_s)})
+    capacity = {degree: degree * sum(idle // degree for idle in idle_per_node) for degree in degrees}
+    used = Counter({degree: sum(each.degree for each in chosen if each.degree >= degree) for degree in capacity})
+    growing = list(chosen)
+    while growing and used[1] < capacity[1]:
+        gains: list[tuple[float, int, int]] = []
+        for number, each in enumerate(growing):
+            wider = [degree for degree in each.request.step_s if degree > each.degree]
+            if wider and (ratio := each.request.step_s[min(wider)] / each.request.step_s[each.degree]) < 1:
+                gains.append((ratio, number, min(wider)))
+        grown: list[_Chosen] = []
+        for _, number, degree in sorted(gains):
+            each = growing[number]
+            after = {k: used[k] + degree - each.degree * (k <= each.degree) for k in capacity if k <= degree}
+            if all(after[k] <= capacity[k] for k in after):
+                used.update({k: after[k] - used[k] for k in after})
+                each.degree = degree
+                grown.append(each)
+        growing = grown
+
+
+def _segment(tick: Tick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
+    """The steps of the round, at least one where any are left."""
+    way = tick.batch_ways([each.pending], pool)[each.degree]
+    steps = min(max(1, steps_in_round(each.request, each.degree, round_s)), steps_left(each.pending))
+    slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, way)
+    reason = (
+        f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"
+    )
+    return tick.assignment([each.pending], way, workers, reason, steps)

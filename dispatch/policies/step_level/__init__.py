@@ -1,0 +1,1 @@
+"""Dispatchers that decide anew at step boundaries."""

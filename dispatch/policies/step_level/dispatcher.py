@@ -1,0 +1,217 @@
+"""What the step-level policies share: the ways to run a batch in each pool at one moment, and segments as assignments.
+
+A segment is a run of denoising steps: E goes before the first one, C after the last. Stages that the primary lacks
+go to auxiliaries, as in TridentServe (arXiv 2510.02838, section 6.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dispatch.dispatcher import IlpDispatcher
+from dispatch.options import DispatchOptions
+from dispatch.policies.greedy.work import needs_encode, steps_left
+from dispatch.workers.auxiliaries import Auxiliaries
+from dispatch.workers.memory_fit import Fits
+from dispatch.workers.snapshot import Fleet, fleet_of
+from tridentserve.errors import ProfileError
+from tridentserve.plans import Replica, WorkerId
+from tridentserve.protocols import Assignment, ClusterView, PendingRequest, StageTimes, WorkerView
+from tridentserve.requests import Company, RequestSpec, Shape
+from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
+from tridentserve.stages import PlacementType, Stage
+
+# A larger batch is worth it when the seconds per step and request fall below this share.
+_WORTHWHILE = 0.98
+# Requests of one batch kind can run in one batch.
+BatchKind = tuple[str, Shape, int, Company]
+
+
+def batch_kind(spec: RequestSpec) -> BatchKind:
+    """Model, shape, outputs and company: what is equal in a batch. Steps may differ."""
+    return spec.model, spec.shape, spec.num_outputs, spec.company
+
+
+class StepLevelDispatcher:
+    """The base of the step-level policies. `max_batch` limits batches where a policy makes them."""
+
+    def __init__(self, times: StageTimes, options: DispatchOptions | None = None, max_batch: int = 8) -> None:
+        self._times = times
+        self._options = options or DispatchOptions()
+        self._max_batch = max_batch
+        self._feasibility = IlpDispatcher(times, self._options)
+        self._fits = Fits(times, self._options)
+        # The workers as last seen: most have not changed at the next tick.
+        self._fleet: Fleet | None = None
+
+    def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
+        """None when the placement could serve the request on an idle cluster, else why not."""
+        return self._feasibility.can_ever_run(spec, workers)
+
+    def _tick(self, view: ClusterView) -> Tick:
+        self._fleet = fleet_of(view.workers) if self._fleet is None else self._fleet.seen(view.workers)
+        return Tick(self._times, self._options, self._fits, self._fleet, view, self._max_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A degree at which a batch can run in a pool, and its seconds there: `step_s` is one step of D; `encode_wait_s` is
+    what an auxiliary for E has queued. `efficient`: the degree's efficiency is above the least that options ask for."""
+
+    degree: int
+    primary: PlacementType
+    encode_s: float
+    step_s: float
+    decode_s: float
+    encode_wait_s: float
+    efficient: bool
+
+
+class Tick:
+    """One call of `decide`: the pools, and how long a batch takes at each degree where its memory fits."""
+
+    def __init__(
+        self, times: StageTimes, options: DispatchOptions, fits: Fits, fleet: Fleet, view: ClusterView, max_batch: int
+    ) -> None:
+        self.now_s = view.now_s
+        self.pools = fleet.pools
+        self._times = times
+        self._options = options
+        self._max_batch = max_batch
+        self._fits = fits
+        self._auxiliaries = Auxiliaries(fleet.all_pools, fits, times, view.now_s)
+        self._node_of = {worker.worker_id: worker.node_id for worker in view.workers}
+        self._limits: dict[tuple[BatchKind, int, int], int] = {}
+        self._ways: dict[tuple[BatchKind, int, int, bool], dict[int, Way]] = {}
+
+    def ways(self, spec: RequestSpec, pool: int, batch: int = 1, encoded: bool = False) -> Mapping[int, Way]:
+        """The ways by degree, ascending, in a pool for `batch` requests like `spec`. Empty where memory, auxiliaries or
+        the profile do not cover it."""
+        key = (batch_kind(spec), pool, batch, encoded)
+        if key not in self._ways:
+            try:
+                self._ways[key] = self._find_ways(spec, pool, batch, encoded)
+            except ProfileError:
+                self._ways[key] = {}
+        return self._ways[key]
+
+    def _find_ways(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, Way]:
+        pool = self.pools[index]
+        primary, outputs = pool.types.get(spec.model), spec.num_outputs * batch
+        if primary is None:
+            return {}
+        wait_s = 0.0
+        for stage in (Stage.DECODE,) if encoded else (Stage.DECODE, Stage.ENCODE):
+            if stage not in primary.stages:
+                able = self._auxiliaries.able(spec.model, stage, spec.shape, outputs)
+                if not able:
+                    return {}
+                wait_s = self._auxiliaries.free_at_s(able, Replica(spec.model, stage)) - self.now_s
+        here = primary.stages - {Stage.ENCODE} if encoded else primary.stages
+        fitting = self._fits.degrees(pool, spec.model, here, spec.shape, spec.num_outputs, batch)
+        if isinstance(fitting, str):
+            return {}
+        step_s = {k: stage_seconds(self._times, spec, Stage.DIFFUSE, k, batch, num_steps=1) for k in fitting.degrees}
+        narrowest_s = min(k * seconds for k, seconds in step_s.items())
+        return {
+            degree: Way(
+                degree=degree,
+                primary=primary,
+                encode_s=0.0 if encoded else stage_seconds(self._times, spec, Stage.ENCODE, batch=batch),
+                step_s=step_s[degree],
+                decode_s=stage_seconds(self._times, spec, Stage.DECODE, batch=batch),
+                encode_wait_s=0.0 if encoded or Stage.ENCODE in primary.stages else max(0.0, wait_s),
+                efficient=narrowest_s >= self._options.min_efficiency * degree * step_s[degree],
+            )
+            for degree in fitting.degrees
+        }
+
+    def batch_ways(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, Way]:
+        """`ways` of requests of one kind together."""
+        return self.ways(members[0].spec, pool, len(members), not any(map(needs_encode, members)))
+
+    def batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
+        """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
+        key = (batch_kind(spec), pool, degree)
+        if key not in self._limits:
+            best, best_s = 1, float("inf")
+            for batch in range(1, self._max_batch + 1):
+                if (way := self.ways(spec, pool, batch).get(degree)) is None:
+                    break
+                if way.step_s / batch < _WORTHWHILE * best_s:
+                    best, best_s = batch, way.step_s / batch
+            self._limits[key] = best
+        return self._limits[key]
+
+    def grow(
+        self, members: list[PendingRequest], others: Sequence[PendingRequest], pool: int, degree: int, strict: bool
+    ) -> None:
+        """Let others of the same kind join in their order, up to the limit. `strict`: nobody who would be in time alone
+        may be late because of the batch."""
+        limit = self.batch_limit(members[0].spec, pool, degree)
+        for other in others:
+            if len(members) >= limit:
+                return
+            if batch_kind(other.spec) == batch_kind(members[0].spec) and steps_left(other) and steps_left(members[0]):
+                together = [*members, other]
+                if not strict or self._delays_nobody(together, pool, degree):
+                    members.append(other)
+
+    def _delays_nobody(self, members: Sequence[PendingRequest], pool: int, degree: int) -> bool:
+        if (way := self.batch_ways(members, pool).get(degree)) is None:
+            return False
+        alone = {member.spec.request_id: self.batch_ways([member], pool)[degree] for member in members}
+        return all(
+            self.expected_finish_s(member, way) <= member.deadline_s
+            or self.expected_finish_s(member, alone[member.spec.request_id]) > member.deadline_s
+            for member in members
+        )
+
+    def expected_finish_s(self, request: PendingRequest, way: Way) -> float:
+        """When the request ends if it starts now and stays in a batch that runs this way."""
+        return self.now_s + way.encode_wait_s + way.encode_s + steps_left(request) * way.step_s + way.decode_s
+
+    def assignment(
+        self,
+        members: Sequence[PendingRequest],
+        way: Way,
+        workers: tuple[WorkerId, ...],
+        reason: str,
+        num_steps: int | None = None,
+    ) -> Assignment:
+        """`num_steps` steps of each member (None, or too many: as the one with the fewest left has) on these workers.
+        `way` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
+        fewest = min(steps_left(member) for member in members)
+        steps = fewest if num_steps is None else min(num_steps, fewest)
+        outputs = sum(member.spec.num_outputs for member in members)
+        auxiliaries, near = self._auxiliaries, self._node_of[workers[0]]
+        spec = members[0].spec
+        encode: tuple[WorkerId, ...] = ()
+        decode: tuple[WorkerId, ...] = ()
+        end_s = self.now_s + way.encode_s
+        if any(map(needs_encode, members)):
+            encode = workers
+            if Stage.ENCODE not in way.primary.stages:
+                able = auxiliaries.able(spec.model, Stage.ENCODE, spec.shape, outputs)
+                replica = Replica(spec.model, Stage.ENCODE)
+                encode, end_s = auxiliaries.take(able, self.now_s, way.encode_s, near, replica)
+        end_s += steps * way.step_s
+        auxiliaries.occupy(workers, end_s)
+        if steps == fewest:
+            decode, decode_s = workers[:1], way.decode_s
+            if Stage.DECODE not in way.primary.stages:
+                able = auxiliaries.able(spec.model, Stage.DECODE, spec.shape, outputs)
+                decode, end_s = auxiliaries.take(able, end_s, decode_s, near, Replica(spec.model, Stage.DECODE))
+            else:
+                end_s += decode_s
+        return Assignment(
+            request_ids=tuple(member.spec.request_id for member in members),
+            primary=way.primary,
+            encode=encode,
+            diffuse=workers,
+            decode=decode,
+            expected_finish_s=end_s,
+            reason=reason,
+            num_steps=None if steps == fewest else steps,
+        )

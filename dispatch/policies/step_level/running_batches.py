@@ -1,0 +1,51 @@
+"""The batches that run in one pool, for policies that let requests join or displace them at a step boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dispatch.policies.step_level.dispatcher import BatchKind, batch_kind
+from dispatch.policies.step_level.placing import Placing
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import Preemption, RunningRequest
+from tridentserve.stages import Stage
+
+
+@dataclass(slots=True)
+class RunningBatch:
+    """Requests in D on the same workers. `stops`: it yields already, or is told to now. `promised`: how many waiting
+    requests join at its next step boundary."""
+
+    members: tuple[RunningRequest, ...]
+    stops: bool
+    promised: int = 0
+
+    @property
+    def kind(self) -> BatchKind:
+        return batch_kind(self.members[0].spec)
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return self.members[0].diffuse
+
+    @property
+    def size(self) -> int:
+        """Members, those who are to join counted."""
+        return len(self.members) + self.promised
+
+    def stop(self, why: str) -> list[Preemption]:
+        """What stops it at its next step boundary; nothing where it stops anyway."""
+        if self.stops:
+            return []
+        self.stops = True
+        return [Preemption(self.members[0].spec.request_id, why)]
+
+
+def batches_in_diffuse(running: Iterable[RunningRequest], placing: Placing) -> list[RunningBatch]:
+    """The batches in D on workers of this pool, in the order of the view."""
+    together: dict[tuple[WorkerId, ...], list[RunningRequest]] = {}
+    for request in running:
+        if request.stage is Stage.DIFFUSE and placing.holds(request.diffuse[0]):
+            together.setdefault(request.diffuse, []).append(request)
+    return [RunningBatch(tuple(members), any(member.yielding for member in members)) for members in together.values()]

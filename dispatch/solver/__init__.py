@@ -1,0 +1,1 @@
+"""The integer program of a tick, and its solver."""

@@ -1,0 +1,217 @@
+"""The integer program of one tick, in PuLP (TridentServe, arXiv 2510.02838, section 6.2).
+
+What is on time is known for each (request, type, degree) before the solve, so the paper's big-M variables (C3) are not
+needed; requests that are alike share an integer variable. A tick never fails: at the time limit the best solution so
+far counts, and a greedy plan takes over when there is none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import floor
+from typing import Any
+
+import pulp
+
+from dispatch.options import DispatchOptions
+from dispatch.solver.decomposition import joined, parts_of
+from dispatch.solver.highs import FastHiGHS
+from dispatch.solver.problem import (
+    Problem,
+    Slot,
+    Solution,
+    best_ranked,
+    best_slots,
+    completed,
+    greedy,
+    is_feasible,
+    upper_bound,
+    value_of,
+)
+
+# How far below a whole number a solver's value may be and still mean it.
+_ROUNDING = 1e-6
+
+# Stands in the reason of every plan for which a search was cut short, but for a plain `incumbent`.
+_TIME_LIMIT = "time limit"
+
+# A lack that is nothing but rounding.
+_GAP_ABS, _GAP_REL = 1e-6, 1e-9
+
+# Up to so many requests the optimum is found as fast as anything close to it, and prices are not small beside the gap.
+_SMALL = 100
+
+_Variables = dict[tuple[int, Slot], Any]
+
+
+def solve(problem: Problem, options: DispatchOptions) -> Solution:
+    """The best solution found within the time limit; always feasible, and the same for the same problem unless the
+    time limit cuts the search short. No request is left out that still fits.
+
+    Each independent part is solved as an LP and rounded first. Those with the largest gaps are then searched, one after
+    the other, until the whole is close enough to its bound.
+    """
+    parts = parts_of(problem)
+    gap = options.gap if sum(item.count for item in problem.classes) > _SMALL else 0.0
+    limited = replace(options, gap=gap, time_limit_s=options.time_limit_s / max(len(parts), 1))
+    searches = [_Search(part.problem, limited) for part in parts]
+    solutions = [search.first() for search in searches]
+    whole = joined(parts, solutions)
+    for index in sorted(range(len(parts)), key=lambda index: -_lack(parts[index].problem, solutions[index])):
+        if _is_close(problem, whole, gap):
+            break
+        solutions[index] = searches[index].better()
+        whole = joined(parts, solutions)
+    is_proved = whole.method == "incumbent" and _is_close(problem, whole, gap)
+    return replace(whole, method="ilp") if is_proved else whole
+
+
+def is_cut_short(found_by: str) -> bool:
+    """Whether a search ended at its time limit, by `Solution.found_by`: another run may decide otherwise."""
+    return found_by == "incumbent" or _TIME_LIMIT in found_by
+
+
+def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
+    """Whether a solution is as near to its bound as is asked for, rounding aside."""
+    return _lack(problem, solution) <= max(gap, _GAP_REL) * solution.value(problem) + _GAP_ABS
+
+
+def _lack(problem: Problem, solution: Solution) -> float:
+    """How much more another solution could be worth at most."""
+    return solution.bound - solution.value(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan that a solver has found, and what to call it in a reason."""
+
+    solution: Solution
+    name: str
+
+
+class _Search:
+    """A part, its program and the best solution so far."""
+
+    def __init__(self, problem: Problem, options: DispatchOptions) -> None:
+        self._problem = problem
+        self._options = options
+        self._has_crashed = False
+        self._best: Solution
+
+    def first(self) -> Solution:
+        """What needs no search: the optimum where nobody has to choose, the rounded LP, or else a greedy plan."""
+        if (best := best_slots(self._problem) or best_ranked(self._problem)) is not None:
+            self._best = best
+        else:
+            # As it stays where neither an LP nor a search has anything to say of it.
+            self._best = greedy(self._problem, "within the gap of the bound")
+            self._attempt(self._round)
+            if self._best.method == "incumbent" and _lack(self._problem, self._best) <= _GAP_ABS:
+                self._best = replace(self._best, method="ilp")
+        return self._best
+
+    def better(self) -> Solution:
+        """What the solver finds within its limits; never less than the first."""
+        if _lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
+            self._attempt(self._solve)
+        return self._best
+
+    def _attempt(self, step: Callable[[], _Found | str]) -> None:
+        """Keep the better solution and the better bound. A step that finds nothing says why."""
+        try:
+            found = step()
+        except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick goes on
+            found = f"{type(error).__name__}: {error}".replace(",", ";")
+            self._has_crashed = True
+        if isinstance(found, str):
+            self._best = replace(self._best, why=found or self._best.why)
+            return
+        bound = min(found.solution.bound, self._best.bound)
+        if found.solution.value(self._problem) >= self._best.value(self._problem):
+            self._best = replace(found.solution, bound=bound)
+        else:
+            self._best = replace(self._best, bound=bound, why=f"worth more than {found.name}")
+
+    def _round(self) -> _Found | str:
+        """The LP, rounded down so that all limits are kept, and then whatever still fits."""
+        self._model, self._variables = _build(self._problem)
+        self._solver = _solver(self._options)
+        if not isinstance(self._solver, FastHiGHS):
+            return ""  # it cannot solve the LP alone
+        if not self._solver.relax(self._model):
+            return self._why_nothing("LP")
+        down = {key: floor(variable.varValue + _ROUNDING) for key, variable in self._variables.items()}
+        counts = completed(self._problem, {key: n for key, n in down.items() if n})
+        if not is_feasible(self._problem, counts):
+            why = "the rounded LP leaves out a request that has to be served"
+            return _Found(replace(self._best, bound=self._solver.bound, why=why), "the greedy plan")
+        return _Found(Solution(counts, "incumbent", self._solver.bound), "the rounded LP")
+
+    def _solve(self) -> _Found | str:
+        """The search, from the best solution so far."""
+        for key, variable in self._variables.items():
+            variable.varValue = float(self._best.counts.get(key, 0))
+        self._model.solve(self._solver)
+        status = self._model.sol_status
+        if status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+            return self._why_nothing("search")
+        counts = {key: n for key, variable in self._variables.items() if (n := round(variable.varValue or 0))}
+        if not is_feasible(self._problem, counts):
+            return "the solver broke a limit"
+        is_proved = status == pulp.LpSolutionOptimal
+        if isinstance(self._solver, FastHiGHS):
+            bound = self._solver.bound
+        else:  # CBC tells no bound: what is proved is the gap that it was asked for
+            proved = value_of(self._problem, counts) * (1 + self._options.gap)
+            bound = proved if is_proved else upper_bound(self._problem)
+        solution = Solution(completed(self._problem, counts), "ilp" if is_proved else "incumbent", bound)
+        return _Found(solution, "the solver's plan" if is_proved else f"the solver's plan {self._at_time_limit}")
+
+    @property
+    def _at_time_limit(self) -> str:
+        return f"at the {_TIME_LIMIT} of {self._options.time_limit_s:g} s"
+
+    def _why_nothing(self, what: str) -> str:
+        """Why the LP or the search has ended without a solution."""
+        if isinstance(self._solver, FastHiGHS):
+            is_out_of_time, status = self._solver.is_out_of_time, self._solver.status
+        else:
+            is_out_of_time = self._model.status == pulp.LpStatusNotSolved
+            status = pulp.LpStatus[self._model.status]
+        return f"no solution of the {what} {self._at_time_limit}" if is_out_of_time else f"the {what} ended: {status}"
+
+
+def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
+    model = pulp.LpProblem("dispatch", pulp.LpMaximize)
+    variables: _Variables = {}
+    values: list[tuple[Any, float]] = []
+    workers: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
+    for index, item in enumerate(problem.classes):  # C1
+        served: list[tuple[Any, int]] = []
+        for slot, value in item.values.items():
+            most = min(item.count, problem.capacity(slot.pool, slot.degree))
+            name = f"x_{index}_{slot.pool}_{slot.degree}"
+            variable = model.add_variable(name, lowBound=0, upBound=most, cat=pulp.LpInteger)
+            variables[index, slot] = variable
+            values.append((variable, value))
+            served.append((variable, 1))
+            workers[slot.pool].append((variable, slot.degree))
+        if item.required or len(served) > 1:  # otherwise the variable's own limit says it
+            sense = pulp.LpConstraintEQ if item.required else pulp.LpConstraintLE
+            model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(served), sense, rhs=item.count))
+    model.setObjective(pulp.LpAffineExpression(values))
+    for pool, degrees in workers.items():  # C2, per node: see Problem.fits
+        for block in sorted({degree for _, degree in degrees}):
+            wide = pulp.LpAffineExpression([(variable, degree) for variable, degree in degrees if degree >= block])
+            model.addConstraint(pulp.LpConstraint(wide, pulp.LpConstraintLE, rhs=block * problem.capacity(pool, block)))
+    return model, variables
+
+
+def _solver(options: DispatchOptions) -> pulp.LpSolver:
+    # One thread: no start-up cost, and the same answer each time.
+    if options.solver == "CBC":
+        path = pulp.PULP_CBC_CMD.pulp_cbc_path  # the binary that comes with PuLP
+        return pulp.COIN_CMD(path=path, msg=False, timeLimit=options.time_limit_s, gapRel=options.gap, threads=1)
+    return FastHiGHS(options.time_limit_s, options.gap)

@@ -1,0 +1,214 @@
+"""E and C given D (TridentServe, arXiv 2510.02838, section 6.2, "Solution for E and C").
+
+A stage that the primary holds runs there: E merges with D (it takes almost no time), C follows on as many of D's
+workers as are its optimal degree, as a rule the leader alone (it gains little from more; the others are free for the
+next request). Otherwise it goes to the auxiliary that is idle or expected to be free first, or to a seat of several: as
+many as hold its weights together, or as its optimal degree says where so many are free as early.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from dispatch.workers.memory_fit import Fits
+from dispatch.workers.pools import Pool
+from tridentserve.plans import Replica, WorkerId
+from tridentserve.protocols import StageTimes, WorkerView
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+# Seconds to move a stage's output to a worker of the same node, and of another one.
+TransferSeconds = tuple[float, float]
+_NO_TRANSFER = (0.0, 0.0)
+# Workers that run a stage together, the leader first: one alone as a rule.
+Seat = tuple[WorkerView, ...]
+
+
+class Auxiliaries:
+    """The auxiliary workers of each model and stage, with the queues they will have after this tick's choices."""
+
+    def __init__(self, pools: Sequence[Pool], fits: Fits, times: StageTimes, now_s: float) -> None:
+        self._pools = pools
+        self._fits = fits
+        self._times = times
+        self._now_s = now_s
+        # What differs from the views: workers that this tick has given something, and loads it has caused.
+        self._free_at_s: dict[WorkerId, float] = {}
+        self._loaded: set[tuple[WorkerId, Replica]] = set()
+        self._able: dict[tuple[str, Stage, Shape, int, int], tuple[Seat, ...]] = {}
+        self._seats: dict[tuple[tuple[int, ...], int], tuple[Seat, ...]] = {}
+        self._optimal: dict[tuple[str, Stage, Shape], int] = {}
+        self._queues: dict[tuple[int, Replica | None], _Queue] = {}
+
+    @cached_property
+    def _holders(self) -> dict[Replica, list[int]]:
+        """The pools that hold a stage of a model but not its D."""
+        holders: defaultdict[Replica, list[int]] = defaultdict(list)
+        for number, pool in enumerate(self._pools):
+            for replica in pool.replicas:
+                if replica.model not in pool.types:
+                    holders[replica].append(number)
+        return holders
+
+    def able(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[Seat, ...]:
+        """Of the workers that hold this stage but not D of the model, those with the memory to run it at this size (C
+        in tiles, if none has it otherwise), in seats of as many as hold its weights together."""
+        return self._able_at(model, stage, shape, batch, self._times.unit(model, stage))
+
+    def best(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[Seat, ...]:
+        """`able`, or seats of the stage's optimal degree where one of those is free as early."""
+        able = self.able(model, stage, shape, batch)
+        optimal = self.optimal_degree(model, stage, shape)
+        if able and optimal > len(able[0]):
+            replica = Replica(model, stage)
+            wide = self._able_at(model, stage, shape, batch, optimal)
+            if wide and self.free_at_s(wide, replica) <= self.free_at_s(able, replica):
+                return wide
+        return able
+
+    def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
+        """`StageTimes.optimal_degree`, asked once."""
+        key = (model, stage, shape)
+        if key not in self._optimal:
+            is_narrow = self._times.degrees(model, stage)[-1] == 1
+            self._optimal[key] = 1 if is_narrow else self._times.optimal_degree(model, stage, shape)
+        return self._optimal[key]
+
+    def _able_at(self, model: str, stage: Stage, shape: Shape, batch: int, width: int) -> tuple[Seat, ...]:
+        key = (model, stage, shape, batch, width)
+        if key not in self._able:
+            numbers: tuple[int, ...] = ()
+            for in_tiles in (False, True) if stage is Stage.DECODE else (False,):
+                numbers = numbers or tuple(
+                    number
+                    for number in self._holders.get(Replica(model, stage), ())
+                    if self._fits.fits_auxiliary(self._pools[number], model, stage, shape, batch, in_tiles)
+                )
+            self._able[key] = self._seats_of(numbers, width)
+        return self._able[key]
+
+    def holders(self, model: str, stage: Stage) -> tuple[Seat, ...]:
+        """The auxiliaries that hold this stage of a model, whatever their memory."""
+        return self._seats_of(tuple(self._holders.get(Replica(model, stage), ())), 1)
+
+    def _seats_of(self, numbers: tuple[int, ...], width: int) -> tuple[Seat, ...]:
+        """One object per set of pools and width, so that all sizes share its queue."""
+        key = (numbers, width)
+        if key not in self._seats:
+            nodes = [node for number in numbers for node in self._pools[number].nodes]
+            self._seats[key] = tuple(seat for node in nodes for seat in _seats(node, width))
+        return self._seats[key]
+
+    def free_at_s(self, candidates: Sequence[Seat], replica: Replica | None = None) -> float:
+        """When the first of these seats is expected to be free, and to have loaded the replica."""
+        return self._queue(candidates, replica).first()[0]
+
+    def occupy(self, workers: Iterable[WorkerId], until_s: float) -> None:
+        """Workers that a plan of this tick takes, which may be auxiliaries of another model."""
+        for worker_id in workers:
+            self._free_at_s[worker_id] = max(self._free_at_s.get(worker_id, until_s), until_s)
+
+    def take(
+        self,
+        candidates: Sequence[Seat],
+        ready_s: float,
+        work_s: float,
+        near: str,
+        replica: Replica | None = None,
+        transfer_s: TransferSeconds = _NO_TRANSFER,
+    ) -> tuple[tuple[WorkerId, ...], float]:
+        """Queue `work_s` seconds at the seat that is free first (in node `near` when several are), to start no earlier
+        than `ready_s` and the transfer to it. A worker without `replica` loads it first. Returns the workers and when
+        their work is expected to end.
+
+        The queue grows by the work alone: what waits for a long D leaves room for others before it.
+        """
+        queue = self._queue(candidates, replica)
+        free_s, _ = first = queue.first()
+        leader = min((entry for entry in queue.entries_in(near) if entry[0] <= free_s), default=first)[1]
+        is_near = queue.node_of(leader) == near
+        start_s = max(ready_s + transfer_s[0 if is_near else 1], free_s)
+        chosen = queue.seat_of(leader)
+        for worker_id in chosen:
+            self._free_at_s[worker_id] = free_s + work_s
+            if replica is not None:
+                self._loaded.add((worker_id, replica))
+        return chosen, start_s + work_s
+
+    def _queue(self, candidates: Sequence[Seat], replica: Replica | None) -> _Queue:
+        key = (id(candidates), replica)
+        if key not in self._queues:
+            self._queues[key] = _Queue(self, candidates, replica)
+        return self._queues[key]
+
+    def ready_at_s(self, seat: Seat, replica: Replica | None) -> float:
+        """When the seat is free, counting what this tick has given it, and has loaded the replica."""
+        if len(seat) == 1:
+            return self._worker_ready_at_s(seat[0], replica)
+        return max([self._worker_ready_at_s(worker, replica) for worker in seat])
+
+    def _worker_ready_at_s(self, worker: WorkerView, replica: Replica | None) -> float:
+        free_s = self._free_at_s.get(worker.worker_id)
+        if free_s is None:
+            free_s = self._now_s
+        if not worker.idle:
+            free_s = max(free_s, worker.free_at_s)
+        if replica is None or worker.resident is None or replica in worker.resident:
+            return free_s
+        if (worker.worker_id, replica) in self._loaded:
+            return free_s
+        return free_s + self._times.load_seconds(replica.model, replica.stage)
+
+
+class _Queue:
+    """Some seats by when they are free, called by their leaders. Times only grow in a tick, so no entry is too late."""
+
+    def __init__(self, auxiliaries: Auxiliaries, seats: Sequence[Seat], replica: Replica | None) -> None:
+        self._auxiliaries = auxiliaries
+        self._replica = replica
+        self._seats = seats  # also keeps the object, whose id names this queue
+        self._by_id = {seat[0].worker_id: seat for seat in seats}
+        self._heap = [(auxiliaries.ready_at_s(seat, replica), seat[0].worker_id) for seat in seats]
+        heapq.heapify(self._heap)
+
+    @cached_property
+    def _in_node(self) -> dict[str, list[Seat]]:
+        nodes: defaultdict[str, list[Seat]] = defaultdict(list)
+        for seat in self._seats:
+            nodes[seat[0].node_id].append(seat)
+        return nodes
+
+    def node_of(self, leader: WorkerId) -> str:
+        return self._by_id[leader][0].node_id
+
+    def seat_of(self, leader: WorkerId) -> tuple[WorkerId, ...]:
+        return tuple([worker.worker_id for worker in self._by_id[leader]])
+
+    def first(self) -> tuple[float, WorkerId]:
+        """The seat that is free first, by its leader's id among equals, and when."""
+        while True:
+            known_s, worker_id = self._heap[0]
+            ready_s = self._auxiliaries.ready_at_s(self._by_id[worker_id], self._replica)
+            if ready_s == known_s:
+                return known_s, worker_id
+            heapq.heapreplace(self._heap, (ready_s, worker_id))
+
+    def entries_in(self, node: str) -> list[tuple[float, WorkerId]]:
+        """The seats in one node, with when they are free."""
+        return [
+            (self._auxiliaries.ready_at_s(seat, self._replica), seat[0].worker_id)
+            for seat in self._in_node.get(node, ())
+        ]
+
+
+def _seats(node: Sequence[WorkerView], width: int) -> Iterable[Seat]:
+    """The aligned blocks of `width` places that the workers of a node fill."""
+    if width == 1:
+        return [(worker,) for worker in node]
+    blocks: defaultdict[int, list[WorkerView]] = defaultdict(list)
+    for worker in sorted(node, key=lambda worker: worker.place):
+        blocks[worker.place // width].append(worker)
+    return [tuple(block) for block in blocks.values() if len(block) == width]

@@ -1,0 +1,125 @@
+"""What memory allows, which never changes while the service runs: asked once per size and kind of worker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from dispatch.options import DispatchOptions
+from dispatch.workers.pools import Pool
+from profiler.memory import held_weights_bytes, largest_unit, peak_bytes_by_degree, stages_peak_bytes
+from tridentserve.plans import Replica
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import Shape
+from tridentserve.scheduling.estimation.plan_estimates import frugal_decode_bytes
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class FittingDegrees:
+    """`degrees`: those whose memory fits, ascending. `narrowest_profiled`: the first that covers the size at all.
+    `in_tiles`: they fit with C done in tiles only."""
+
+    degrees: tuple[int, ...]
+    narrowest_profiled: int
+    in_tiles: bool = False
+
+
+class Fits:
+    """Memory checks. Peaks and weights are part of the profile and are not learned, unlike times."""
+
+    def __init__(self, times: StageTimes, options: DispatchOptions) -> None:
+        self._times = times
+        self._options = options
+        self._units: dict[frozenset[Replica], int] = {}
+        self._free_bytes: dict[tuple[int, frozenset[Replica]], int] = {}
+        self._degrees: dict[tuple[object, ...], FittingDegrees | str] = {}
+        self._auxiliaries: dict[tuple[object, ...], bool] = {}
+
+    def unit_of(self, replicas: frozenset[Replica]) -> int:
+        """How many workers that hold these replicas belong together (`dispatch.workers.pools`)."""
+        if replicas not in self._units:
+            self._units[replicas] = largest_unit(self._times, replicas)
+        return self._units[replicas]
+
+    def degrees(
+        self, pool: Pool, model: str, stages: frozenset[Stage], shape: Shape, num_outputs: int, batch: int
+    ) -> FittingDegrees | str:
+        """The degrees of D at which these stages of a batch fit the memory and the nodes of a pool, or why there are
+        none. The members of a batch are decoded one after the other. `ProfileError` for what is not profiled.
+
+        Sequence parallelism divides activations only: D of a model whose weights are more than a worker's memory fits
+        where they are divided among a unit of workers.
+        """
+        widest = min(pool.largest_node, self._options.max_degree or pool.largest_node)
+        key = (pool.memory_bytes, pool.replicas, widest, model, stages, shape, num_outputs, batch)
+        if (known := self._degrees.get(key)) is None:
+            known = self._degrees[key] = self._find(pool, widest, model, stages, shape, num_outputs, batch)
+        return known
+
+    def fits_auxiliary(
+        self, pool: Pool, model: str, stage: Stage, shape: Shape, batch: int, in_tiles: bool = False
+    ) -> bool:
+        """Whether E or C (`in_tiles`) of so many outputs at once fits the memory of a pool's workers. `ProfileError`
+        for what is not profiled."""
+        key = (pool.memory_bytes, pool.replicas, model, stage, shape, batch, in_tiles)
+        if (known := self._auxiliaries.get(key)) is None:
+            if in_tiles and stage is Stage.DECODE:
+                need_bytes = frugal_decode_bytes(self._times, model, shape, batch=batch)
+            else:
+                need_bytes = stages_peak_bytes(self._times, model, (stage,), shape, batch=batch)
+            known = self._auxiliaries[key] = need_bytes <= self._free(pool)
+        return known
+
+    def _free(self, pool: Pool) -> int:
+        """What a worker has beside its weights and the handoff buffer; may be negative."""
+        key = (pool.memory_bytes, pool.replicas)
+        if key not in self._free_bytes:
+            held_bytes = held_weights_bytes(self._times, pool.replicas)
+            self._free_bytes[key] = pool.memory_bytes - held_bytes - self._options.handoff_reserve_bytes
+        return self._free_bytes[key]
+
+    def _find(
+        self,
+        pool: Pool,
+        widest: int,
+        model: str,
+        stages: frozenset[Stage],
+        shape: Shape,
+        num_outputs: int,
+        batch: int,
+    ) -> FittingDegrees | str:
+        kind = pool.types[model]
+        free_bytes = self._free(pool)
+        profiled = self._times.degrees(model, Stage.DIFFUSE)
+        degrees = [degree for degree in profiled if pool.unit <= degree <= widest]
+        if not degrees:
+            return f"{kind} workers can form degree {widest} at most, {model} was profiled from {profiled[0]} up"
+        for in_tiles in (False, True) if Stage.DECODE in stages else (False,):
+            peaks = self._peaks(model, stages, shape, degrees, num_outputs, batch, in_tiles)
+            fitting = tuple(degree for degree, peak_bytes in peaks.items() if peak_bytes <= free_bytes)
+            if fitting:
+                return FittingDegrees(fitting, min(peaks), in_tiles)
+        if free_bytes < 0:
+            return f"the weights of {kind} workers exceed their memory by {-free_bytes} bytes; place stages apart"
+        return f"{kind} workers have {free_bytes} bytes free beside their weights and need {min(peaks.values())}"
+
+    def _peaks(
+        self,
+        model: str,
+        stages: Collection[Stage],
+        shape: Shape,
+        degrees: Collection[int],
+        num_outputs: int,
+        batch: int,
+        in_tiles: bool,
+    ) -> dict[int, int]:
+        together = [stage for stage in stages if (batch == 1 and not in_tiles) or stage is not Stage.DECODE]
+        peaks = peak_bytes_by_degree(self._times, model, together, shape, degrees, num_outputs * batch)
+        if len(together) < len(stages):
+            if in_tiles:
+                decode_bytes = frugal_decode_bytes(self._times, model, shape, batch=num_outputs)
+            else:
+                decode_bytes = stages_peak_bytes(self._times, model, (Stage.DECODE,), shape, batch=num_outputs)
+            peaks = {degree: max(peak_bytes, decode_bytes) for degree, peak_bytes in peaks.items()}
+        return peaks

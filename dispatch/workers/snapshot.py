@@ -1,0 +1,88 @@
+"""The workers in pools, kept from tick to tick: only what has changed is looked at again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dispatch.workers.pools import Pool, UnitOf, alone, pools_of
+from tridentserve.plans import WorkerId
+from tridentserve.protocols import WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where workers are: per pool and node, their places in the list of all; per worker, its pool."""
+
+    members: tuple[tuple[tuple[int, ...], ...], ...]
+    pool_of: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All pools of one moment, those of auxiliaries too. Made by `fleet_of`."""
+
+    workers: Sequence[WorkerView]
+    all_pools: tuple[Pool, ...]
+    _layout: _Layout
+    _unit_of: UnitOf = alone
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The pools of primaries."""
+        return tuple(pool for pool in self.all_pools if pool.types)
+
+    def seen(self, workers: Sequence[WorkerView]) -> Fleet:
+        """The fleet as these views show it, equal to `fleet_of` them. Pools without a change are shared with this one,
+        and a worker without a change has the same view object."""
+        if len(workers) != len(self.workers):
+            return fleet_of(workers, self._unit_of)
+        changed = {
+            place: worker
+            for place, (worker, old) in enumerate(zip(workers, self.workers, strict=True))
+            if worker is not old
+        }
+        if any(not _is_same_place(worker, self.workers[place]) for place, worker in changed.items()):
+            return fleet_of(workers, self._unit_of)
+        return self._with(changed)
+
+    def replacing(self, views: Mapping[WorkerId, WorkerView]) -> Fleet:
+        """The fleet with other views of some workers, which hold the same and are in the same place."""
+        ids = views.keys()
+        return self._with(
+            {place: views[old.worker_id] for place, old in enumerate(self.workers) if old.worker_id in ids}
+        )
+
+    def _with(self, changed: Mapping[int, WorkerView]) -> Fleet:
+        if not changed:
+            return self
+        workers = list(self.workers)
+        for place, worker in changed.items():
+            workers[place] = worker
+        pools = list(self.all_pools)
+        for number in {self._layout.pool_of[place] for place in changed}:
+            nodes = [tuple([workers[place] for place in node]) for node in self._layout.members[number]]
+            pools[number] = replace(pools[number], nodes=tuple(nodes))
+        return Fleet(workers, tuple(pools), self._layout, self._unit_of)
+
+
+def fleet_of(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> Fleet:
+    """The workers, grouped anew."""
+    all_pools = pools_of(workers, unit_of)
+    places = {worker.worker_id: place for place, worker in enumerate(workers)}
+    members = tuple(
+        tuple(tuple(places[worker.worker_id] for worker in node) for node in pool.nodes) for pool in all_pools
+    )
+    pool_of = {place: number for number, nodes in enumerate(members) for node in nodes for place in node}
+    layout = _Layout(members, tuple(pool_of[place] for place in range(len(workers))))
+    return Fleet(list(workers), all_pools, layout, unit_of)
+
+
+def _is_same_place(worker: WorkerView, other: WorkerView) -> bool:
+    """Whether a worker is in the same node and pool as before."""
+    return (
+        worker.worker_id == other.worker_id
+        and worker.node_id == other.node_id
+        and worker.memory_bytes == other.memory_bytes
+        and (worker.replicas is other.replicas or worker.replicas == other.replicas)
+    )

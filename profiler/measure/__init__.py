@@ -1,0 +1,1 @@
+"""The offline profiler, which runs real pipelines. Imported by its name only."""

@@ -1,0 +1,113 @@
+"""What can be measured of a model here: found out before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from profiler.measure.configs import config_value
+from profiler.measure.stages import Source
+from tridentserve.errors import CheckpointError, ProfileError
+from tridentserve.models.families import Family
+from tridentserve.models.model_folder import component_classes, detect_family, read_json, stage_weights_bytes
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One thing to time: `degree` workers together, `batch` requests (DECODE: outputs) together."""
+
+    stage: Stage
+    shape: Shape
+    degree: int = 1
+    batch: int = 1
+
+    def __str__(self) -> str:
+        batch = f" batch {self.batch}" if self.batch > 1 else ""
+        return f"{self.stage} {self.shape} degree {self.degree}{batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All points to time. `degrees` are of DIFFUSE; ENCODE has degree 1."""
+
+    shapes: Sequence[Shape]
+    degrees: Sequence[int] = (1,)
+    batches: Sequence[int] = (1,)
+    stages: Sequence[Stage] = tuple(Stage)
+    decode_degrees: Sequence[int] = (1,)
+
+    @property
+    def max_degree(self) -> int:
+        """The most processes at once."""
+        return max((point.degree for point in self.points()), default=1)
+
+    def points(self) -> list[Point]:
+        """In the order in which they are measured: a stage after the other, so that each has the memory to itself."""
+        degrees = {Stage.ENCODE: (1,), Stage.DIFFUSE: self.degrees, Stage.DECODE: self.decode_degrees}
+        return [
+            Point(stage, shape, degree, batch)
+            for stage in Stage
+            if stage in self.stages
+            for shape in self.shapes
+            for degree in sorted(degrees[stage])
+            for batch in sorted(self.batches)
+        ]
+
+
+def check_measurable(source: Source, sweep: Sweep) -> None:
+    """Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
+    not allow, `CheckpointError` for a folder that is not complete. Cheap: nothing is loaded."""
+    family = detect_family(source.folder)
+    if source.random_weights:
+        component_classes(source.folder)
+    else:
+        stage_weights_bytes(source.folder)
+    for shape in sweep.shapes:
+        _check_shape(family, shape)
+    if not (sweep.shapes and sweep.degrees and sweep.decode_degrees and sweep.batches and sweep.stages):
+        raise ProfileError("there is nothing to measure; name at least one size, degree, batch and stage")
+    degrees = [*sweep.degrees, *sweep.decode_degrees]
+    if any(degree < 1 or degree & (degree - 1) for degree in degrees):
+        raise ProfileError(f"degrees are {degrees}; they must be powers of two")
+    if max(sweep.degrees) > 1 and not family.shares_tokens:
+        raise ProfileError(f"{family.name} runs at degree 1 only; measure no other")
+    heads = _transformer_number(source, "num_attention_heads") or 0
+    if heads % max(sweep.degrees):
+        raise ProfileError(
+            f"{heads} attention heads cannot be shared by {max(sweep.degrees)} workers; measure fewer degrees"
+        )
+    if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < sweep.max_degree:
+        raise ProfileError(f"degree {sweep.max_degree} needs as many GPUs; there are {torch.cuda.device_count()}")
+
+
+def _check_shape(family: Family, shape: Shape) -> None:
+    multiple = family.size_multiple
+    if shape.height % multiple or shape.width % multiple:
+        raise ProfileError(f"{family.name} makes no {shape}: both sides must be multiples of {multiple}")
+    if not family.allows_frames(shape.num_frames):
+        rule = f"{family.frame_multiple} k + 1" if family.frame_multiple else "1"
+        raise ProfileError(f"{family.name} makes no {shape}: the number of frames must be {rule}")
+
+
+def too_large(source: Source, shape: Shape) -> str | None:
+    """Why the model's table of positions has no room for a size; None where it has, or needs no table."""
+    rows = _transformer_number(source, "pos_embed_max_size")
+    limit = None if rows is None else rows * detect_family(source.folder).size_multiple
+    if limit is None or max(shape.height, shape.width) <= limit:
+        return None
+    return f"the model makes no side above {limit} (pos_embed_max_size {rows})"
+
+
+def _transformer_number(source: Source, key: str) -> int | None:
+    """A number in the transformer's config, or its class's default; None where there is neither."""
+    path = source.folder / "transformer" / "config.json"
+    if not path.parent.is_dir():
+        return None  # a U-Net
+    value = config_value(component_classes(source.folder)["transformer"][1], read_json(path), key)
+    if value is not None and not isinstance(value, int):
+        raise CheckpointError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
+    return value

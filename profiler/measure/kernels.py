@@ -1,0 +1,118 @@
+"""How long a denoising step takes by each attention kernel, compiled and not, measured side by side.
+
+All ways share one set of weights and take turns, so that what else a machine does falls on all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import safetensors.torch
+
+from profiler.measure.stages import (
+    WARM_UP,
+    Source,
+    condition_of,
+    load_stage,
+    release,
+    request_of,
+    seconds_of,
+    weightless,
+)
+from tridentserve.errors import TridentServeError
+from tridentserve.models.kernels import Kernels
+from tridentserve.pipelines import PipelineAdapter, kernels
+from tridentserve.pipelines.base import DenoisingState
+from tridentserve.pipelines.weights import attach, named_tensors
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+STOCK = Kernels()
+
+
+@dataclass(slots=True)
+class Timing:
+    """One way at one size. `first_step_s` has the compilation in it. `seconds`: of a step, in each round. `difference`:
+    of the latents after the first step to those of the first way, over the largest of them. `error`: why it cannot."""
+
+    kernels: Kernels
+    first_step_s: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    difference: float = 0.0
+    error: str = ""
+
+
+def compare_kernels(
+    source: Source, shapes: Sequence[Shape], ways: Sequence[Kernels], rounds: int, steps_per_round: int = 1
+) -> Iterator[tuple[Shape, list[Timing]]]:
+    """At each size, the steps of one request by each way: first by `STOCK`, which the others are compared to.
+
+    Raises `CheckpointError` and `MemoryError` for a model that cannot be loaded.
+    """
+    requests = [request_of(source, shape, 1 + WARM_UP + rounds * steps_per_round) for shape in shapes]
+    conditions = [safetensors.torch.load(condition_of(source, inputs, cheap=True)) for inputs in requests]
+    release()
+    adapters = dict(_adapters(source, ways))
+    for inputs, condition in zip(requests, conditions, strict=True):
+        runs = [_Run(way, adapter, adapter.prepare(condition, inputs)) for way, adapter in adapters.items()]
+        for run in runs:
+            run.begin(runs[0])
+        able = [run for run in runs if not run.timing.error]
+        for number in range(WARM_UP + rounds):
+            # Every other round backwards: nobody always comes first.
+            for run in able[:: (-1) ** number]:
+                seconds = run.advance(1 if number < WARM_UP else steps_per_round)
+                if number >= WARM_UP:
+                    run.timing.seconds.append(seconds)
+        yield inputs.shape, [run.timing for run in runs]
+
+
+def _adapters(source: Source, ways: Sequence[Kernels]) -> Iterator[tuple[Kernels, PipelineAdapter]]:
+    """One for each way, all with the same weights."""
+    weights = named_tensors(load_stage(source, Stage.DIFFUSE))
+    for way in dict.fromkeys((STOCK, *ways)):
+        adapter = weightless(source)
+        attach(adapter, weights)
+        kernels.install(adapter, way)
+        yield way, adapter
+
+
+def ratios(timing: Timing, stock: Timing) -> list[float]:
+    """How long its steps took over how long those of the other did, round by round."""
+    return [one / other for one, other in zip(timing.seconds, stock.seconds, strict=True)]
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lowest and highest."""
+    return statistics.median(values), min(values), max(values)
+
+
+class _Run:
+    """A request on its way through D."""
+
+    def __init__(self, way: Kernels, adapter: PipelineAdapter, state: DenoisingState) -> None:
+        self.timing = Timing(way)
+        self.state = state
+        self._adapter = adapter
+
+    def begin(self, first: _Run) -> None:
+        """The first step: it compiles, or finds out that it cannot."""
+        try:
+            self.timing.first_step_s = self.advance(1)
+        except (TridentServeError, RuntimeError) as error:
+            if self is first:
+                raise
+            self.timing.error = " ".join(str(error).partition("\n")[0].split())
+            return
+        ours, others = self.state.tensors["latents"].float(), first.state.tensors["latents"].float()
+        self.timing.difference = float((ours - others).abs().max() / others.abs().max())
+
+    def advance(self, num_steps: int) -> float:
+        """Seconds of a step."""
+
+        def steps() -> None:
+            (self.state,) = self._adapter.advance([self.state], num_steps)
+
+        return seconds_of(steps, self.state.tensors["latents"].device) / num_steps

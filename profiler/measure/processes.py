@@ -1,0 +1,149 @@
+"""The processes of the profiler: one per rank, kept for all points, joined by gloo (CPU) or NCCL (CUDA) per point."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+
+from profiler.measure.checks import Point, too_large
+from profiler.measure.stages import (
+    Member,
+    Sample,
+    Source,
+    condition_of,
+    num_steps,
+    release,
+    request_of,
+    sample_decode,
+    sample_diffuse,
+    sample_encode,
+    set_threads,
+)
+from tridentserve.errors import ProfileError
+from tridentserve.parallel import connect_store
+from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.stages import Stage
+
+_NO_CONDITION = "its encode stage could not be measured"
+
+
+class Processes:
+    """One process per rank above 0; rank 0 and degree 1 run in this process."""
+
+    def __init__(self, source: Source, max_degree: int, repeats: int, num_threads: int) -> None:
+        self._source = _on_rank(source, 0)
+        self._repeats = repeats
+        self._stack = ExitStack()
+        self._store = connect_store(is_server=True)
+        self._groups_made = 0
+        context = multiprocessing.get_context("spawn")
+        self._ranks = [
+            self._stack.enter_context(ProcessPoolExecutor(1, context, initializer=set_threads, initargs=(num_threads,)))
+            for _ in range(1, max_degree)
+        ]
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        release()
+        self._stack.close()
+
+    def samples(self, wanted: Sequence[Point]) -> Iterator[tuple[Point, Sample | str]]:
+        """Measure points, given stage by stage. What cannot be measured gives the reason instead of a sample."""
+        conditions: dict[Shape, bytes] = {}
+        without_condition: set[Shape] = set()
+        stage = Stage.ENCODE
+        for point in wanted:
+            if point.stage is not stage:
+                stage = point.stage
+                self._free_ranks()
+                # Now, while no other stage needs the memory.
+                self._add_conditions(conditions, {later.shape for later in wanted} - without_condition)
+            if (reason := too_large(self._source, point.shape)) is not None:
+                yield point, reason
+                continue
+            if stage is not Stage.ENCODE and point.shape not in conditions:
+                yield point, _NO_CONDITION
+                continue
+            try:
+                yield point, self._sample(point, conditions)
+            except (MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                if stage is Stage.ENCODE and point.batch == 1 and self._source.condition_folder is None:
+                    without_condition.add(point.shape)
+                yield point, f"out of memory ({str(error).partition('. ')[0]})"
+
+    def _add_conditions(self, conditions: dict[Shape, bytes], shapes: set[Shape]) -> None:
+        for shape in sorted(shapes - set(conditions)):
+            if too_large(self._source, shape) is None:
+                with _without_memory_errors():
+                    conditions[shape] = condition_of(self._source, self._inputs(shape), cheap=True)
+
+    def _sample(self, point: Point, conditions: dict[Shape, bytes]) -> Sample:
+        """Measure one point. The condition of its shape is added by ENCODE and used by the others."""
+        inputs = self._inputs(point.shape, num_steps(self._repeats) if point.stage is Stage.DIFFUSE else 2)
+        if point.stage is Stage.ENCODE:
+            sample = sample_encode(self._source, inputs, self._repeats, point.batch)
+            if point.shape not in conditions:
+                conditions[point.shape] = condition_of(self._source, inputs)
+            return sample
+        run = sample_decode if point.stage is Stage.DECODE else sample_diffuse
+        return self._together(run, point, inputs, conditions[point.shape])
+
+    def _inputs(self, shape: Shape, steps: int = 2) -> GenerationInputs:
+        return request_of(self._source, shape, steps)
+
+    def _together(self, run: Callable[..., Sample], point: Point, inputs: GenerationInputs, condition: bytes) -> Sample:
+        """A point of D or C, by as many processes as its degree says."""
+        if point.degree == 1:
+            return run(self._source, inputs, condition, self._repeats, point.batch)
+        self._groups_made += 1
+        group, degree = f"profile-{self._groups_made}", point.degree
+        members = [Member(self._store.port, group, rank, degree) for rank in range(degree)]
+        futures = [
+            self._ranks[member.rank - 1].submit(
+                run, _on_rank(self._source, member.rank), inputs, condition, self._repeats, point.batch, member
+            )
+            for member in members[1:]
+        ]
+        try:
+            leader = run(self._source, inputs, condition, self._repeats, point.batch, members[0])
+            peaks = [leader.peak_bytes, *(future.result().peak_bytes for future in futures)]
+        except Exception as error:
+            # All ranks must be done before the next point; and of their errors, the others follow a lack of memory.
+            errors = [error, *(future.exception() for future in futures)]
+            if any(isinstance(failure, BrokenProcessPool) for failure in errors):
+                raise ProfileError(f"a process of degree {degree} died at {point}; see the system's log") from error
+            raise next((failure for failure in errors if failure and _is_out_of_memory(failure)), error) from None
+        return replace(leader, peak_bytes=max(peaks))
+
+    def _free_ranks(self) -> None:
+        for future in [rank.submit(release) for rank in self._ranks]:
+            future.result()
+
+
+def _on_rank(source: Source, rank: int) -> Source:
+    """One GPU per rank; ranks on the CPU share it."""
+    return source if torch.device(source.device).type == "cpu" else replace(source, device=f"cuda:{rank}")
+
+
+@contextmanager
+def _without_memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Of the GPU or of the host, for which torch has no class of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

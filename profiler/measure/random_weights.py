@@ -1,0 +1,190 @@
+"""Models of full size without their weights: the structure of a model folder, filled with random numbers.
+
+Times and memory are those of the real model, as no kernel looks at the numbers; what comes out means nothing. The
+structure is made without memory (torch's meta device), and each tensor straight on the device in the number format that
+is served: a stage takes its own size and no more.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import diffusers
+import torch
+
+from profiler.measure.configs import config_value
+from profiler.measure.tokenizers import stand_in
+from profiler.published.models import published_model
+from profiler.published.parts import Component
+from tridentserve.errors import ProfileError
+from tridentserve.models.model_folder import MODEL_INDEX, detect_family
+from tridentserve.pipelines import PipelineAdapter, load_adapter
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.weights import attach, named_tensors
+from tridentserve.stages import Stage
+
+# As many layers as any pipeline looks at from the last one; what they give has the shape that all of them would give.
+_FEW_LAYERS = 3
+_LAYERS = ("num_hidden_layers", "num_layers")
+_DENOISERS = ("transformer", "unet")
+_BLOCKS = ("num_layers", "num_single_layers")
+_CONFIG_NAMES = {
+    "scheduler": "scheduler_config.json",
+    "guider": "guider_config.json",
+    "image_processor": "preprocessor_config.json",
+    "feature_extractor": "preprocessor_config.json",
+}
+
+
+def write_published(name: str, folder: Path, *, few_text_layers: bool = False, most_blocks: int | None = None) -> Path:
+    """A model folder of a published model, without weights; returns `folder`, which is made.
+
+    Its tokenizers are stand-ins. `few_text_layers`: with text encoders of the same widths but three layers, for
+    conditions of the right shape at little cost. `most_blocks`: of each kind, in a transformer that is cut to so many.
+    Raises `ProfileError` for a name that is not known, and for a U-Net that is to be cut.
+    """
+    model = published_model(name)
+    index: dict[str, Any] = {"_class_name": model.pipeline_class, **model.options}
+    for part, component in model.components.items():
+        index[part] = [component.library, component.class_name]
+        if few_text_layers and component.library == "transformers":
+            fewer: dict[str, Any] = {key: _FEW_LAYERS for key in _LAYERS if key in component.config}
+            component = component.changed(**(component.cheap or fewer))
+        if most_blocks is not None and part.startswith(_DENOISERS):
+            component = component.changed(**_cut(name, component, most_blocks))
+        _write_component(folder / part, component)
+        if part.startswith("text_encoder"):
+            tokenizer = stand_in(component)
+            tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
+            index[part.replace("text_encoder", "tokenizer")] = ["transformers", type(tokenizer).__name__]
+    (folder / MODEL_INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, Any]:
+    """The entries of a config with fewer blocks."""
+    wanted = {key: config_value(denoiser.class_name, denoiser.config, key) for key in _BLOCKS}
+    found = {key: number for key, number in wanted.items() if isinstance(number, int)}
+    if not found:
+        raise ProfileError(f"the blocks of {name} all differ, as it is a U-Net; measure all of them")
+    return {key: min(number, most_blocks) for key, number in found.items()}
+
+
+def _write_component(folder: Path, component: Component) -> None:
+    folder.mkdir(parents=True)
+    name = _CONFIG_NAMES.get(folder.name, "config.json")
+    named = {"_class_name": component.class_name} if component.library == "diffusers" else {}
+    (folder / name).write_text(json.dumps(named | dict(component.config)))
+
+
+def random_adapter(
+    folder: Path, stages: frozenset[Stage], device: str = "cpu", dtype: torch.dtype | None = None
+) -> PipelineAdapter:
+    """As `load_adapter`, of the configurations alone, with random weights of a variance that activations survive.
+
+    Raises `CheckpointError` where `load_adapter` does, and `MemoryError` for weights that a CPU has not the memory for.
+    """
+    adapter = load_adapter(folder, stages, device=device, dtype=dtype, weights=False)
+    wanted = _named(adapter)
+    target = torch.device(device)
+    if target.type == "cpu":
+        _check_host_memory(_distinct_bytes(wanted))
+    # What is no parameter (tables of positions, frequencies) is computed from the configuration, not random.
+    computed = _named(_with_real_buffers(adapter)) if any(not _is_random(tensor) for tensor in wanted.values()) else {}
+    generator = torch.Generator(target).manual_seed(0)
+    made: dict[int, torch.Tensor] = {}
+    tensors: Tensors = {}
+    for name, tensor in wanted.items():
+        if id(tensor) not in made:
+            filled = _random if _is_random(tensor) else lambda name, *_: computed[name].to(target)
+            made[id(tensor)] = filled(name, tensor, target, generator)
+        tensors[name] = made[id(tensor)]
+    attach(adapter, tensors)
+    return adapter
+
+
+def random_weights_bytes(folder: Path, dtype: torch.dtype) -> dict[Stage, int]:
+    """Bytes of the weights of each stage, as `random_adapter` makes them."""
+    return {
+        stage: _distinct_bytes(_named(load_adapter(folder, frozenset({stage}), dtype=dtype, weights=False)))
+        for stage in detect_family(folder).components
+    }
+
+
+def _named(adapter: PipelineAdapter) -> Tensors:
+    """`named_tensors`, with those parts of diffusers models in float32 that diffusers keeps so, as `load_adapter`."""
+    tensors = named_tensors(adapter)
+    for part, model in cast(DiffusersAdapter, adapter).pipe.components.items():
+        kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if _is_diffusers(model) else set()
+        for name, tensor in tensors.items():
+            if kept & set(name.split(".")) and name.startswith(f"{part}.") and _is_random(tensor):
+                tensor.data = tensor.data.float()
+    return tensors
+
+
+def _is_diffusers(model: Any) -> bool:
+    return isinstance(model, diffusers.ModelMixin)
+
+
+def _is_random(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+def _distinct_bytes(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors.values()}.values())
+
+
+def _random(name: str, like: torch.Tensor, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    """Norms that change nothing, matrices that keep the variance of what goes through them."""
+    tensor = torch.empty(like.shape, dtype=like.dtype, device=device)
+    if like.ndim <= 1:
+        return tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+    return tensor.normal_(std=math.sqrt(like.shape[0] / like.numel()), generator=generator)
+
+
+def _with_real_buffers(adapter: PipelineAdapter) -> PipelineAdapter:
+    """The models of an adapter made once more, only their parameters without memory."""
+    models = {}
+    for part, model in cast(DiffusersAdapter, adapter).pipe.components.items():
+        if isinstance(model, torch.nn.Module):
+            with _parameters_without_memory():
+                if _is_diffusers(model):
+                    twin = type(model).from_config(model.config)  # type: ignore[attr-defined]
+                    # As `load_adapter`: buffers too, unless some parts stay in float32.
+                    models[part] = twin if model._keep_in_fp32_modules else torch.nn.Module.to(twin, model.dtype)  # type: ignore[arg-type]
+                else:
+                    models[part] = type(model)._from_config(model.config)  # type: ignore[attr-defined]
+    twin_adapter = copy.copy(adapter)
+    cast(Any, twin_adapter).pipe = SimpleNamespace(components=models)
+    return twin_adapter
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Inside, modules put their parameters on the meta device as soon as they have them; buffers stay real."""
+    stock = torch.nn.Module.register_parameter
+
+    def register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        stock(module, name, None if parameter is None else torch.nn.Parameter(parameter.to("meta")))
+
+    torch.nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = stock  # type: ignore[method-assign]
+
+
+def _check_host_memory(num_bytes: int) -> None:
+    """Linux would rather kill a process than refuse it memory."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines() if Path("/proc/meminfo").exists() else []
+    free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+    if free is not None and num_bytes > free:
+        raise MemoryError(f"the weights take {num_bytes} bytes and {free} are free here")

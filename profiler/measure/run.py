@@ -1,0 +1,147 @@
+"""The offline profiler: measures every stage of a model at every size and degree, and makes a profile table of it.
+
+TridentServe, arXiv 2510.02838, section 5.1 ("Profiler"). Needs torch and diffusers, but no Ray: it runs on any machine
+with the device in question.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import diffusers
+import torch
+
+from profiler.measure.checks import Point, Sweep, check_measurable
+from profiler.measure.processes import Processes
+from profiler.measure.random_weights import random_weights_bytes
+from profiler.measure.stages import Sample, Source, set_threads
+from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
+from tridentserve.errors import ProfileError
+from tridentserve.models.model_folder import stage_weights_bytes
+from tridentserve.pipelines.loading import default_dtype
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """`repeats`: timed runs per point, of which the median counts. `passes`: how often all points are gone over; the
+    lowest median counts, since other load on a machine only ever adds. `num_threads`: torch threads of one worker."""
+
+    repeats: int = 10
+    passes: int = 1
+    num_threads: int = 1
+
+
+def measure(
+    source: Source,
+    model: str,
+    sweep: Sweep,
+    options: MeasureOptions,
+    on_point: Callable[[Point, Sample, ProfileTable], None] = lambda point, sample, table: None,
+    on_skip: Callable[[Point, str], None] = lambda point, reason: None,
+    known: ProfileTable | None = None,
+) -> ProfileTable:
+    """The table of one model on one device. `on_point` hears of each measured point, with the table so far.
+
+    A point that the model or the memory of the device does not allow is left out, and `on_skip` hears why. What `known`
+    has of the model on this device is taken over and not measured again. Raises what `check_measurable` raises, and
+    `ProfileError` when no point could be measured, a process was lost, or `known` was measured under other settings.
+    """
+    check_measurable(source, sweep)
+    device, settings = device_name(source.device), _settings(source, options)
+    table = growing = _taken_over(known, model, device, settings)
+    done = {_point_of(row) for row in table.rows}
+    wanted = [point for point in sweep.points() if point not in done]
+    if wanted:
+        dtype = _dtype(source)
+        weights = (
+            random_weights_bytes(source.folder, dtype)
+            if source.random_weights
+            else stage_weights_bytes(source.folder, dtype.itemsize)
+        )
+        best: dict[Point, Sample] = {}
+        set_threads(options.num_threads)
+        degree = max(point.degree for point in wanted)
+        with Processes(source, degree, options.repeats, options.num_threads) as processes:
+            for _ in range(options.passes):
+                skipped: set[Point] = set()
+                for point, sample in processes.samples(wanted):
+                    if isinstance(sample, str):
+                        skipped.add(point)
+                        on_skip(point, sample)
+                        continue
+                    if point not in best or sample.seconds < best[point].seconds:
+                        best[point] = sample
+                    rows = (_row(model, device, at, kept, settings, options) for at, kept in best.items())
+                    held = {row.stage: row for row in growing.weights}
+                    merged = (_weights_row(model, stage, weights[stage], best, held.get(stage)) for stage in Stage)
+                    table = ProfileTable(model, (*growing.rows, *rows), tuple(merged))
+                    on_point(point, sample, table)
+                wanted = [point for point in wanted if point not in skipped]
+    if not table.rows:
+        raise ProfileError(f"no point of {model} could be measured; choose smaller sizes")
+    return table
+
+
+def _point_of(row: ProfileRow) -> Point:
+    return Point(row.stage, row.shape, row.degree, row.batch)
+
+
+def _settings(source: Source, options: MeasureOptions) -> str:
+    """What two rows of a table must have in common."""
+    dtype = str(_dtype(source)).removeprefix("torch.")
+    threads = f", threads {options.num_threads}" if torch.device(source.device).type == "cpu" else ""
+    weights = ", random weights" if source.random_weights else ""
+    versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
+    return f"{versions}, {dtype}, {source.kernels}{threads}{weights}"
+
+
+def _row(model: str, device: str, point: Point, sample: Sample, settings: str, options: MeasureOptions) -> ProfileRow:
+    how = f"median of {options.repeats} in the fastest of {options.passes} passes, spread {100 * sample.spread:.1f} %"
+    source = f"measured: {settings}; {datetime.datetime.now(datetime.UTC).date()}; {how}"
+    where = (model, device, point.stage, point.shape, point.degree, point.batch)
+    return ProfileRow(*where, sample.seconds, sample.peak_bytes, source)
+
+
+def _taken_over(known: ProfileTable | None, model: str, device: str, settings: str) -> ProfileTable:
+    """What a table has of a model on a device already. Raises `ProfileError` when it was measured in another way."""
+    if known is None:
+        return ProfileTable(model, (), ())
+    rows = tuple(row for row in known.rows if (row.model, row.gpu) == (model, device))
+    for row in rows:
+        if not row.source.startswith(f"measured: {settings};"):
+            raise ProfileError(
+                f"{known.name} has {model} by {row.source.partition(';')[0]!r}, which is not this run's "
+                f"{settings!r}; write into another table"
+            )
+    return ProfileTable(model, rows, tuple(row for row in known.weights if row.model == model))
+
+
+def _weights_row(
+    model: str, stage: Stage, weights_bytes: int, best: Mapping[Point, Sample], known: WeightsRow | None
+) -> WeightsRow:
+    """Latents and pixels grow with the tokens; a condition does only as far as a picture is in it."""
+    outputs = [
+        (point.shape, sample.output_bytes / point.batch)
+        for point, sample in best.items()
+        # Of a group's members, the first alone has the pixels.
+        if point.stage is stage
+    ]
+    row = known or WeightsRow(model, stage, weights_bytes, "measured: the weights and the tensors returned")
+    if stage is Stage.ENCODE:
+        least = row.output_bytes or min((int(num_bytes) for _, num_bytes in outputs), default=0)
+        row, outputs = replace(row, output_bytes=least), [(shape, num_bytes - least) for shape, num_bytes in outputs]
+    per_token = (num_bytes / shape.tokens for shape, num_bytes in outputs)
+    return replace(row, output_bytes_per_token=max([row.output_bytes_per_token, *per_token]))
+
+
+def _dtype(source: Source) -> torch.dtype:
+    """The number format of the loaded weights."""
+    return getattr(torch, source.dtype) if source.dtype else default_dtype(torch.device(source.device))
+
+
+def device_name(device: str) -> str:
+    """What the `gpu` column says: `cpu`, or the name CUDA gives the GPU."""
+    return "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(torch.device(device))

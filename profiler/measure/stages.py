@@ -1,0 +1,248 @@
+"""Times one stage at one size with a real pipeline: what runs inside each process of the profiler."""
+
+from __future__ import annotations
+
+import gc
+import io
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from PIL import Image
+
+from profiler.measure.memory import peak_bytes
+from profiler.measure.random_weights import random_adapter
+from tridentserve.models.kernels import Kernels
+from tridentserve.models.model_folder import detect_family
+from tridentserve.parallel import connect_store, make_group, sequence_parallel
+from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
+from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.stages import Stage
+
+WARM_UP = 2
+_GROUP_TIMEOUT_S = 120.0
+_PROMPT = "a lighthouse on a cliff above the sea at dawn, seen from a small boat, oil on canvas"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The model to measure, and on what: `device` as torch names it, `dtype` as torch names it or None.
+
+    `random_weights`: only the configurations in `folder` are read. `condition_folder`: a cheaper model of random
+    weights whose conditions have the same shape, for when ENCODE is not measured.
+    """
+
+    folder: Path
+    device: str
+    dtype: str | None = None
+    random_weights: bool = False
+    condition_folder: Path | None = None
+    kernels: Kernels = field(default_factory=Kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One rank of a group that finds its others in a store on this machine."""
+
+    store_port: int
+    group: str
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The median of the timed runs and their interquartile range over it, the peak of one run, and the bytes of what
+    the stage hands on (of all outputs together)."""
+
+    seconds: float
+    spread: float
+    peak_bytes: int
+    output_bytes: int
+
+
+# The adapter in this process's memory: stages are measured one after another, each with the device to itself.
+_held: dict[tuple[Source, Stage], PipelineAdapter] = {}
+
+
+def load_stage(source: Source, stage: Stage) -> PipelineAdapter:
+    """One stage with its weights, as it is served but for the kernels."""
+    load = random_adapter if source.random_weights else load_adapter
+    return load(source.folder, frozenset({stage}), device=source.device, dtype=_dtype(source))
+
+
+def weightless(source: Source) -> PipelineAdapter:
+    """Stage D without its weights: it can prepare requests, and cannot run them."""
+    return load_adapter(
+        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_dtype(source), weights=False
+    )
+
+
+def _adapter(source: Source, stage: Stage) -> PipelineAdapter:
+    if (source, stage) not in _held:
+        release()
+        adapter = load_stage(source, stage)
+        kernels.install(adapter, source.kernels)
+        _held[source, stage] = adapter
+    return _held[source, stage]
+
+
+_weightless = lru_cache(maxsize=1)(weightless)
+
+
+def _dtype(source: Source) -> torch.dtype | None:
+    return getattr(torch, source.dtype) if source.dtype else None
+
+
+def release() -> None:
+    """Let go of the models in this process."""
+    _held.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def set_threads(num_threads: int) -> None:
+    """As many torch threads as a worker has. Also the initializer of the profiler's processes."""
+    torch.set_num_threads(num_threads)
+
+
+def request_of(source: Source, shape: Shape, steps: int) -> GenerationInputs:
+    """The request that is measured, with a picture of noise where the family starts from one."""
+    family = detect_family(source.folder)
+    image = _noise(shape) if family.takes_image else None
+    return GenerationInputs(_PROMPT, shape, steps, family.default_guidance_scale, seed=0, image=image)
+
+
+@lru_cache(maxsize=1)
+def _noise(shape: Shape) -> bytes:
+    """A PNG file in the size of the output, as most pictures are that a service is sent."""
+    pixels = np.random.default_rng(0).integers(0, 256, (shape.height, shape.width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def condition_of(source: Source, inputs: GenerationInputs, cheap: bool = False) -> bytes:
+    """A condition of the request, as safetensors bytes that other processes can take; `cheap`: of the source's
+    `condition_folder`, if it has one."""
+    if cheap and source.condition_folder is not None:
+        release()
+        adapter = random_adapter(source.condition_folder, frozenset({Stage.ENCODE}), source.device, _dtype(source))
+    else:
+        adapter = _adapter(source, Stage.ENCODE)
+    condition: bytes = safetensors.torch.save(
+        {name: tensor.cpu().contiguous() for name, tensor in adapter.encode(inputs).items()}
+    )
+    return condition
+
+
+def sample_encode(source: Source, inputs: GenerationInputs, repeats: int, batch: int = 1) -> Sample:
+    """ENCODE of so many requests together."""
+    adapter, device = _adapter(source, Stage.ENCODE), torch.device(source.device)
+    requests = [inputs] * batch
+    timed = _timed(lambda: adapter.encode_all(requests), repeats, device)
+    peak = peak_bytes(lambda: adapter.encode_all(requests), {}, device)
+    return Sample(*timed, peak, sum(_num_bytes(condition) for condition in adapter.encode_all(requests)))
+
+
+def sample_diffuse(
+    source: Source,
+    inputs: GenerationInputs,
+    condition: bytes,
+    repeats: int,
+    batch: int = 1,
+    member: Member | None = None,
+) -> Sample:
+    """One denoising step of so many requests; with `member`, as one rank of a group whose others call the same.
+
+    Every step begins with the agreement to go on, as it does when a worker runs a plan.
+    """
+    adapter, device = _adapter(source, Stage.DIFFUSE), torch.device(source.device)
+    with _group(member, device) as group, sequence_parallel(group):
+        states = [adapter.prepare(safetensors.torch.load(condition), inputs) for _ in range(batch)]
+
+        def step() -> None:
+            nonlocal states
+            if group is not None:
+                group.agree()
+            states = adapter.advance(states)
+
+        timed = _timed(step, repeats, device)
+        held = {
+            f"{index}.{name}": tensor for index, state in enumerate(states) for name, tensor in state.tensors.items()
+        }
+        peak = peak_bytes(step, held, device)
+        return Sample(*timed, peak, sum(_num_bytes(adapter.latents(state)) for state in states))
+
+
+def num_steps(repeats: int) -> int:
+    """Denoising steps that `sample_diffuse` takes: warm-up, timed, and one to watch the memory. A request of so many
+    has its latents then."""
+    return WARM_UP + repeats + 1
+
+
+def sample_decode(
+    source: Source,
+    inputs: GenerationInputs,
+    condition: bytes,
+    repeats: int,
+    batch: int = 1,
+    member: Member | None = None,
+) -> Sample:
+    """DECODE of the noise that DIFFUSE would begin with, of so many outputs: its cost does not depend on what they
+    show. With `member`, as one rank of a group."""
+    adapter, device = _adapter(source, Stage.DECODE), torch.device(source.device)
+    inputs = replace(inputs, num_outputs=batch)
+    diffuse = _weightless(source)
+    state = diffuse.prepare(safetensors.torch.load(condition), inputs)
+    latents = diffuse.latents(replace(state, step=state.num_steps))
+    with _group(member, device) as group, sequence_parallel(group):
+        timed = _timed(lambda: adapter.decode(latents, inputs), repeats, device)
+        peak = peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
+        return Sample(*timed, peak, adapter.decode(latents, inputs).nbytes)
+
+
+def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """How long it takes until the device has done it."""
+    start_s = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start_s
+
+
+def _timed(run: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
+    """The median of `repeats` runs after the warm-up, and their interquartile range over it."""
+    times_s = [seconds_of(run, device) for _ in range(WARM_UP + repeats)][WARM_UP:]
+    median_s = statistics.median(times_s)
+    if repeats == 1:
+        return median_s, 0.0
+    low_s, _, high_s = statistics.quantiles(times_s, method="inclusive")
+    return median_s, (high_s - low_s) / median_s
+
+
+@contextmanager
+def _group(member: Member | None, device: torch.device) -> Iterator[SequenceGroup | None]:
+    """The group of a member while it is used; None for work alone."""
+    if member is None:
+        yield None
+        return
+    store = connect_store(port=member.store_port, timeout_s=_GROUP_TIMEOUT_S)
+    group = make_group(store, member.group, member.rank, member.size, device, _GROUP_TIMEOUT_S)
+    try:
+        yield group
+    finally:
+        group.close()

@@ -1,0 +1,56 @@
+"""Stand-ins for the tokenizers of published models: without their vocabularies, and with as many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tokenizers
+import transformers
+
+from profiler.published.parts import Component
+from tridentserve.pipelines.tiny import parts as tiny_parts
+from tridentserve.pipelines.tiny.flux2 import mistral_tokenizer
+from tridentserve.pipelines.tiny.flux2_klein import qwen3_tokenizer
+from tridentserve.pipelines.tiny.hunyuan_dit import bert_tokenizer
+from tridentserve.pipelines.tiny.hunyuan_video import llama_tokenizer
+from tridentserve.pipelines.tiny.hunyuan_video_15 import qwen_tokenizer
+
+_MAX_WORDS = 2048
+
+
+def word_tokenizer() -> Any:
+    """A token per word, line break and run of other signs, all but marks of a chat the same: for models whose prompts
+    are not padded, so that a prompt has about as many tokens as by the real tokenizer."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab={"<|word|>": 0}, unk_token="<|word|>"))
+    words = tokenizers.Regex(r"\n|\w+|[^\w\s]+")
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(words, "removed", invert=True)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<|word|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        model_max_length=_MAX_WORDS,
+    )
+
+
+# By how the class of the encoder begins. Prompts are padded to a fixed length in all published models but Qwen-Image,
+# so that a vocabulary of letters costs the same.
+_TOKENIZERS: dict[str, Callable[[], Any]] = {
+    "CLIP": tiny_parts.clip_tokenizer,
+    "Bert": bert_tokenizer,
+    "T5": tiny_parts.t5_tokenizer,
+    "UMT5": tiny_parts.t5_tokenizer,
+    "Llama": llama_tokenizer,
+    "Mistral3": mistral_tokenizer,
+    "Qwen3": qwen3_tokenizer,
+    "Qwen2_5_VLText": qwen_tokenizer,
+    "Qwen2_5_VLForConditionalGeneration": word_tokenizer,
+    "ByT5": transformers.ByT5Tokenizer,
+}
+
+
+def stand_in(encoder: Component) -> Any:
+    """The tokenizer of a text encoder."""
+    kinds = (kind for kind in _TOKENIZERS if encoder.class_name.startswith(kind))
+    return _TOKENIZERS[encoder.tokenizer or max(kinds, key=len)]()

@@ -1,0 +1,1 @@
+"""The published configurations of models."""

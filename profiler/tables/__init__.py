@@ -1,0 +1,1 @@
+"""Profile tables: their rows, their CSV form, and curves through them."""

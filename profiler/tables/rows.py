@@ -1,0 +1,225 @@
+"""Profile tables: what was measured (or published, or modelled) of each stage, as CSV files people can read and edit.
+
+A table is two files. `NAME.csv` holds times and activation memory, one row per point; `NAME.weights.csv`, beside it,
+holds the bytes of each stage's weights, which do not depend on the point, and of what it hands on. A third,
+`NAME.links.csv`, may say how fast the links of a device are. All are checked strictly when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from profiler.tables.csv_lines import CsvLine, csv_lines, write_csv
+from profiler.tables.links import LinkSpeeds
+from tridentserve.errors import ProfileError
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+COLUMNS = (
+    "model",
+    "gpu",
+    "stage",
+    "height",
+    "width",
+    "num_frames",
+    "degree",
+    "batch",
+    "seconds",
+    "peak_bytes",
+    "source",
+)
+WEIGHTS_COLUMNS = ("model", "stage", "weights_bytes", "output_bytes", "output_bytes_per_token", "source")
+_SPEEDS = tuple(field.name for field in fields(LinkSpeeds))
+LINKS_COLUMNS = ("gpu", *_SPEEDS, "source")
+_SHIPPED = Path(__file__).parents[1] / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One profiled point. `seconds` is per denoising step for DIFFUSE and per call for ENCODE and DECODE;
+    `peak_bytes` is the peak of the activations on one worker, weights not counted; `gpu` is the name workers give
+    their device. `source` starts with measured, published or modelled; a reference may follow after a colon."""
+
+    model: str
+    gpu: str
+    stage: Stage
+    shape: Shape
+    degree: int
+    batch: int
+    seconds: float
+    peak_bytes: int
+    source: str
+
+    @property
+    def key(self) -> tuple[str, str, Stage, Shape, int, int]:
+        """What must be unique in a table."""
+        return (self.model, self.gpu, self.stage, self.shape, self.degree, self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRow:
+    """Bytes of the weights of one stage of one model, in the number format it is served in.
+
+    A stage hands `output_bytes + output_bytes_per_token x Shape.tokens` bytes per output to the next one (the
+    condition, the latents) or to the client (pixels).
+    """
+
+    model: str
+    stage: Stage
+    weights_bytes: int
+    source: str
+    output_bytes: int = 0
+    output_bytes_per_token: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinksRow:
+    """The links of one kind of device."""
+
+    gpu: str
+    speeds: LinkSpeeds
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTable:
+    """The rows of one table; `name` is its file, for error messages."""
+
+    name: str
+    rows: tuple[ProfileRow, ...]
+    weights: tuple[WeightsRow, ...]
+    links: tuple[LinksRow, ...] = ()
+
+
+def rows_of(tables: Iterable[ProfileTable], model: str) -> frozenset[ProfileRow | WeightsRow]:
+    """All that tables hold of a model, on whatever device."""
+    rows: list[ProfileRow | WeightsRow] = []
+    for table in tables:
+        rows += [row for row in table.rows if row.model == model]
+        rows += [row for row in table.weights if row.model == model]
+    return frozenset(rows)
+
+
+def weights_path(path: Path) -> Path:
+    """The file of the weights that belongs to a table's file: `NAME.weights.csv` beside `NAME.csv`."""
+    return path.with_suffix(".weights.csv")
+
+
+def links_path(path: Path) -> Path:
+    """The file of the link speeds that may belong to a table's file: `NAME.links.csv` beside `NAME.csv`."""
+    return path.with_suffix(".links.csv")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a CSV file is a table itself, not the file of weights or links of one."""
+    return not path.stem.endswith((".weights", ".links"))
+
+
+def shipped_names() -> list[str]:
+    """The tables that come with TridentServe, without `.csv`."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.csv") if is_table(path))
+
+
+def shipped_table(name: str) -> ProfileTable:
+    """A table that comes with TridentServe, by its name without `.csv`.
+
+    Raises `ProfileError`, with the names there are, when there is none of this name.
+    """
+    names = shipped_names()
+    if name not in names:
+        raise ProfileError(f"no shipped profile table is named {name!r}; there are: {', '.join(names) or 'none'}")
+    return read_table(_SHIPPED / f"{name}.csv")
+
+
+def read_table(path: Path | str) -> ProfileTable:
+    """Read a table and its weights.
+
+    Raises `ProfileError` with file, line, what is wrong and what to do: a missing file or column, a value that is not a
+    number in range, an unknown stage or source, a degree that is no power of two, a point or a stage that comes twice.
+    """
+    path = Path(path)
+    rows: dict[tuple[str, str, Stage, Shape, int, int], ProfileRow] = {}
+    for line in csv_lines(path, COLUMNS):
+        row = _profile_row(line)
+        if row.key in rows:
+            raise line.error(f"{row.model} {row.stage} {row.shape} at degree {row.degree} comes twice; keep one row")
+        rows[row.key] = row
+    weights: dict[tuple[str, Stage], WeightsRow] = {}
+    for line in csv_lines(weights_path(path), WEIGHTS_COLUMNS):
+        held = _weights_row(line)
+        if (held.model, held.stage) in weights:
+            raise line.error(f"{held.model} {held.stage} comes twice; keep one row")
+        weights[held.model, held.stage] = held
+    links: dict[str, LinksRow] = {}
+    for line in csv_lines(links_path(path), LINKS_COLUMNS) if links_path(path).exists() else ():
+        row_of_links = _links_row(line)
+        if row_of_links.gpu in links:
+            raise line.error(f"{row_of_links.gpu} comes twice; keep one row")
+        links[row_of_links.gpu] = row_of_links
+    return ProfileTable(path.name, tuple(rows.values()), tuple(weights.values()), tuple(links.values()))
+
+
+def write_table(path: Path | str, table: ProfileTable) -> None:
+    """Write a table, its weights and, if it has any, its links, so that `read_table` gives the same rows back. Seconds
+    keep six digits. A file of links that is there already is kept when the table has none: people write it, not tools.
+
+    Each file is replaced at once: whoever reads meanwhile, and whoever stops this, finds the old file or the new one.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(weights_path(path), WEIGHTS_COLUMNS, map(_weights_cells, table.weights))
+    if table.links:
+        write_csv(links_path(path), LINKS_COLUMNS, map(_links_cells, table.links))
+    write_csv(path, COLUMNS, map(_cells, table.rows))
+
+
+def _cells(row: ProfileRow) -> tuple[object, ...]:
+    shape = row.shape
+    where = (row.model, row.gpu, row.stage.value, shape.height, shape.width, shape.num_frames)
+    return (*where, row.degree, row.batch, f"{row.seconds:.6g}", row.peak_bytes, row.source)
+
+
+def _weights_cells(row: WeightsRow) -> tuple[object, ...]:
+    output = (row.output_bytes, f"{row.output_bytes_per_token:.12g}")
+    return (row.model, row.stage.value, row.weights_bytes, *output, row.source)
+
+
+def _links_cells(row: LinksRow) -> tuple[object, ...]:
+    return (row.gpu, *(f"{getattr(row.speeds, name):.12g}" for name in _SPEEDS), row.source)
+
+
+def _weights_row(line: CsvLine) -> WeightsRow:
+    return WeightsRow(
+        model=line.text("model"),
+        stage=line.stage(),
+        weights_bytes=line.integer("weights_bytes"),
+        source=line.source(),
+        output_bytes=line.integer("output_bytes"),
+        output_bytes_per_token=line.amount("output_bytes_per_token"),
+    )
+
+
+def _links_row(line: CsvLine) -> LinksRow:
+    speeds = {name: line.speed(name) if name.endswith("_per_s") else line.amount(name) for name in _SPEEDS}
+    return LinksRow(line.text("gpu"), LinkSpeeds(**speeds), line.source())
+
+
+def _profile_row(line: CsvLine) -> ProfileRow:
+    degree = line.integer("degree", minimum=1)
+    if degree & (degree - 1):
+        raise line.error(f"degree {degree} is not a power of two; use 1, 2, 4, 8, ...")
+    stage = line.stage()
+    return ProfileRow(
+        model=line.text("model"),
+        gpu=line.text("gpu"),
+        stage=stage,
+        shape=Shape(line.integer("height", 1), line.integer("width", 1), line.integer("num_frames", 1)),
+        degree=degree,
+        batch=line.integer("batch", minimum=1),
+        # E and C of 0 seconds leave D alone to judge a policy by; D itself always takes time.
+        seconds=line.seconds("seconds", may_be_0=stage is not Stage.DIFFUSE),
+        peak_bytes=line.integer("peak_bytes"),
+        source=line.source(),
+    )

@@ -1,0 +1,28 @@
+"""How long a set of workers takes to become one instance: from asking for its group to the first collective."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from lib.bench.figures import milliseconds
+from lib.bench.workers import Workers
+
+
+async def measure_regroup(workers: Workers, runs: int) -> dict[str, Any]:
+    """Per number of members: `new`, a group that nobody has; `kept`, one that all hold (the slowest member counts)."""
+    result: dict[str, Any] = {}
+    uses = iter(range(1, 1_000_000))
+    for size in (2, 4):
+        members = [f"w{index}" for index in range(size)]
+
+        async def once(name: str, members: list[str] = members) -> float:
+            use = next(uses)
+            seconds = await asyncio.gather(*(workers.call(w, "regroup", name, members, use) for w in members))
+            return float(max(seconds))
+
+        new = [await once(f"new-{size}-{run}") for run in range(runs)]
+        await once(f"kept-{size}")
+        kept = [await once(f"kept-{size}") for _ in range(runs)]
+        result[str(size)] = {"new": milliseconds(new), "kept": milliseconds(kept)}
+    return result

@@ -1,0 +1,207 @@
+"""Stage workers as Ray actors on this machine, and plans for them made by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live.handoff.peer import HandoffKey
+from tridentserve.engine.live.messages import Fetch, ModelSource, PlanReport, WorkerConfig
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.worker.worker import StageWorker
+from tridentserve.parallel import connect_store
+from tridentserve.pipelines.loading import load_adapter
+from tridentserve.plans import DispatchPlan, PlanMember, Replica, WorkerId
+from tridentserve.requests import GenerationInputs
+from tridentserve.scheduling.estimation.hot_groups import group_name
+from tridentserve.stages import Stage
+
+# Far more than any benchmark has under way on one worker.
+_MAX_CONCURRENCY = 1000
+
+
+class BenchWorker(StageWorker):
+    """A stage worker that also lets what is inside it be timed."""
+
+    async def outputs(self, key: HandoffKey) -> dict[str, NDArray[Any]]:
+        """The tensors that a plan has left here."""
+        parcel = await self._handoff.take(key, self._config.spec.worker_id)
+        return {name: tensor.numpy() for name, tensor in parcel.tensors.items()}
+
+    async def regroup(self, name: str, workers: Sequence[WorkerId], use: int) -> float:
+        """Seconds from asking for a group to the end of its first collective."""
+        rank = list(workers).index(self._config.spec.worker_id)
+
+        def first_collective() -> float:
+            start_s = time.perf_counter()
+            group = self._executor._groups.acquire(name, rank, len(workers), use, workers)
+            group.agree()
+            return time.perf_counter() - start_s
+
+        return await self._on_device(first_collective)
+
+    async def keep(self, key: HandoffKey, nbytes: int) -> None:
+        """Keep an output of so many bytes, as a plan does."""
+        self._handoff.keep(key, Parcel({"bytes": torch.ones(nbytes, dtype=torch.uint8)}))
+
+    async def push(self, key: HandoffKey, to: WorkerId) -> None:
+        """Push a kept output; returns when it is in the other worker's buffer."""
+        await self._handoff.push(key, to)
+
+    async def make(self, nbytes: int) -> None:
+        """An output of so many bytes that `put` then puts."""
+        self._made = np.ones(nbytes, np.uint8)
+
+    async def put(self, as_tensor: bool) -> list[Any]:
+        """The made output in Ray's object store instead, as a torch tensor or as the numpy array that Ray maps."""
+        return [ray.put(torch.from_numpy(self._made) if as_tensor else self._made)]
+
+    async def take(self, key: HandoffKey, source: WorkerId) -> int:
+        """Take what was pushed here; its bytes."""
+        return (await self._handoff.take(key, source)).layout().nbytes
+
+    async def get(self, references: list[Any]) -> int:
+        """Take a copy out of the object store, as `take` does out of the buffer; its bytes."""
+        value = await references[0]
+        return int((value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())).nbytes)
+
+    async def compute(self, seconds: float) -> int:
+        """How many matrix products the device thread does in that time."""
+
+        def multiply() -> int:
+            matrix = torch.ones(256, 256)
+            end_s, done = time.perf_counter() + seconds, 0
+            while time.perf_counter() < end_s:
+                torch.mm(matrix, matrix)
+                done += 1
+            return done
+
+        return await self._on_device(multiply)
+
+    async def read_checkpoint(self, replica: Replica) -> float:
+        """Seconds to read the stage from its folder into models of its own, as without a host copy."""
+        source = self._config.sources[replica.model]
+
+        def read() -> float:
+            start_s = time.perf_counter()
+            load_adapter(source.folder, frozenset({replica.stage}))
+            return time.perf_counter() - start_s
+
+        return await self._on_device(read)
+
+    async def load(self, replica: Replica) -> tuple[str, float, int]:
+        """Evict a replica and load it again: where it came from, the seconds, the bytes."""
+        loads: list[Any] = []
+        if replica in self._replicas.resident:
+            await self._replicas._evict(replica)
+        await self._replicas.prepare((replica,), tell=loads.append)
+        return loads[0].source, loads[0].seconds, loads[0].num_bytes
+
+
+@dataclass(slots=True)
+class Done:
+    """A plan that has ended: its leader's report and pictures, and the seconds from call to report."""
+
+    report: PlanReport
+    pictures: list[bytes]
+    seconds: float
+
+
+class Workers:
+    """Running workers; gives each plan the next number."""
+
+    def __init__(self, handles: dict[WorkerId, Any]) -> None:
+        self.handles = handles
+        self._plan_ids = itertools.count(1)
+        self._numbers = {worker_id: itertools.count() for worker_id in handles}
+
+    def plan(
+        self,
+        model: str,
+        stages: tuple[Stage, ...],
+        workers: Sequence[WorkerId],
+        members: Sequence[PlanMember],
+    ) -> DispatchPlan:
+        group = group_name([(worker_id, 0) for worker_id in workers]) if len(workers) > 1 else None
+        return DispatchPlan(next(self._plan_ids), model, stages, tuple(workers), tuple(members), group)
+
+    async def run(self, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs]) -> Done:
+        """Run a plan on all its workers. Raises `RuntimeError` where one reports a failure."""
+        start_s = time.perf_counter()
+        content = {name: inputs[name] for name in plan.request_ids}
+        calls = [self.handles[w].run.remote(next(self._numbers[w]), plan, content) for w in plan.workers]
+        leader, *_ = await asyncio.gather(*(self._listen(call) for call in calls))
+        return Done(leader[0], leader[1], time.perf_counter() - start_s)
+
+    async def _listen(self, call: Any) -> tuple[PlanReport, list[bytes]]:
+        report: PlanReport | None = None
+        pictures: list[bytes] = []
+        async for reference in call:
+            item = await reference
+            if isinstance(item, PlanReport):
+                report = item
+            elif isinstance(item, bytes):
+                pictures.append(item)
+            if report is not None and len(pictures) == sum(report.num_images.values()):
+                break  # what follows is the end of the call, for which the engine does not wait either
+        if report is None or report.outcome == "failed":
+            raise RuntimeError(report.error if report is not None else "a plan ended without a report")
+        return report, pictures
+
+    async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
+        return await getattr(self.handles[worker_id], method).remote(*args)
+
+    async def forget(self, names: Sequence[str]) -> None:
+        """Drop all that is kept of these requests."""
+        last = next(self._plan_ids)
+        await asyncio.gather(*(self.call(w, "forget", name, last) for name in names for w in self.handles))
+
+
+@asynccontextmanager
+async def started(
+    count: int,
+    sources: Mapping[str, ModelSource],
+    host_dir: Path,
+    *,
+    handoff_bytes: int = 64 << 20,
+    fetch: Fetch = "auto",
+) -> AsyncIterator[Workers]:
+    """So many workers with one thread each and nothing loaded, connected with one another."""
+    store = connect_store(is_server=True)
+    handles: dict[WorkerId, Any] = {}
+    for index in range(count):
+        config = WorkerConfig(
+            spec=WorkerSpec(f"w{index}", "node", 4 << 30),
+            incarnation=0,
+            label="bench",
+            replicas=frozenset(),
+            sources=dict(sources),
+            store_host="127.0.0.1",
+            store_port=store.port,
+            handoff_bytes=handoff_bytes,
+            host_dir=host_dir,
+            fetch=fetch,
+        )
+        options = {"num_cpus": 0.1, "max_concurrency": _MAX_CONCURRENCY}
+        handles[config.spec.worker_id] = ray.remote(BenchWorker).options(**options).remote(config)
+    try:
+        ready = await asyncio.gather(*(handle.start.remote() for handle in handles.values()))
+        everyone = {w: (handle, answer) for (w, handle), answer in zip(handles.items(), ready, strict=True)}
+        await asyncio.gather(*(handle.connect.remote(everyone) for handle in handles.values()))
+        yield Workers(handles)
+    finally:
+        for handle in handles.values():
+            ray.kill(handle)
+        del store

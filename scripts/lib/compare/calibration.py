@@ -1,0 +1,191 @@
+"""What a live service really costs, from the answers to its warm-up: stages, overheads, workers that share cores."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import pairwise
+from statistics import fmean, median, pstdev
+
+from lib.compare.crowding import slowdown_of
+from lib.compare.samples import Point, StageSample, shape_of, stage_samples
+from lib.compare.warm_up import WarmUp
+from profiler import ProfileTable
+from traces.results import ReplayResult
+from tridentserve.engine.simulated import SimulationOptions
+from tridentserve.errors import ConfigError, ProfileError
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Seconds. `stage_s`: of a service that does nothing else, per step for DIFFUSE. `http_s`: of the client's latency,
+    what the service does not see. The rest is as in `SimulationOptions`."""
+
+    stage_s: dict[Point, float]
+    http_s: dict[Shape, float]
+    jitter: float
+    plan_overhead_s: float
+    report_overhead_s: float
+    picture_s_per_pixel: float
+    slowdown: tuple[float, ...]
+    wide_slowdown: tuple[float, ...]
+
+    def options(self, seed: int = 0) -> SimulationOptions:
+        return SimulationOptions(
+            jitter=self.jitter,
+            seed=seed,
+            plan_overhead_s=self.plan_overhead_s,
+            report_overhead_s=self.report_overhead_s,
+            picture_s_per_pixel=self.picture_s_per_pixel,
+            slowdown=self.slowdown,
+            wide_slowdown=self.wide_slowdown,
+            keep_plans=True,
+        )
+
+
+def calibrate(warm_ups: Sequence[WarmUp], num_workers: int, others: Sequence[WarmUp] = ()) -> Calibration:
+    """Means of stages, medians of overheads. Raises `ConfigError` when a request failed, or the service does not say
+    what it saw.
+
+    `others`: warm-ups of the same service at other times. They add to what is known of workers that slow each other
+    down, and of plans on several workers where `warm_ups` had none: that needs many samples, and drifts less."""
+    warm_up, seen = reduce(WarmUp.with_more, warm_ups), [*warm_ups, *others]
+    for result in (result for each in seen for result in each.everything):
+        if result.error is not None or not result.facts.timeline or result.facts.latency_s is None:
+            raise ConfigError(f"the warm-up failed: {result.error or 'the service tells neither timeline nor latency'}")
+    alone = warm_up.alone
+    plan_overhead_s = median(result.facts.queue_s or 0.0 for result in alone)
+    # Between two stages on different workers: one report, one plan.
+    gaps = _gaps(alone) or _gaps(warm_up.everything)
+    report_overhead_s = max(0.0, median(gaps) - plan_overhead_s) if gaps else plan_overhead_s
+    stages = _stages(stage_samples(alone), wide=False)
+    stage_s = _means(stages) | (_wide_means(warm_up) or _wide_means(reduce(WarmUp.with_more, seen)))
+    slowdown, wide_slowdown = _slowdowns(seen, num_workers)
+    return Calibration(
+        stage_s=stage_s,
+        http_s=_by_shape(alone, lambda result: result.latency_s - (result.facts.latency_s or 0.0)),
+        jitter=_spread(stages),
+        plan_overhead_s=plan_overhead_s,
+        report_overhead_s=report_overhead_s,
+        picture_s_per_pixel=_picture_s_per_pixel(alone, report_overhead_s),
+        slowdown=slowdown,
+        wide_slowdown=wide_slowdown,
+    )
+
+
+def _slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of plans on one worker and on several: of the former, where none of the latter was seen. What a stage takes alone
+    is what it took in the same warm-up."""
+    crowds = []
+    wide_s = _wide_means(reduce(WarmUp.with_more, warm_ups))
+    for warm_up in warm_ups:
+        alone_s = _means(_stages(stage_samples(warm_up.alone), wide=False)) | wide_s | _wide_means(warm_up)
+        crowds += [(stage_samples(results), alone_s) for results in warm_up.crowds]
+    narrow = slowdown_of(crowds, num_workers, wide=False)
+    saw_wide = any(sample.point.degree > 1 for crowd, _ in crowds for sample in crowd)
+    return narrow, slowdown_of(crowds, num_workers, wide=True) if saw_wide else narrow
+
+
+def _wide_means(warm_up: WarmUp) -> dict[Point, float]:
+    """Seconds of the stages that ran on several workers, and had the service to themselves."""
+    return _means(_stages(stage_samples([*warm_up.alone, *warm_up.hurried]), wide=True))
+
+
+def _means(stages: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
+    return {point: fmean(seconds) for point, seconds in stages.items()}
+
+
+def hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int) -> dict[int, float]:
+    """By side in pixels, a latency that the scheduler, by `times`, expects of two workers but not of one. Empty where
+    two are no faster."""
+
+    def latency_s(side: int, degree: int) -> float:
+        shape = Shape(side, side)
+        ends_s = sum(times.seconds(model, stage, shape) for stage in (Stage.ENCODE, Stage.DECODE))
+        return ends_s + num_steps * times.seconds(model, Stage.DIFFUSE, shape, degree)
+
+    if 2 not in times.degrees(model, Stage.DIFFUSE):
+        return {}
+    expected = {side: (latency_s(side, 1), latency_s(side, 2)) for side in sides}
+    return {side: 500 * (one_s + two_s) for side, (one_s, two_s) in expected.items() if two_s < one_s}
+
+
+def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> list[ProfileTable]:
+    """The tables with what was measured. Degrees that were not change in proportion to degree 1. Raises `ProfileError`
+    for a size that was measured but is in no table."""
+    rows = {
+        Point(row.model, row.stage, row.shape, row.degree): row.seconds
+        for table in tables
+        for row in table.rows
+        if row.batch == 1
+    }
+    if missing := [point for point in stage_s if point not in rows]:
+        model, stage, shape, degree = missing[0]
+        raise ProfileError(
+            f"{model} {stage} was not profiled at {shape}, degree {degree}; choose --sides that were, or profile it"
+        )
+
+    def ratio(point: Point) -> float:
+        for known in (point, point._replace(degree=1)):
+            if known in stage_s:
+                return stage_s[known] / rows[known]
+        return 1.0
+
+    return [
+        replace(
+            table,
+            rows=tuple(
+                replace(row, seconds=row.seconds * ratio(Point(row.model, row.stage, row.shape, row.degree)))
+                for row in table.rows
+            ),
+        )
+        for table in tables
+    ]
+
+
+def _stages(samples: Sequence[StageSample], wide: bool) -> dict[Point, list[float]]:
+    """Seconds of the stages that ran on several workers, or on one."""
+    found: defaultdict[Point, list[float]] = defaultdict(list)
+    for sample in samples:
+        if (sample.point.degree > 1) == wide:
+            found[sample.point].append(sample.seconds)
+    return dict(found)
+
+
+def _spread(stages: dict[Point, list[float]]) -> float:
+    """Relative standard deviation of DIFFUSE, which most of the time goes to."""
+    found = [pstdev(s) / fmean(s) for point, s in stages.items() if point.stage is Stage.DIFFUSE and len(s) > 1]
+    return fmean(found) if found else 0.0
+
+
+def _gaps(results: Sequence[ReplayResult]) -> list[float]:
+    return [
+        max(0.0, after.start_s - before.end_s)
+        for result in results
+        for before, after in pairwise(sorted(result.facts.timeline, key=lambda span: span.start_s))
+        if before.workers != after.workers
+    ]
+
+
+def _by_shape(results: Sequence[ReplayResult], figure: Callable[[ReplayResult], float]) -> dict[Shape, float]:
+    found: defaultdict[Shape, list[float]] = defaultdict(list)
+    for result in results:
+        found[shape_of(result)].append(figure(result))
+    return {shape: median(values) for shape, values in found.items()}
+
+
+def _picture_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: float) -> float:
+    """From the end of DECODE until the scheduler knows, less what any report takes, per pixel; all sizes together."""
+
+    def after_decode_s(result: ReplayResult) -> float:
+        facts = result.facts
+        ran_s = max(span.end_s for span in facts.timeline) - min(span.start_s for span in facts.timeline)
+        return max(0.0, (facts.latency_s or 0.0) - (facts.queue_s or 0.0) - ran_s - report_overhead_s)
+
+    by_shape = _by_shape(results, after_decode_s)
+    return sum(by_shape.values()) / sum(shape.pixels for shape in by_shape)

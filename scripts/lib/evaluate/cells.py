@@ -1,0 +1,127 @@
+"""One cell of the grid: a workload, drawn with a seed, served by one policy on a simulated cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from deployments.assembly.simulation import SimulationSetup, simulate, times_of, with_deadlines
+from lib.evaluate.rows import CellResult, details_of, row_of
+from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
+from traces.reports.bound import on_time_bound
+from traces.simulated import arrivals_of
+from traces.workloads.named import WORKLOADS, make_workload
+from tridentserve.engine.simulated import Arrival
+from tridentserve.errors import ConfigError
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
+
+# In place of a model's name, for a workload of several.
+MIXED = "mixed"
+# The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).
+_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all cells of a grid share. `cluster` is a YAML file; None: nodes of 8 NVIDIA L20. `solve_time`: what a tick
+    of the scheduler costs in the simulation, in seconds."""
+
+    gpus: int
+    duration_s: float
+    profiles: str
+    cluster: str | None = None
+    solve_time_s: float = 0.0
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Raises `ConfigError` for a file that is no cluster, or that has another number of GPUs."""
+        if self.cluster is None:
+            per_node = min(self.gpus, _NODE.gpus_per_node)
+            if self.gpus % per_node:
+                raise ConfigError(f"--gpus is {self.gpus}; it must be a multiple of {per_node}, or give --cluster")
+            changed = {"nodes": self.gpus // per_node, "gpus_per_node": per_node}
+            return ClusterSpec(groups=(_NODE.model_copy(update=changed),))
+        spec = read_cluster(Path(self.cluster))
+        if (found := sum(group.nodes * group.gpus_per_node for group in spec.groups)) != self.gpus:
+            raise ConfigError(f"{self.cluster} has {found} GPUs, not {self.gpus}; set --gpus {found}")
+        return spec
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """`slo_scale` multiplies the deadlines of the workload: 1 leaves them as they are (2.5 times the latency at the
+    optimal degrees, where the workload says nothing else)."""
+
+    model: str
+    workload: str
+    slo_scale: float
+    seed: int
+    policy: str
+
+    @property
+    def trace_seed(self) -> int:
+        """The same for all policies and SLO scales; another for each model, workload and seed."""
+        text = f"{self.model}/{self.workload}/{self.seed}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
+
+    @property
+    def name(self) -> str:
+        return "/".join(map(str, asdict(self).values()))
+
+
+def grid(
+    models: Sequence[str],
+    workloads: Sequence[str],
+    policies: Sequence[str],
+    seeds: int,
+    slo_scales: Sequence[float] = (1.0,),
+) -> Iterator[Cell]:
+    """All cells, those of one trace beside one another. A workload of one model of its own is taken once, whatever the
+    models; its model is named `mixed` when it has several. Raises `ConfigError` for an unknown workload."""
+    for workload in workloads:
+        if workload not in WORKLOADS:
+            raise ConfigError(f"no workload is named {workload!r}; there are: {', '.join(WORKLOADS)}")
+    pairs = [(model, name) for model in models for name in workloads if WORKLOADS[name].per_model]
+    pairs += [(_own_model(name), name) for name in workloads if not WORKLOADS[name].per_model]
+    for model, workload in pairs:
+        for seed in range(seeds):
+            for slo_scale in slo_scales:
+                for policy in policies:
+                    yield Cell(model, workload, slo_scale, seed, policy)
+
+
+def _own_model(workload: str) -> str:
+    models = {model for mix in WORKLOADS[workload].load_mixes() for model in mix.models}
+    return models.pop() if len(models) == 1 else MIXED
+
+
+def run_cell(cell: Cell, settings: Settings) -> CellResult:
+    """Simulates one cell. Raises what `simulate` raises."""
+    arrivals, bound = _trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
+    cluster = settings.cluster_spec()
+    setup = SimulationSetup(cluster.workers(), times_of(cluster, [settings.profiles]), cell.policy)
+    options = replace(setup.engine, solve_time=settings.solve_time_s, seed=cell.trace_seed)
+    start_s = time.perf_counter()
+    result = simulate(arrivals, replace(setup, engine=options))
+    wall_s = time.perf_counter() - start_s
+    parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}
+    return CellResult(
+        parameters | row_of(result, settings.duration_s, bound, wall_s), details_of(result, settings.duration_s)
+    )
+
+
+@lru_cache(maxsize=2)
+def _trace(
+    model: str, workload: str, slo_scale: float, seed: int, settings: Settings
+) -> tuple[tuple[Arrival, ...], int]:
+    """The trace with its deadlines, by the profile as it stands, and the bound: the same for all policies."""
+    asked = None if model == MIXED else model
+    times = times_of(settings.cluster_spec(), [settings.profiles])()
+    requests = make_workload(workload, asked, seed, settings.duration_s, deadline_scale=slo_scale)
+    scale = slo_scale * (WORKLOADS[workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
+    arrivals = with_deadlines(arrivals_of(requests, times.models), times, scale)
+    return tuple(arrivals), on_time_bound(arrivals, times, settings.gpus)

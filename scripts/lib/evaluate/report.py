@@ -1,0 +1,63 @@
+"""The report of an evaluation: one HTML file with all pictures in it, PNG files beside it, and tables as Markdown."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from pathlib import Path
+
+from lib.evaluate.pictures import pictures
+from lib.evaluate.tables import Results, Table, cells_table, claims_table, ratios_table
+from traces.reports.figures import png
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; font-size: 12.5px; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { border: 1px solid #ddd; padding: 3px 7px; text-align: right; white-space: nowrap }
+th { background: #f3f4f8; position: sticky; top: 0 } td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
+tr:nth-child(even) { background: #fafafa }
+figure { margin: 2rem 0 } figure img { max-width: 100% } figcaption { color: #555; font-size: 13px }
+code { background: #f3f4f8; padding: 1px 4px; overflow-wrap: anywhere }
+"""
+
+
+def tables(results: Results) -> list[Table]:
+    """Those that the results have figures for: ratios need the default and something to compare it with."""
+    policies = {cell.policy for cell in results}
+    compared = [claims_table(results), ratios_table(results)] if "default" in policies and len(policies) > 1 else []
+    return [*compared, cells_table(results)]
+
+
+def write_markdown(path: Path, results: Results, command: str) -> None:
+    """The tables, for a page of the documentation."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(table.markdown() for table in tables(results))
+    path.write_text(f"`{command}`\n\n{text}", encoding="utf-8")
+
+
+def write_report(folder: Path, results: Results, command: str, bench: Path | None = None) -> Path:
+    """Writes `report.html` and `figures/*.png`; returns the former. Raises `ConfigError` for a `bench` that is no
+    output of scripts/bench_dispatch.py."""
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    shown = []
+    for name, caption, figure in pictures(results, bench):
+        picture = png(figure)
+        (folder / "figures" / f"{name}.png").write_bytes(picture)
+        data = base64.b64encode(picture).decode()
+        shown.append(
+            f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+        )
+    *compared, cells = (table.html() for table in tables(results))
+    versions = ", ".join(sorted({str(result.row["version"]) for result in results.values()}))
+    body = [
+        "<h1>TridentServe: evaluation</h1>",
+        f"<p>{len(results)} cells, simulated. Version {escape(versions)}. Command: <code>{escape(command)}</code></p>",
+        *compared,
+        *shown,
+        cells,
+    ]
+    path = folder / "report.html"
+    head = f'<meta charset="utf-8"><title>TridentServe: evaluation</title><style>{_STYLE}</style>'
+    path.write_text(f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(body)}</body></html>\n", "utf-8")
+    return path

@@ -1,0 +1,97 @@
+"""What is kept of a simulation: one row of results.csv, and the curves that the report draws."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from traces.reports.report import percentile
+from tridentserve.engine.simulated import SimulationResult
+from tridentserve.errors import OutOfMemoryError
+from tridentserve.plans import PlacementPlan
+from tridentserve.stages import PlacementType
+
+# Throughput is counted in steps of a thirtieth of the trace, of a minute in the paper's half hour.
+_STEPS = 30
+COLUMNS = (
+    *("model", "workload", "policy", "seed", "gpus", "duration_s", "slo_scale", "requests", "slo_attainment"),
+    *("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s", "p95_all_s", "completed", "failed", "ooms", "unfinished"),
+    *("utilisation", "v0_share", "v1_share", "v2_share", "v3_share", "placement_switches", "moved_bytes"),
+    *("bound_attainment", "end_s", "wall_s", "solve_mean_ms", "ticks", "version", "command"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """`row` has the keys of `COLUMNS` but version and command; `details` is JSON-able, see `details_of`."""
+
+    row: dict[str, Any]
+    details: dict[str, Any]
+
+
+def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: float) -> dict[str, Any]:
+    """The figures of one simulation. Times in seconds; a latency without data is None.
+
+    `mean_s` and percentiles are of completed requests: they flatter a policy that fails the long ones. `mean_all_s`
+    and `p95_all_s` count each request without a result as if it had ended when the simulation did (not before the
+    trace did), so that nothing is gained by dropping requests. `moved_bytes` are loaded weights and the outputs of
+    stages that went to another worker. `ooms` are requests that ended so.
+    """
+    end_s = max(result.duration_s, duration_s)
+    latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
+    all_s = [
+        end_s - request.arrival_s if request.latency_s is None else request.latency_s for request in result.requests
+    ]
+    number, outcomes, counts = len(result.requests), result.outcomes, result.counts
+    unfinished = outcomes["unfinished"]
+    shares = {f"{virtual.value.lower()}_share": share for virtual, share in result.virtual_replica_shares.items()}
+    return {
+        "requests": number,
+        "slo_attainment": result.attainment,
+        "mean_s": fmean(latencies) if latencies else None,
+        **{f"p{percent}_s": percentile(latencies, percent) for percent in (50, 95, 99)},
+        "mean_all_s": fmean(all_s),
+        "p95_all_s": percentile(all_s, 95),
+        "completed": len(latencies),
+        "failed": number - len(latencies) - unfinished,
+        "ooms": outcomes[OutOfMemoryError.code],
+        "unfinished": unfinished,
+        "utilisation": result.utilisation,
+        **shares,
+        "placement_switches": counts.switches,
+        "moved_bytes": counts.load_bytes + counts.transfer_bytes,
+        "bound_attainment": bound / number,
+        "end_s": result.duration_s,
+        "wall_s": wall_s,
+        "solve_mean_ms": 1000 * counts.solve_seconds / counts.ticks if counts.ticks else None,
+        "ticks": counts.ticks,
+    }
+
+
+def details_of(result: SimulationResult, duration_s: float) -> dict[str, Any]:
+    """`latency_percentiles_s`: 0 to 100, of completed requests. `throughput`: [time_s, requests finished per second],
+    in steps of a thirtieth of the trace. `placements`: [since_s, {placement type: workers}], `none` for workers that
+    hold nothing."""
+    latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
+    return {
+        "latency_percentiles_s": [percentile(latencies, percent) for percent in range(101)] if latencies else [],
+        "throughput": _throughput(result, duration_s / _STEPS),
+        "placements": [[since_s, types_of(plan)] for since_s, plan in result.placements],
+    }
+
+
+def _throughput(result: SimulationResult, step_s: float) -> list[list[float]]:
+    ends_s = [r.end_s for r in result.requests if r.latency_s is not None and r.end_s is not None]
+    finished = Counter(math.floor(end_s / step_s) for end_s in ends_s)
+    return [[(index + 0.5) * step_s, finished[index] / step_s] for index in range(max(finished, default=-1) + 1)]
+
+
+def types_of(plan: PlacementPlan) -> dict[str, int]:
+    """How many workers hold which stages (of whatever model)."""
+    held = (PlacementType.of(replica.stage for replica in replicas) for replicas in plan.replicas.values())
+    counts = Counter("none" if kind is None else kind.value for kind in held)
+    order = [*(kind.value for kind in PlacementType), "none"]
+    return {name: counts[name] for name in order if counts[name]}

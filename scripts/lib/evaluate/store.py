@@ -1,0 +1,66 @@
+"""Finished cells on disk: one JSON line each, so that a run that was cut off goes on where it stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lib.evaluate.cells import Cell, Settings
+from lib.evaluate.rows import COLUMNS, CellResult
+from tridentserve.errors import ConfigError
+
+
+class Store:
+    """The cells of one folder: `cells.jsonl` (everything) and `results.csv` (the rows, sorted)."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        """Reads what is there. Raises `ConfigError` when the folder holds cells of other settings: they could not be
+        compared."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._path = folder, folder / "cells.jsonl"
+        self._settings = asdict(settings)
+        self._cells: dict[Cell, CellResult] = {}
+        lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if len(whole) < len(lines):  # the last one was cut off
+            self._path.write_bytes(b"".join(whole))
+        for line in whole:
+            self._take(json.loads(line))
+
+    def _take(self, kept: dict[str, Any]) -> None:
+        if kept["settings"] != self._settings:
+            raise ConfigError(
+                f"{self.folder} holds results of other settings ({kept['settings']}, now {self._settings}); "
+                f"use another --out, or remove it"
+            )
+        self._cells[Cell(**kept["cell"])] = CellResult(kept["row"], kept["details"])
+
+    def __contains__(self, cell: Cell) -> bool:
+        return cell in self._cells
+
+    def add(self, cell: Cell, result: CellResult) -> None:
+        """Keeps a finished cell; it is on disk when this returns."""
+        self._cells[cell] = result
+        line = {"cell": asdict(cell), "settings": self._settings, "row": result.row, "details": result.details}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def results(self) -> dict[Cell, CellResult]:
+        """All finished cells, sorted."""
+        return dict(sorted(self._cells.items(), key=lambda entry: entry[0]))
+
+    def write_csv(self) -> Path:
+        """Writes `results.csv`; readers never see half of it."""
+        path, draft = self.folder / "results.csv", self.folder / "results.csv.part"
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(result.row for result in self.results.values())
+        return draft.replace(path)

@@ -1,0 +1,88 @@
+"""Which model is measured, at which sizes and on what: the options that the profiling scripts share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from lib.command_line import Parser, whole_number
+from profiler.measure.random_weights import write_published
+from profiler.measure.stages import Source
+from profiler.published.models import PUBLISHED
+from tridentserve.models.cache import cache_dir
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.kernels import Kernels
+from tridentserve.pipelines import ensure_tiny
+from tridentserve.requests import Shape
+
+_TINY = {f"tiny-{family}": family for family in FAMILIES}
+_MAX_SIDE = 65536
+
+
+def shapes(text: str) -> list[Shape]:
+    """`512` is a square, `768x512` is 768 wide and 512 high, `768x512x49` has 49 frames."""
+    found = []
+    for part in text.split(","):
+        width, *others = (whole_number(number) for number in part.split("x"))
+        if len(others) > 2:
+            raise argparse.ArgumentTypeError(f"{part!r} is no size: width x height x frames are the most")
+        height, frames = (*others, *(width, 1)[len(others) :])
+        if max(height, width) > _MAX_SIDE:
+            raise argparse.ArgumentTypeError(f"{part} has a side above {_MAX_SIDE}")
+        found.append(Shape(height, width, frames))
+    return list(dict.fromkeys(found))
+
+
+def add_model_options(parser: Parser) -> None:
+    """All but the models themselves."""
+    parser.add_argument("--random-weights", action="store_true", help="read configurations only, no checkpoint")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
+    parser.add_argument("--threads", type=whole_number, default=1, metavar="N", help="torch threads of one worker (1)")
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="of the tiny models ($TRIDENTSERVE_CACHE or ~/.cache/tridentserve)",
+    )
+
+
+def check_model_options(parser: Parser, models: list[str], arguments: argparse.Namespace) -> None:
+    """Ends the script for a model or a device that there is not."""
+    for model in models:
+        if model in PUBLISHED and not arguments.random_weights and not Path(model).exists():
+            parser.error(f"{model} is no folder here; --random-weights makes the published model of that name")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch finds no GPU here")
+
+
+def name_of(model: str, arguments: argparse.Namespace) -> str:
+    """What a model is called."""
+    return model if model in _TINY or is_published(model, arguments) else Path(model).resolve().name
+
+
+def is_published(model: str, arguments: argparse.Namespace) -> bool:
+    """Whether a model is made from its published configuration."""
+    return bool(arguments.random_weights) and model in PUBLISHED
+
+
+def source_of(
+    model: str,
+    arguments: argparse.Namespace,
+    scratch: Path,
+    kernels: Kernels | None = None,
+    most_blocks: int | None = None,
+) -> Source:
+    """`scratch`: where folders of published models are made, without weights, cut to `most_blocks`."""
+    condition_folder = None
+    if is_published(model, arguments):
+        folder = write_published(model, scratch / model, most_blocks=most_blocks)
+        condition_folder = write_published(model, scratch / f"{model}-few-text-layers", few_text_layers=True)
+    elif model in _TINY:
+        folder = ensure_tiny(_TINY[model], arguments.cache_dir or cache_dir())
+    else:
+        folder = Path(model)
+    chosen = kernels or Kernels()
+    return Source(folder, arguments.device, arguments.dtype, arguments.random_weights, condition_folder, chosen)

@@ -1,0 +1,77 @@
+"""Replays a trace in the simulator, on a cluster that need not exist."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from typing import NoReturn
+
+from tqdm import tqdm
+
+from deployments.assembly.simulation import SimulationSetup, simulate, times_of, with_deadlines
+from dispatch.policies import POLICIES
+from dispatch.solver.ilp import is_cut_short
+from placement.cluster_file import read_cluster
+from traces.requests import TraceRequest
+from traces.results import ReplayResult
+from traces.simulated import arrivals_of, check_profiled, results_of
+from tridentserve.engine.simulated import SimulationResult
+from tridentserve.errors import ConfigError
+
+
+def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[ReplayResult]:
+    """The results of all requests. Raises `TridentServeError` for what cannot be simulated."""
+    if arguments.policy not in POLICIES:
+        raise ConfigError(f"{arguments.policy!r} is no policy; use one of {', '.join(POLICIES)}")
+    cluster = read_cluster(arguments.simulate)
+    make_times = times_of(cluster, arguments.profiles)
+    times = make_times()
+    arrivals = arrivals_of(requests, times.models, arguments.model, arguments.speed)
+    check_profiled(arrivals, times)
+    if arguments.decision_log is not None:
+        arguments.decision_log.parent.mkdir(parents=True, exist_ok=True)
+    # Delayed: no bar stands above a message of bad usage.
+    with tqdm(total=len(requests), unit="req", mininterval=0.2, delay=0.2, file=sys.stderr) as bar:
+        setup = SimulationSetup(cluster.workers(), make_times, arguments.policy)
+        options = replace(
+            setup.engine,
+            jitter=arguments.jitter,
+            seed=arguments.seed,
+            keep_plans=True,
+            decision_log=arguments.decision_log,
+            on_progress=lambda now_s, ended: _show(bar, now_s, ended),
+        )
+        dispatch = setup.dispatch
+        if arguments.solve_limit_s is not None:
+            dispatch = replace(dispatch, time_limit_s=arguments.solve_limit_s)
+        began_s = time.perf_counter()
+        result = simulate(with_deadlines(arrivals, times), replace(setup, engine=options, dispatch=dispatch))
+    _tell(result, cluster.gpu, time.perf_counter() - began_s)
+    return results_of(requests, result)
+
+
+def _show(bar: tqdm[NoReturn], now_s: float, ended: int) -> None:
+    bar.set_postfix(simulated=f"{now_s:.0f}s", refresh=False)
+    bar.update(ended - bar.n)
+
+
+def _tell(result: SimulationResult, gpu: str, wall_s: float) -> None:
+    counts = result.counts
+    print(
+        f"simulated {result.duration_s:.0f} s of {result.num_workers} {gpu} in {wall_s:.1f} s: {counts.plans} plans, "
+        f"{counts.switches} changes of placement, {result.utilisation:.0%} busy",
+        file=sys.stderr,
+    )
+    if counts.failed_ticks:
+        print(
+            f"the policy failed in {counts.failed_ticks} of {counts.ticks} ticks; see the errors above", file=sys.stderr
+        )
+    cut_short = sum(number for found_by, number in counts.methods.items() if is_cut_short(found_by))
+    if cut_short:
+        print(
+            f"{cut_short} decisions came of solves that hit their time limit: another run may decide otherwise there; "
+            "a larger --solve-limit-s avoids that",
+            file=sys.stderr,
+        )

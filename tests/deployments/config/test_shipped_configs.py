@@ -1,0 +1,44 @@
+"""The configurations that come with the project are good, and place the stages as their comments say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.assembly.planning import plan_placement, policy_of, worker_specs
+from deployments.assembly.profiles import cost_model
+from deployments.config.app import AppArgs
+from deployments.validation.serve_file import config_problems
+
+CONFIGS = sorted((Path(__file__).parents[3] / "deployments").glob("*.yaml"))
+
+
+def placement_of(path: Path) -> list[str]:
+    args = AppArgs.model_validate(yaml.safe_load(path.read_text())["applications"][0]["args"])
+    specs = worker_specs(args, ["node"] * args.cluster.num_workers)
+    times = cost_model(args)
+    plan = plan_placement(args, times, specs, policy_of(args, times, specs))
+    return [plan.describe(spec.worker_id) for spec in specs]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_they_are_good(path: Path) -> None:
+    assert config_problems(path) == []
+
+
+def test_quickstart_has_v0_and_v1() -> None:
+    kinds = placement_of(next(path for path in CONFIGS if path.stem == "quickstart"))
+    assert kinds == ["tiny-sd3:EDC", "tiny-sd3:EDC", "tiny-sd3:DC", "tiny-sd3:E"]
+
+
+def test_disaggregated_is_v3() -> None:
+    kinds = placement_of(next(path for path in CONFIGS if path.stem == "disaggregated"))
+    assert kinds == ["tiny-flux:E", "tiny-flux:D", "tiny-flux:D", "tiny-flux:C"]
+
+
+def test_two_models_share_the_workers_by_load() -> None:
+    kinds = placement_of(next(path for path in CONFIGS if path.stem == "two_models"))
+    assert {kind.split(":")[0] for kind in kinds} == {"tiny-sd3", "tiny-flux"}
+    assert sum(kind.startswith("tiny-sd3") for kind in kinds) > 2

@@ -1,0 +1,234 @@
+"""The route of edits over a fake backend: a picture in all encodings, its size, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from base64 import b64encode
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from deployments.schemas.image_field import picture_bytes
+from tests.deployments.clients import IMAGES, client, error_of, events, picture_client
+from tests.deployments.fake_backend import MODELS, WITH_PICTURES, FakeBackend, png
+from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.requests import Shape
+
+EDITS = "/v1/images/edits"
+PICTURE = png(64, 48, "red")
+BASE64 = b64encode(PICTURE).decode()
+DATA_URL = f"data:image/png;base64,{BASE64}"
+STEPS = {"num_inference_steps": 2}
+BODY = {"prompt": "make it blue", **STEPS, "image": BASE64}
+TEXTS = {"prompt": "make it blue", "num_inference_steps": "2"}
+FILE = ("fox.png", PICTURE, "image/png")
+
+
+def jpeg(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), "green").save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+async def edit(backend: FakeBackend, **sent: Any) -> httpx.Response:
+    async with picture_client(backend) as http:
+        return await http.post(EDITS, **sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"data": TEXTS, "files": {"image": FILE}},
+        {"data": TEXTS, "files": {"image[]": FILE}},
+        {"data": {"prompt": "make it blue", "extra_body": json.dumps(STEPS)}, "files": {"image": FILE}},
+        {"data": {**TEXTS, "image": BASE64}},
+        {"json": BODY},
+        {"json": {**BODY, "image": DATA_URL}},
+        {"json": {**BODY, "image": [DATA_URL]}},
+        {"json": {**BODY, "image": {"image_url": DATA_URL}}},
+        {"json": {**BODY, "image": "\n".join(BASE64[i : i + 76] for i in range(0, len(BASE64), 76))}},
+        {"json": {"prompt": "make it blue", "extra_body": {**STEPS, "image": BASE64}}},
+        {"json": {"prompt": "make it blue", **STEPS, "images": [{"image_url": DATA_URL}]}},
+        {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image[]": (None, BASE64)}},
+        {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image": (None, PICTURE)}},
+        {"data": {**TEXTS, "input_fidelity": "high", "partial_images": "0"}, "files": {"image": FILE}},
+        {"json": {**BODY, "input_fidelity": "low", "partial_images": 0}},
+    ],
+    ids=[
+        *("file", "file[]", "extra_body", "urlencoded", "base64", "url", "list", "object", "lines", "json extra_body"),
+        *("images", "text[]", "file without a name", "openai's form", "openai's JSON"),
+    ],
+)
+async def test_all_encodings_give_the_same_request(sent: dict[str, Any]) -> None:
+    backend = FakeBackend()
+    answer = await edit(backend, **sent)
+    assert answer.status_code == 200, answer.text
+    assert (answer.json()["model"], answer.json()["size"], len(answer.json()["data"])) == ("tiny-kontext", "64x48", 1)
+    ((spec, inputs),) = backend.seen
+    assert inputs.image == png_of(read_picture(PICTURE, 10**6))
+    assert (inputs.prompt, inputs.num_inference_steps, spec.shape) == ("make it blue", 2, Shape(48, 64))
+
+
+async def test_the_fields_of_a_generation_hold() -> None:
+    backend = FakeBackend()
+    fields = {"n": "2", "size": "128x64", "seed": "7", "guidance_scale": "1.5", "slo_ms": "900", "lora": "ink"}
+    more = {"model": "tiny-kontext", "request_id": "r1", "user": "me", "response_format": "b64_json"}
+    answer = await edit(backend, data={**TEXTS, **fields, **more}, files={"image": FILE})
+    assert answer.status_code == 200, answer.text
+    ((spec, inputs),) = backend.seen
+    assert (spec.request_id, spec.num_outputs, spec.shape, spec.slo_s, spec.lora) == (
+        "r1",
+        2,
+        Shape(64, 128),
+        0.9,
+        "ink",
+    )
+    assert (inputs.seed, inputs.guidance_scale) == (7, 1.5)
+
+
+@pytest.mark.parametrize("asked", [{}, {"size": "auto"}])
+@pytest.mark.parametrize(
+    ("sent", "size"),
+    [((64, 48), "64x48"), ((65, 40), "64x32"), ((16, 16), "32x32"), ((512, 384), "256x192"), ((10, 900), "32x256")],
+)
+async def test_the_size_follows_the_picture(asked: dict[str, str], sent: tuple[int, int], size: str) -> None:
+    answer = await edit(FakeBackend(), data={**TEXTS, **asked}, files={"image": jpeg(*sent)})
+    assert answer.json()["size"] == size
+
+
+async def test_a_large_picture_travels_in_the_size_of_the_result() -> None:
+    backend = FakeBackend()
+    for size in ("64x48", "256x192"):
+        await edit(backend, data={**TEXTS, "size": size}, files={"image": jpeg(128, 96)})
+    sizes = [Image.open(io.BytesIO(inputs.image or b"")).size for _, inputs in backend.seen]
+    assert sizes == [(64, 48), (128, 96)]
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/json; charset=utf-16"])
+async def test_the_content_type_is_told(kind: str) -> None:
+    answer = await edit(FakeBackend(), content=PICTURE, headers={"Content-Type": kind})
+    says = (
+        "names another charset" if "charset" in kind else "a picture is a file of a multipart form, or base64 in JSON"
+    )
+    assert (answer.status_code, says in error_of(answer)["message"]) == (415, True)
+
+
+async def test_a_stream() -> None:
+    answer = await edit(FakeBackend(), data={**TEXTS, "stream": "true"}, files={"image": FILE})
+    states = ["queued", "progress", "progress", "completed"]
+    assert [name for name, _ in events(answer.text)] == [f"image_edit.{state}" for state in states]
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "says"),
+    [
+        ({"data": TEXTS}, "image", "is required"),
+        ({"json": {**BODY, "image": None}}, "image", "is required"),
+        ({"data": TEXTS, "files": [("image", FILE), ("image", FILE)]}, "image", "several pictures"),
+        ({"data": TEXTS, "files": [("image[]", FILE), ("image[]", FILE)]}, "image", "several pictures"),
+        ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", "several pictures"),
+        ({"data": TEXTS, "files": {"image": FILE, "mask": FILE}}, "mask", "not supported by this model"),
+        ({"data": {**TEXTS, "image": BASE64}, "files": {"image": FILE}}, "image", "image: is given twice in the form"),
+        ({"data": TEXTS, "files": {"image": b""}}, "image", "empty"),
+        ({"json": {**BODY, "image": ""}}, "image", "empty"),
+        ({"json": {**BODY, "image": []}}, "image", "must be a picture"),
+        ({"json": {**BODY, "image": 7}}, "image", "must be a picture"),
+        ({"json": {**BODY, "image": [[BASE64]]}}, "image", "must be a picture"),
+        ({"json": {**BODY, "image": "http://host/fox.png"}}, "image", "nothing is fetched"),
+        ({"json": {**BODY, "image": {"image_url": "https://host/fox.png"}}}, "image", "nothing is fetched"),
+        ({"json": {**BODY, "image": "file:///etc/passwd"}}, "image", "nothing is fetched"),
+        ({"json": {**BODY, "image": {"file_id": "f"}}}, "image", "no files are stored"),
+        ({"json": {**BODY, "image": "fox.png"}}, "image", "base64"),
+        ({"json": {**BODY, "image": "not one: a text"}}, "image", "is not valid base64; send the picture itself"),
+        ({"json": {**BODY, "images": [BASE64]}}, "images", "images: must not be given twice"),
+        ({"json": {**BODY, "partial_images": 1}}, "partial_images", "must be 0: a picture is sent when it is finished"),
+        ({"json": {**BODY, "input_reference": BASE64}}, "input_reference", "is called image here"),
+        ({"json": {**BODY, "image": "/etc/passwd"}}, "image", "base64"),
+        ({"json": {**BODY, "image": "é" * 8}}, "image", "base64"),
+        ({"json": {**BODY, "image": "data:image/png,abc"}}, "image", "a data URL must hold base64"),
+        ({"json": {**BODY, "image": BASE64[: len(BASE64) // 8 * 4]}}, "image", "cannot be read"),
+        ({"data": TEXTS, "files": {"image": b"%PDF-1.7"}}, "image", "cannot be read"),
+        ({"data": TEXTS, "files": {"image": png(1001, 1000)}}, "image", "more than 1000000 pixels"),
+        ({"data": TEXTS, "files": {"image": bytes(2**20 + 1)}}, "image", "more than 1048576 bytes"),
+        ({"json": {**BODY, "image": "A" * (2**20 // 3 * 4 + 8)}}, "image", "more than 1048576 bytes"),
+        ({"data": TEXTS, "files": {"image": FILE, "prompt": ("prompt.txt", b"a fox")}}, "prompt", "given twice"),
+        ({"data": {"num_inference_steps": "2"}, "files": {"image": FILE, "prompt": b"a fox"}}, "prompt", "string"),
+        ({"data": {**TEXTS, "size": "65x64"}, "files": {"image": FILE}}, "size", "multiples of 16"),
+        ({"data": {**TEXTS, "colour": "red"}, "files": {"image": FILE}}, "colour", "unknown field"),
+        ({"data": {**TEXTS, "response_format": "url"}, "files": {"image": FILE}}, "response_format", "not supported"),
+    ],
+)
+async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: str) -> None:
+    backend = FakeBackend()
+    answer = await edit(backend, **sent)
+    assert (answer.status_code, error_of(answer)["param"]) == (422, param), answer.text
+    assert says in error_of(answer)["message"]
+    assert "passwd" not in answer.text
+    assert not backend.seen
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "status", "says"),
+    [
+        (IMAGES, "tiny-kontext", 404, "edits pictures; send the request to /v1/images/edits"),
+        (EDITS, "tiny-sd3", 404, "makes pictures; send the request to /v1/images/generations"),
+        (EDITS, "tiny-wan-i2v", 404, "makes videos; send the request to /v1/videos"),
+        ("/v1/videos", "tiny-kontext", 404, "edits pictures; send the request to /v1/images/edits"),
+        (EDITS, "dall-e-3", 404, "there are tiny-kontext"),
+        (IMAGES, None, 422, "unknown field image; a picture to edit goes to POST /v1/images/edits"),
+    ],
+)
+async def test_models_have_routes_of_their_own(path: str, model: str | None, status: int, says: str) -> None:
+    body = {"prompt": "a fox", "model": model} | ({"image": BASE64} if path == EDITS or model is None else {})
+    async with picture_client(FakeBackend()) as http:
+        answer = await http.post(path, json=body)
+    assert (answer.status_code, says in error_of(answer)["message"]) == (status, True), answer.text
+
+
+async def test_a_service_that_edits_nothing() -> None:
+    async with client(FakeBackend()) as http:
+        answer = await http.post(EDITS, json=BODY)
+        assert (answer.status_code, error_of(answer)["param"]) == (404, "model")
+        assert "none of the served models edits pictures" in answer.text
+        assert (await http.post(EDITS, json={**BODY, "image": "A" * 2**20})).status_code == 413
+
+
+async def test_bodies_may_have_a_picture_beside_the_other_fields() -> None:
+    most = 2**20 + picture_bytes(WITH_PICTURES)
+    assert picture_bytes(MODELS) == 0
+    video_model = WITH_PICTURES["tiny-wan-i2v"]
+    assert most == 2**20 + 4 * -(-video_model.limits.max_image_bytes // 3)
+    async with picture_client(FakeBackend()) as http:
+        body = json.dumps({**BODY, "image": ""}).encode()
+        for size, status in ((most, 422), (most + 1, 413)):
+            content = body + b" " * (size - len(body))
+            answer = await http.post(EDITS, content=content, headers={"Content-Type": "application/json"})
+            assert answer.status_code == status
+        # The other routes take no more than before.
+        assert (await http.post(IMAGES, json={"prompt": "x" * 2**20})).status_code == 413
+
+
+async def test_nothing_of_a_picture_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    backend = FakeBackend()
+    for content in (PICTURE, PICTURE[:60], b"canary-7f3a"):
+        await edit(backend, json={**BODY, "image": b64encode(content).decode()})
+    assert len(backend.seen) == 1
+    assert "canary" not in caplog.text
+    assert BASE64[:24] not in caplog.text
+    assert str(PICTURE[:8])[2:-1] not in caplog.text + repr(backend.seen)
+
+
+async def test_models_say_what_they_take() -> None:
+    async with picture_client(FakeBackend()) as http:
+        told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
+    takes = {name: model["input_modalities"] for name, model in told.items() if "image" in model["input_modalities"]}
+    assert takes == {"tiny-kontext": ["text", "image"], "tiny-wan-i2v": ["text", "image"]}
+    assert told["tiny-kontext"]["defaults"]["size"] == "auto"
+    assert told["tiny-kontext"]["limits"]["max_image_bytes"] == 2**20
+    assert told["tiny-wan"]["input_modalities"] == ["text"]
+    assert "max_image_pixels" not in told["tiny-wan"]["limits"]

@@ -1,0 +1,137 @@
+"""What pictures may take: how many wait to be decoded, how many bytes are held, and that the wait counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from deployments.config.app import AppArgs
+from deployments.http.python_handle import generate
+from deployments.schemas import image_field as source_field
+from deployments.schemas.image_limits import DecodingThreads, PictureRoom
+from deployments.serve.scheduler_deployment import Scheduler
+from tests.deployments.clients import error_of, picture_client, until
+from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png
+from tests.deployments.videos.test_store import request
+from tridentserve.errors import InvalidRequestError, OverloadedError
+from tridentserve.models.input_image import read_picture
+
+EDITS = "/v1/images/edits"
+SENT: dict[str, Any] = {
+    "data": {"prompt": "x", "num_inference_steps": "1"},
+    "files": {"image": ("fox.png", png(64, 48), "image/png")},
+}
+
+
+class Gate:
+    """Work that goes on when the gate is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.reached = 0
+
+    def __call__(self) -> None:
+        self.reached += 1
+        assert self.opened.wait(10)
+
+    def before(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def gated(*args: Any) -> Any:
+            self()
+            return call(*args)
+
+        return gated
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Before every picture that the API decodes, one at a time, with one more that may wait."""
+    gate = Gate()
+    monkeypatch.setattr(source_field, "_THREADS", DecodingThreads(max_threads=1, max_waiting=1))
+    monkeypatch.setattr(source_field, "read_picture", gate.before(read_picture))
+    return gate
+
+
+async def test_pictures_beyond_those_that_may_wait_are_refused_at_once(gate: Gate) -> None:
+    backend = FakeBackend()
+    async with picture_client(backend) as http:
+        taken = [asyncio.create_task(http.post(EDITS, **SENT)) for _ in range(2)]
+        await until(lambda: gate.reached == 1 and source_field._THREADS._unfinished == 2)
+        for path, sent in ((EDITS, SENT), ("/v1/videos/sync", {**SENT, "files": {"input_reference": png(64, 48)}})):
+            refused = await http.post(path, **sent)
+            assert (refused.status_code, error_of(refused)["code"]) == (429, "overloaded")
+            assert int(refused.headers["retry-after"]) > 0
+        with pytest.raises(OverloadedError, match="2 pictures are to be decoded already"):
+            await generate(backend, WITH_PICTURES, {"prompt": "x", "image": png(64, 48)})
+        gate.opened.set()
+        assert [(await answer).status_code for answer in taken] == [200, 200]
+        assert (await http.post(EDITS, **SENT)).status_code == 200
+    assert len(backend.seen) == 3
+
+
+async def test_who_leaves_waits_no_more() -> None:
+    threads, gate = DecodingThreads(max_threads=1, max_waiting=1), Gate()
+    running, waiting = (asyncio.create_task(threads.run(gate)) for _ in range(2))
+    await until(lambda: gate.reached == 1 and threads._unfinished == 2)
+    waiting.cancel()
+    await until(lambda: threads._unfinished == 1)
+    gate.opened.set()
+    await running
+    assert await threads.run(lambda: 7) == 7
+    assert gate.reached == 1
+
+
+async def test_the_wait_for_a_decoder_counts() -> None:
+    made = request("r", image=b"png")
+    waited, _ = await source_field.decoded(lambda: made, b"x", time.monotonic() - 5.0)
+    assert 5.0 <= waited.waited_s < 100.0
+    assert waited == made[0]  # for who asks again with the same id
+    assert (await source_field.decoded(lambda: made, None, 0.0))[0].waited_s == 0.0
+    backend = FakeBackend()
+    async with picture_client(backend) as http:
+        await http.post(EDITS, **SENT)
+    await generate(backend, WITH_PICTURES, {"prompt": "x", "image": png(64, 48), "num_inference_steps": 1})
+    assert all(0.0 < spec.waited_s < 100.0 for spec, _ in backend.seen)
+
+
+async def test_what_is_wrong_in_a_thread_is_told() -> None:
+    def broken() -> None:
+        raise InvalidRequestError("image: is no picture", "image")
+
+    with pytest.raises(InvalidRequestError, match="no picture"):
+        await DecodingThreads().run(broken)
+
+
+def test_room_for_bytes() -> None:
+    room = PictureRoom(100)
+    assert room.has_room(bytes(1000))  # alone it has room, however large
+    with room.holding(bytes(60)):
+        assert (room.has_room(bytes(40)), room.has_room(bytes(41)), room.has_room(None)) == (True, False, True)
+        with room.holding(None), room.holding(bytes(40)):
+            assert not room.has_room(b"x")
+        assert room.has_room(bytes(40))
+    assert room.has_room(bytes(1000))
+
+
+async def test_the_scheduler_refuses_pictures_that_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serve.scheduler_deployment.MAX_HELD_BYTES", 100)
+    args = {"models": [{"name": "m", "tiny": "flux_kontext"}], "cluster": {"workers_per_node": 1, "memory_mb": 512}}
+    scheduler, backend = Scheduler(AppArgs.model_validate({**args, "placement": ["EDC"]})), FakeBackend(step_s=10.0)
+    monkeypatch.setattr(scheduler, "_started", lambda: backend)
+
+    async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:
+        updates = scheduler.generate(*request(job_id, image=image))
+        return await anext(updates), updates
+
+    told, held = await first("a", bytes(60))
+    assert told["type"] == "queued"
+    told, _ = await first("b", bytes(60))
+    assert (told["type"], told["http_status"], told["error"]["code"]) == ("failed", 429, "overloaded")
+    for name, image in (("c", None), ("d", bytes(40))):
+        assert (await first(name, image))[0]["type"] == "queued"
+    await held.aclose()  # type: ignore[attr-defined]
+    assert (await first("b", bytes(60)))[0]["type"] == "queued"

@@ -1,0 +1,124 @@
+"""The backend behind a Ray handle: errors of Ray become errors of ours, and leaving tells the other side."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from deployments.backend import Update, closing
+from deployments.schemas.image import to_request
+from deployments.serve.remote import RemoteBackend
+from tests.deployments.fake_backend import MODELS, FakeBackend, png
+from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError
+
+ARGS = to_request({"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1"}, MODELS)
+
+
+def as_ray_does(error: Exception) -> Exception:
+    """An exception of the other side as it arrives here."""
+    ray_task_error: Any = RayTaskError
+    arrives: Exception = ray_task_error("generate", f"Traceback over there: {error}", error).as_instanceof_cause()
+    return arrives
+
+
+class FakeHandle:
+    """As much of a Ray `DeploymentHandle` as is used, over a backend in this process."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.responses: list[FakeResponse] = []
+        self._backend = backend
+        self.generate = SimpleNamespace(remote=self._generate)
+        self.cancel = SimpleNamespace(remote=backend.cancel)
+        self.health = SimpleNamespace(remote=backend.health)
+
+    def options(self, stream: bool) -> FakeHandle:
+        assert stream
+        return self
+
+    def _generate(self, *args: Any) -> FakeResponse:
+        self.responses.append(FakeResponse(self._backend.generate(*args)))
+        return self.responses[-1]
+
+
+async def _fetched(image: bytes | Exception) -> bytes:
+    if isinstance(image, Exception):
+        raise image
+    return image
+
+
+class FakeResponse:
+    """Its pictures are references: awaitables, as Ray's are."""
+
+    def __init__(self, updates: AsyncIterator[Update]) -> None:
+        self.cancelled = False
+        self._updates = updates
+
+    async def __aiter__(self) -> AsyncIterator[Update]:
+        async for update in self._updates:
+            yield {**update, **{key: [_fetched(one) for one in update[key]] for key in update if key == "images"}}
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+async def test_updates_come_through() -> None:
+    backend = FakeBackend()
+    updates = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
+    assert [update["type"] for update in updates] == ["queued", "progress", "progress", "completed"]
+    assert updates[-1]["images"] == [png(64, 32)]
+    assert backend.seen == [ARGS]
+
+
+async def test_leaving_cancels_the_remote_call() -> None:
+    handle = FakeHandle(FakeBackend())
+    async with closing(RemoteBackend(handle).generate(*ARGS)) as updates:
+        await anext(updates)
+        assert not handle.responses[0].cancelled
+    assert handle.responses[0].cancelled
+
+
+@pytest.mark.parametrize("error", [OverloadedError("full"), InvalidRequestError("too large", "size")])
+async def test_errors_of_ours_lose_the_traceback_of_the_other_side(error: Exception) -> None:
+    remote = RemoteBackend(FakeHandle(FakeBackend(refuse=as_ray_does(error))))
+    with pytest.raises(type(error)) as caught:
+        await anext(remote.generate(*ARGS))
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (BackPressureError(num_queued_requests=9, max_queued_requests=9), OverloadedError),
+        (ActorDiedError(), WorkerError),
+        (as_ray_does(ValueError("a defect")), RayTaskError),
+    ],
+)
+async def test_errors_of_ray(error: Exception, expected: type[Exception]) -> None:
+    remote = RemoteBackend(FakeHandle(FakeBackend(refuse=error)))
+    updates = remote.generate(*ARGS)
+    assert isinstance(updates, AsyncGenerator)
+    with pytest.raises(expected):
+        await anext(updates)
+
+
+async def test_a_picture_that_is_lost() -> None:
+    lost: Any = ObjectLostError
+    image = lost("00" * 28, "", "")
+    backend = FakeBackend(fail={"type": "completed", "images": [image]})
+    with pytest.raises(WorkerError, match="lost"):
+        _ = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
+
+
+async def test_cancel_and_health() -> None:
+    backend = FakeBackend()
+    remote = RemoteBackend(FakeHandle(backend))
+    assert await remote.health() == {"status": "ready", "workers": 4}
+    assert not await remote.cancel("r1")
+    backend.state = as_ray_does(WorkerError("gone"))
+    with pytest.raises(WorkerError, match=r"^gone$"):
+        await remote.health()

@@ -1,0 +1,101 @@
+"""The Videos deployment as another replica sees it: what clients did wrong is told to them, and no failure of ours."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.config.app import AppArgs
+from deployments.serve.videos_deployment import RemoteVideos, Videos
+from deployments.videos.storage import local_file
+from tests.deployments.fake_backend import FakeBackend
+from tests.deployments.serve.test_remote import FakeHandle, as_ray_does
+from tests.deployments.videos.test_store import request
+from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
+
+METHODS = ("submit", "get", "page", "delete", "cancel", "file_name", "content")
+
+
+def args_of(folder: Path) -> AppArgs:
+    cluster = {"workers_per_node": 1, "memory_mb": 1024}
+    models = [{"name": "m", "tiny": "wan"}]
+    return AppArgs.model_validate(
+        {"models": models, "cluster": cluster, "placement": ["EDC"], "cache_dir": str(folder)}
+    )
+
+
+class Replica(Videos):
+    def __del__(self) -> None:  # type: ignore[override]
+        """Ray Serve awaits that of `Videos`; nobody does here."""
+
+
+def handle_to(videos: Any) -> Any:
+    """As a handle has it: a method takes and gives copies."""
+
+    def remote(name: str) -> Callable[..., Any]:
+        async def call(*args: Any) -> Any:
+            return pickle.loads(pickle.dumps(await getattr(videos, name)(*pickle.loads(pickle.dumps(args)))))  # noqa: S301
+
+        return call
+
+    return SimpleNamespace(**{name: SimpleNamespace(remote=remote(name)) for name in METHODS})
+
+
+async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) -> None:
+    args = args_of(tmp_path)
+    videos = Replica(FakeHandle(FakeBackend(step_s=0.2)), args)
+    remote = RemoteVideos(handle_to(videos), args)
+    await videos.reconfigure(None)
+    try:
+        told = await remote.submit(*request("a"), 0)
+        assert (await remote.get("a"))["id"] == told["id"] == "a"
+        assert [job["id"] for job in (await remote.page(None, 9, True))[0]] == ["a"]
+        assert isinstance(await videos.get("b"), RequestNotFoundError)
+        for asked in (remote.get("b"), remote.delete("b"), remote.content("b", 0), remote.local_file("a", 7)):
+            with pytest.raises(RequestNotFoundError, match="video"):
+                await asked
+        with pytest.raises(InvalidRequestError) as caught:
+            await remote.submit(*request("a", prompt="another"), 0)
+        assert caught.value.param == "request_id"
+        assert await remote.cancel("a")
+        assert not await remote.cancel("a")
+    finally:
+        await videos._jobs.stop()
+
+
+async def test_where_files_lie_is_looked_up_without_a_folder_of_their_own_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the node of an Api replica there may be none, and it may not be allowed to make one."""
+    elsewhere = tmp_path / "elsewhere"
+    args = args_of(elsewhere)
+
+    async def name(*_: object) -> str:
+        return "a-1"
+
+    threads = list[str]()
+
+    def looked_for(*asked: Any) -> Path | None:
+        threads.append(threading.current_thread().name)
+        return local_file(*asked)
+
+    monkeypatch.setattr("deployments.serve.videos_deployment.local_file", looked_for)
+    remote = RemoteVideos(SimpleNamespace(file_name=SimpleNamespace(remote=name)), args)
+    assert await remote.local_file("a", 0) is None
+    assert not elsewhere.exists()
+    assert threads != [threading.main_thread().name]
+
+
+async def test_errors_of_ray_are_still_told(tmp_path: Path) -> None:
+    async def lost(*_: object) -> None:
+        raise as_ray_does(WorkerError("gone"))
+
+    args = args_of(tmp_path)
+    with pytest.raises(WorkerError, match=r"^gone$"):
+        await RemoteVideos(SimpleNamespace(get=SimpleNamespace(remote=lost)), args).get("a")

@@ -1,0 +1,58 @@
+"""What is kept from tick to tick changes nothing: a fleet that has seen changes equals a new one of the same views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch import IlpDispatcher
+from dispatch.workers.snapshot import fleet_of
+from tests.dispatch.cluster import decide, request, worker, workers
+from tests.profiler.synthetic import SHAPES, cost_model
+from tridentserve.protocols import WorkerView
+
+TIMES = cost_model()
+PENDING = [request(f"r{i}", SHAPES[i % 3], 5.0 + i) for i in range(8)]
+
+kinds = st.sampled_from(["EDC", "DC", "ED", "D", "E", "C", "two:EDC"])
+states = st.none() | st.floats(0, 9)
+ticks = st.lists(st.lists(st.tuples(st.integers(0, 5), kinds, states), max_size=3), max_size=5)
+
+
+def first_views() -> list[WorkerView]:
+    return [*workers(3, "EDC"), worker("e", "E", node="n1"), worker("c", "C", node="n1"), worker("d", "D", node="n1")]
+
+
+@settings(deadline=None)
+@given(ticks)
+def test_a_dispatcher_that_has_seen_other_ticks_decides_like_a_new_one(
+    changes: list[list[tuple[int, str, float | None]]],
+) -> None:
+    kept, views = IlpDispatcher(TIMES), first_views()
+    for tick in changes:
+        for place, kind, free_at_s in tick:
+            old = views[place]
+            views[place] = worker(old.worker_id, kind, node=old.node_id, free_at_s=free_at_s)
+        assert decide(kept, PENDING, views, 4.0) == decide(IlpDispatcher(TIMES), PENDING, views, 4.0)
+        seen = fleet_of(first_views()).seen(views)
+        assert (seen.all_pools, list(seen.workers)) == (fleet_of(views).all_pools, views)
+
+
+def test_pools_without_a_change_are_shared() -> None:
+    views = first_views()
+    fleet = fleet_of(views)
+    assert fleet.seen(list(views)) is fleet
+    busy = replace(views[0], idle=False, free_at_s=3.0)
+    seen = fleet.seen([busy, *views[1:]])
+    assert sum(new is old for new, old in zip(seen.all_pools, fleet.all_pools, strict=True)) == 3
+    assert seen.all_pools == fleet.replacing({busy.worker_id: busy}).all_pools == fleet_of([busy, *views[1:]]).all_pools
+
+
+def test_workers_that_come_and_go_are_grouped_anew() -> None:
+    views = first_views()
+    fleet = fleet_of(views)
+    assert fleet.seen(views[1:]).all_pools == fleet_of(views[1:]).all_pools
+    moved = replace(views[0], node_id="n1")
+    assert fleet.seen([moved, *views[1:]]).all_pools == fleet_of([moved, *views[1:]]).all_pools

@@ -1,0 +1,150 @@
+"""Denoising states copied to another worker while they run: a killed worker costs the steps since the last copy."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from PIL import Image
+
+from tests.decision_log import read_log
+from tests.engine.live import recovery
+from tests.engine.live.configs import worker_configs
+from tests.engine.simulated.scripted import Times
+from tests.scheduling.fakes import MODEL
+from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.fleet import WorkerResources
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure
+from tridentserve.parallel import connect_store
+from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.decision_log import replay
+from tridentserve.stages import Stage
+
+MEMORY_BYTES = 1 << 30
+INPUTS = GenerationInputs("a lighthouse at dawn", Shape(128, 160), recovery.STEPS, 3.5, seed=3)
+
+
+def spec_of(name: str) -> RequestSpec:
+    return RequestSpec(name, MODEL, INPUTS.shape, recovery.STEPS, slo_s=1000.0)
+
+
+def test_simulated_workers_go_on_from_the_copy(tmp_path: Path) -> None:
+    """E takes half a second, a step one, and the way to the other node two: E's and D's part of the state."""
+    log = tmp_path / "decisions.jsonl"
+    failures = (WorkerFailure(47.0, "w0", 20.0), WorkerFailure(542.4, "w0", 20.0))
+    options = SimulationOptions(failures=failures, decision_log=log, keep_plans=True, handoff_capacity_bytes=16)
+    specs = recovery.specs_of(100)
+    engine = SimulatedEngine(recovery.scheduler(100), specs, recovery.placement(), Times(), options)
+    result = engine.run([(0.0, spec_of("r-1")), (500.0, spec_of("r-2"))])
+    assert recovery.check(read_log(log), "r-1", degree=1) == 40
+    assert recovery.check(read_log(log), "r-2", degree=2) == 20, "the copy of step 40 was on its way"
+    first, second = result.requests
+    # 7 s of work after the copy are lost, and the state comes from the other node.
+    assert first.latency_s == pytest.approx(47.0 + 2.0 + 80.0 + 2.0)
+    assert [run.steps for run in first.timeline] == [None, 40, 80, None]
+    assert second.latency_s == pytest.approx(42.4 + 50.0 + 2.0), "its leader has the copy itself"
+    assert engine._handoff.kept == 0
+    assert result.counts.resumed_steps == 60
+
+
+@dataclass
+class Service:
+    engine: LiveEngine
+    log: Path
+    steps_seen: list[int]
+
+    async def generate(self, name: str) -> dict[str, Any]:
+        self.steps_seen.clear()
+        update: dict[str, Any] = {}
+        async for update in self.engine.generate(spec_of(name), INPUTS):
+            if update["type"] == "progress":
+                self.steps_seen.append(update["step"])
+        return update
+
+    async def parcels(self) -> list[int]:
+        handles = [self.engine._fleet.handle(worker_id) for worker_id in self.engine.workers_alive()]
+        return list(await asyncio.gather(*(handle.ping.remote() for handle in handles)))
+
+    def leader(self, after: int) -> str:
+        """Of the first plan given out since then."""
+        effects = (effect for decision in read_log(self.log)[after:] for effect in decision.effects)
+        return next(effect.plan.leader for effect in effects if isinstance(effect, ev.Run))
+
+    def saved(self, after: int) -> int:
+        return sum(isinstance(decision.event, ev.StateSaved) for decision in read_log(self.log)[after:])
+
+
+@pytest.fixture(scope="module")
+async def service(
+    ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
+    store = connect_store(is_server=True)
+    specs, sources = recovery.specs_of(MEMORY_BYTES), {MODEL: ModelSource(MODEL, ensure_tiny("flux", tiny_cache))}
+    configs = worker_configs(specs, recovery.placement(), sources, store.port, tiny_cache)
+    log = tmp_path_factory.mktemp("checkpoints") / "decisions.jsonl"
+    engine = LiveEngine(
+        recovery.scheduler(MEMORY_BYTES),
+        configs,
+        WorkerResources(0.1),
+        lambda group, rank, plan_id: None,
+        EngineOptions(decision_log=log),
+    )
+    await engine.start()
+    yield Service(engine, log, [])
+    await engine.stop()
+    del store
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_cache: Path) -> np.ndarray[Any, Any]:
+    torch.set_num_threads(1)
+    adapter = load_adapter(ensure_tiny("flux", tiny_cache), frozenset(Stage))
+    state = adapter.step(adapter.prepare(adapter.encode(INPUTS), INPUTS), recovery.STEPS)
+    (picture,) = adapter.decode(adapter.latents(state), INPUTS)
+    return np.asarray(picture)
+
+
+async def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
+    service: Service, undisturbed: np.ndarray[Any, Any], degree: int
+) -> None:
+    before = len(read_log(service.log)) if service.log.exists() else 0
+    answering = asyncio.create_task(service.generate(f"r-{degree}"))
+    await wait_for(lambda: service.saved(before) == 2)
+    ray.kill(service.engine._fleet.handle(service.leader(before)))
+    answer = await asyncio.wait_for(answering, 60.0)
+    assert answer["type"] == "completed", answer
+    saved = recovery.check(read_log(service.log)[before:], f"r-{degree}", degree)
+    (png,) = await asyncio.gather(*answer["images"])
+    difference = np.abs(np.asarray(Image.open(io.BytesIO(png))).astype(int) - undisturbed.astype(int)).max()
+    assert difference <= (0 if degree == 1 else 1)
+    done_before_the_loss = service.steps_seen[service.steps_seen.index(saved + 1) :].index(saved + 1)
+    assert done_before_the_loss <= 2 * recovery.EVERY, "one copy may have been on its way"
+    await asyncio.sleep(0.2)  # what is dropped at the end is told, not waited for
+    assert not any(await service.parcels())
+
+
+async def test_the_log_replays_to_the_same_effects(service: Service) -> None:
+    decisions = read_log(service.log)
+    assert {decision.event.kind for decision in decisions} >= {"state_saved", "worker_lost", "plan_failed"}
+    for logged, effects in replay(decisions, recovery.scheduler(MEMORY_BYTES)):
+        assert effects == logged.effects

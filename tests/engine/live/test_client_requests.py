@@ -1,0 +1,96 @@
+"""Who may join which request, and what becomes of it when clients leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tridentserve.engine.live.client_requests import Job, JobBook
+from tridentserve.engine.live.plan_calls import contents
+from tridentserve.plans import DispatchPlan, PlanMember
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.stages import Stage
+
+SPEC = RequestSpec("id", "model", Shape(64, 64), 4)
+
+
+def inputs(seed: int = 1, prompt: str = "x", image: bytes | None = None, seed_drawn: bool = False) -> GenerationInputs:
+    return GenerationInputs(prompt, SPEC.shape, 4, 5.0, seed, image=image, seed_drawn=seed_drawn)
+
+
+def admitted() -> tuple[JobBook, Job]:
+    book = JobBook(max_result_age_s=0.05)
+    return book, book.admit(SPEC, inputs())
+
+
+async def test_clients_join_and_begin_with_the_latest_update() -> None:
+    book, job = admitted()
+    job.tell({"type": "queued"})
+    first = job.join()
+    job.tell({"type": "progress"})
+    second = job.join()
+    assert book.joinable("id") is job
+    assert [first.get_nowait()["type"], first.get_nowait()["type"]] == ["queued", "progress"]
+    assert second.get_nowait()["type"] == "progress"
+
+
+async def test_only_the_last_client_that_leaves_ends_a_request() -> None:
+    book, job = admitted()
+    inboxes = [job.join(), job.join()]
+    assert not book.leave(job, inboxes[0])
+    assert book.leave(job, inboxes[1])
+
+
+async def test_a_cancelled_id_is_free_at_once_though_its_plan_still_runs() -> None:
+    book, job = admitted()
+    inbox = job.join()
+    assert book.withdraw("id") is job
+    assert book.withdraw("id") is None
+    again = book.admit(SPEC, inputs())
+    assert again.key != job.key
+    assert book.num_unfinished == 2
+    assert not book.leave(job, inbox)  # it has been cancelled already, and must not take the new one with it
+    assert book.end(job.key, keep=False) is job
+    assert book.joinable("id") is again
+
+
+async def test_a_result_can_be_asked_for_again_for_a_while() -> None:
+    book, job = admitted()
+    assert book.end(job.key, keep=True) is job
+    assert book.end(job.key, keep=True) is None
+    assert (book.joinable("id"), book.num_unfinished) == (job, 0)
+    assert not book.leave(job, job.join())
+    await asyncio.sleep(0.1)
+    assert book.joinable("id") is None
+
+
+async def test_an_error_is_not_kept() -> None:
+    book, job = admitted()
+    book.end(job.key, keep=False)
+    assert book.joinable("id") is None
+
+
+async def test_a_drawn_seed_is_the_same_request_another_seed_or_prompt_is_not() -> None:
+    _, job = admitted()
+    assert job.is_same(SPEC, inputs(seed=2, seed_drawn=True))
+    assert not job.is_same(SPEC, inputs(seed=2))
+    assert not job.is_same(SPEC, inputs(prompt="y"))
+
+
+async def test_another_picture_is_another_request_also_when_the_first_has_ended() -> None:
+    book = JobBook(max_result_age_s=0.05)
+    job = book.admit(SPEC, inputs(image=b"one"))
+    for _ in range(2):
+        assert job.is_same(SPEC, inputs(seed=2, seed_drawn=True, image=b"one"))
+        assert not job.is_same(SPEC, inputs(image=b"other"))
+        assert not job.is_same(SPEC, inputs())
+        assert book.end(job.key, keep=True) in (job, None)
+    assert job.inputs.image is None
+
+
+def test_pictures_go_to_the_worker_that_encodes() -> None:
+    jobs = {"a": Job("a", SPEC, inputs(image=b"one")), "b": Job("b", SPEC, inputs())}
+    members = tuple(PlanMember(name) for name in jobs)
+    whole = DispatchPlan(1, "model", tuple(Stage), ("w0", "w1"), members, "w0+w1")
+    later = DispatchPlan(2, "model", (Stage.DIFFUSE, Stage.DECODE), ("w0",), members)
+    assert contents(whole, jobs, "w0") == {"a": inputs(image=b"one"), "b": inputs()}
+    assert contents(whole, jobs, "w1") == contents(later, jobs, "w0") == {"a": inputs(), "b": inputs()}

@@ -1,0 +1,382 @@
+"""Plans on real stage workers (Ray actors, gloo, NIXL): the picture is the stock pipeline's wherever stages run."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.pipelines.models import make_inputs, stock_result
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live.fleet import Fleet, WorkerResources
+from tridentserve.engine.live.handoff.peer import HandoffKey
+from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
+from tridentserve.engine.live.plan_calls import untold_steps
+from tridentserve.engine.live.transport.parcel import Layout
+from tridentserve.parallel import connect_store
+from tridentserve.pipelines.tiny.build import ensure_tiny
+from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
+from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.stages import Stage
+
+E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
+INPUTS = GenerationInputs(
+    prompt="a lighthouse at dawn, ünïcode 灯台",
+    negative_prompt="blurry",
+    shape=Shape(96, 160),
+    num_inference_steps=4,
+    guidance_scale=5.0,
+    seed=7,
+)
+WORKERS = ("w0", "w1", "w2", "w3")
+HANDOFF_BYTES = 4 << 20
+
+
+class Plans:
+    """Makes plans with numbers that nobody has used, runs them, keeps the reports."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._ids = itertools.count()
+
+    def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
+        """`more`: what else is to be said of the plan's only member, and of the plan."""
+        ranks = tuple(workers.split())
+        member = PlanMember(
+            request_id=more.pop("request_id", "r"),
+            steps=more.pop("steps", (0, INPUTS.num_inference_steps)) if D in stages else None,
+            input_id=more.pop("input_id", None),
+            source=more.pop("source", None),
+            push_to=more.pop("push_to", None),
+        )
+        return DispatchPlan(
+            plan_id=next(self._ids),
+            model=model,
+            stages=stages,
+            workers=ranks,
+            members=(member,),
+            group="-".join(ranks) if len(ranks) > 1 else None,
+            **more,
+        )
+
+    async def run(
+        self, plan: DispatchPlan, inputs: GenerationInputs | dict[str, GenerationInputs] = INPUTS
+    ) -> tuple[PlanReport, list[bytes], int]:
+        """The leader's report, the pictures, the number of steps told. Any member's failure raises."""
+        content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
+        calls = [self.fleet.run(worker_id, plan, content) for worker_id in plan.workers]
+        results = await asyncio.gather(*(self._listen(plan, call) for call in calls))
+        for report, _, _ in results:
+            assert report.outcome != "failed", report.error
+        return results[0]
+
+    async def _listen(self, plan: DispatchPlan, call: Any) -> tuple[PlanReport, list[bytes], int]:
+        report, pictures, notes = None, [], 0
+        async for reference in call:
+            item = await reference
+            if isinstance(item, StepNote):
+                notes += 1
+            elif isinstance(item, PlanReport):
+                report = item
+                notes += len(untold_steps(plan, report))
+            elif isinstance(item, ReplicaLoad):
+                continue
+            else:
+                pictures.append(item)
+        assert report is not None
+        assert len(pictures) == sum(report.num_images.values())
+        return report, pictures, notes
+
+    async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
+        return await getattr(self.fleet.handle(worker_id), method).remote(*args)
+
+
+@pytest.fixture(scope="module")
+async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
+    sources = {name: ModelSource(name, ensure_tiny(name, tiny_cache)) for name in ("sd3", "flux", "flux_kontext")}
+    store = connect_store(is_server=True)
+    configs = [
+        WorkerConfig(
+            spec=WorkerSpec(worker_id, "node", 1 << 30),
+            incarnation=0,
+            label="sd3:EDC",
+            replicas=frozenset(),  # loaded when a plan needs them
+            sources=sources,
+            store_host="127.0.0.1",
+            store_port=store.port,
+            handoff_bytes=HANDOFF_BYTES,
+            host_dir=tiny_cache / "host",
+        )
+        for worker_id in WORKERS
+    ]
+    lost: list[str] = []
+    fleet = Fleet(configs, WorkerResources(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
+    await fleet.start()
+    yield Plans(fleet)
+    assert not lost
+    await fleet.stop()
+    del store
+
+
+@pytest.fixture(scope="module")
+def stock(tiny_cache: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """What the stock pipelines make of the same inputs, in this process."""
+    import diffusers
+
+    torch.set_num_threads(1)
+    pictures = {}
+    for name, kind in (("sd3", diffusers.StableDiffusion3Pipeline), ("flux", diffusers.FluxPipeline)):
+        pipeline = kind.from_pretrained(ensure_tiny(name, tiny_cache), local_files_only=True)
+        pipeline.set_progress_bar_config(disable=True)
+        result = pipeline(
+            prompt=INPUTS.prompt,
+            negative_prompt=INPUTS.negative_prompt,
+            height=INPUTS.shape.height,
+            width=INPUTS.shape.width,
+            num_inference_steps=INPUTS.num_inference_steps,
+            guidance_scale=INPUTS.guidance_scale,
+            generator=torch.Generator("cpu").manual_seed(INPUTS.seed),
+        )
+        pictures[name] = np.asarray(result.images[0])
+    return pictures
+
+
+def pixels(picture: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(picture)))
+
+
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+async def test_all_stages_on_one_worker(plans: Plans, stock: dict[str, Any], model: str) -> None:
+    report, (picture,), notes = await plans.run(plans.plan((E, D, C), "w0", model))
+    assert np.array_equal(pixels(picture), stock[model])
+    assert notes == INPUTS.num_inference_steps
+    assert [span.stage for span in report.spans] == [E, D, C]
+    assert report.peak_memory_bytes > 0
+
+
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+@pytest.mark.parametrize("diffuse", ["w1", "w1 w2", "w2 w3 w0 w1"])
+async def test_stages_apart(plans: Plans, stock: dict[str, Any], model: str, diffuse: str) -> None:
+    leader = diffuse.split()[0]
+    encode = plans.plan((E,), "w0", model, push_to=leader)
+    denoise = plans.plan((D,), diffuse, model, input_id=encode.plan_id, source="w0", push_to="w3")
+    decode = plans.plan((C,), "w3", model, input_id=denoise.plan_id, source=leader)
+    for plan in (encode, denoise):
+        _, pictures, _ = await plans.run(plan)
+        assert not pictures
+    _, (picture,), _ = await plans.run(decode)
+    exact = len(denoise.workers) == 1
+    difference = np.abs(pixels(picture).astype(int) - stock[model].astype(int)).max()
+    assert difference <= (0 if exact else 1)
+    await forget(plans, decode.plan_id)
+
+
+async def test_an_edit_whose_picture_only_encode_is_given(plans: Plans, tiny_cache: Path) -> None:
+    inputs = replace(INPUTS, image=make_inputs(variant="flux_kontext").image)
+    without = replace(inputs, image=None)
+    encode = plans.plan((E,), "w0", "flux_kontext", push_to="w1")
+    denoise = plans.plan((D,), "w1 w2", "flux_kontext", input_id=encode.plan_id, source="w0", push_to="w3")
+    decode = plans.plan((C,), "w3", "flux_kontext", input_id=denoise.plan_id, source="w1")
+    await plans.run(encode, inputs)
+    await plans.run(denoise, without)
+    _, (made,), _ = await plans.run(decode, without)
+    expected = np.asarray(stock_result(ensure_tiny("flux_kontext", tiny_cache), inputs, "pil")[0])
+    assert np.abs(pixels(made).astype(int) - expected.astype(int)).max() <= 1
+    await forget(plans, decode.plan_id)
+
+
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+async def test_stopped_after_every_step_and_resumed_elsewhere(plans: Plans, stock: dict[str, Any], model: str) -> None:
+    """Each step on another worker; the state moves through the handoff buffers."""
+    previous = plans.plan((E,), "w3", model, push_to="w0")
+    await plans.run(previous)
+    for step in range(INPUTS.num_inference_steps):
+        plan = plans.plan(
+            (D,), WORKERS[step % 4], model, steps=(step, step + 1), input_id=previous.plan_id, source=previous.leader
+        )
+        await plans.run(plan)
+        previous = plan
+    decode = plans.plan((C,), "w1", model, input_id=previous.plan_id, source=previous.leader)
+    _, (picture,), _ = await plans.run(decode)
+    assert np.array_equal(pixels(picture), stock[model])
+    await forget(plans, decode.plan_id)
+
+
+async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, stock: dict[str, Any]) -> None:
+    """Interleaved plans on overlapping workers: the turns keep their groups from deadlocking."""
+    made = []
+    for index in range(6):
+        request_id = f"r{index}"
+        wide = plans.plan((E, D), ("w0 w1", "w1 w2", "w2 w3")[index % 3], request_id=request_id)
+        decode = plans.plan((C,), wide.leader, request_id=request_id, input_id=wide.plan_id, source=wide.leader)
+        made.append(asyncio.gather(plans.run(wide), plans.run(decode)))
+    for _, (_, (picture,), _) in await asyncio.gather(*made):
+        assert np.abs(pixels(picture).astype(int) - stock["sd3"].astype(int)).max() <= 1
+    for index in range(6):
+        await forget(plans, 10_000, f"r{index}")
+
+
+@pytest.mark.parametrize("workers", ["w0", "w0 w1"])
+async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> None:
+    inputs = GenerationInputs("long", Shape(128, 128), 500, 5.0, seed=1)
+    plan = plans.plan((E, D), workers, steps=(0, 500))
+    running = asyncio.create_task(plans.run(plan, inputs))
+    await asyncio.sleep(1.0)
+    await plans.call("w0", "stop", plan.plan_id)
+    report, _, notes = await asyncio.wait_for(running, 5.0)
+    assert report.outcome == "stopped"
+    assert 0 < notes < 400
+
+
+@pytest.mark.parametrize(("first", "then"), [("w0", "w1"), ("w0", "w2 w3"), ("w0 w1", "w3")])
+async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plans, first: str, then: str) -> None:
+    """The state is kept where it was; the picture is that of an undisturbed run."""
+    inputs = GenerationInputs("long", Shape(128, 128), 60, 5.0, seed=1)
+    _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, 60)), inputs)
+    begun = (
+        plans.plan((E, D, C), first, steps=(0, 60)) if " " not in first else plans.plan((E, D), first, steps=(0, 60))
+    )
+    running = asyncio.create_task(plans.run(begun, inputs))
+    await asyncio.sleep(0.25)
+    await plans.call("w0", "pause", begun.plan_id)
+    report, pictures, notes = await asyncio.wait_for(running, 10.0)
+    assert (report.outcome, pictures) == ("finished", [])
+    assert report.paused_after == notes < 60
+    rest = plans.plan((D,), then, steps=(notes, 60), input_id=begun.plan_id, source="w0")
+    await plans.run(rest, inputs)
+    decode = plans.plan((C,), "w0", input_id=rest.plan_id, source=rest.leader)
+    _, (picture,), _ = await plans.run(decode, inputs)
+    difference = np.abs(pixels(picture).astype(int) - pixels(undisturbed).astype(int)).max()
+    assert difference <= (0 if begun.degree == rest.degree == 1 else 1)
+    await forget(plans, decode.plan_id)
+
+
+@pytest.mark.parametrize("workers", ["w0", "w0 w1"])
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, workers: str) -> None:
+    """`late` joins after two steps of `early`; both have the pictures they would have alone."""
+    early, late = (f"{name}-{model}-{workers}" for name in ("early", "late"))
+    contents = {
+        early: GenerationInputs("a boat", Shape(128, 128), 5, 5.0, seed=1),
+        late: GenerationInputs("a cow", Shape(128, 128), 3, 2.0, seed=2, num_outputs=2),
+    }
+    alone = {}
+    for name, inputs in contents.items():
+        steps = (0, inputs.num_inference_steps)
+        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", model, request_id=name, steps=steps), inputs)
+        await forget(plans, 10_000, name)
+    encode = {name: plans.plan((E,), "w2", model, request_id=name + "2") for name in contents}
+    content = {name + "2": inputs for name, inputs in contents.items()}
+    for plan in encode.values():
+        await plans.run(plan, content)
+    first = plans.plan(
+        (D,), workers, model, request_id=early + "2", steps=(0, 2), input_id=encode[early].plan_id, source="w2"
+    )
+    await plans.run(first, content)
+    members = (
+        PlanMember(early + "2", (2, 5), first.plan_id, "w0"),
+        PlanMember(late + "2", (0, 3), encode[late].plan_id, "w2"),
+    )
+    both = replace(plans.plan((D,), workers, model), members=members)
+    _, _, notes = await plans.run(both, content)
+    assert notes == 2 * 3
+    after = tuple(PlanMember(name, None, both.plan_id, "w0") for name in both.request_ids)
+    decode = replace(plans.plan((C,), "w1", model), members=after)
+    report, pictures, _ = await plans.run(decode, content)
+    assert report.num_images == {early + "2": 1, late + "2": 2}
+    for picture, expected in zip(pictures, [*alone[early], *alone[late]], strict=True):
+        assert np.abs(pixels(picture).astype(int) - pixels(expected).astype(int)).max() <= 1
+    for name in content:
+        await forget(plans, 20_000, name)
+
+
+async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[str, Any]) -> None:
+    encode = {name: plans.plan((E,), "w0", request_id=name) for name in ("stays", "left")}
+    for plan in encode.values():
+        await plans.run(plan)
+    members = tuple(
+        PlanMember(name, (0, INPUTS.num_inference_steps), plan.plan_id, "w0") for name, plan in encode.items()
+    )
+    both = replace(plans.plan((D, C), "w1"), members=members)
+    await forget(plans, both.plan_id, "left")
+    report, (picture,), _ = await plans.run(both)
+    assert report.num_images == {"stays": 1}
+    assert np.array_equal(pixels(picture), stock["sd3"])
+    await forget(plans, 30_000, "stays")
+
+
+async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:
+    plan = plans.plan((E, D, C), "w0")
+    await plans.call("w0", "pause", plan.plan_id)
+    report, pictures, _ = await plans.run(plan)
+    assert (report.paused_after, [span.stage for span in report.spans], pictures) == (0, [E, D], [])
+    rest = plans.plan((D, C), "w1", input_id=plan.plan_id, source="w0")
+    _, (picture,), _ = await plans.run(rest)
+    assert np.array_equal(pixels(picture), stock["sd3"])
+    await forget(plans, rest.plan_id)
+
+
+async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None:
+    plan = plans.plan((E, D, C), "w0")
+    await plans.call("w0", "stop", plan.plan_id)
+    report, pictures, _ = await plans.run(plan)
+    assert (report.outcome, pictures) == ("stopped", [])
+
+
+async def test_a_failing_plan_reports_its_error_and_the_next_one_runs(plans: Plans, stock: dict[str, Any]) -> None:
+    orphan = plans.plan((C,), "w0", input_id=99_999, source="w1")
+    with pytest.raises(AssertionError, match="holds no output of plan 99999"):
+        await plans.run(orphan)
+    with pytest.raises(AssertionError, match="no model named 'nope'"):
+        await plans.run(plans.plan((E,), "w0", "nope"))
+    _, (picture,), _ = await plans.run(plans.plan((E, D, C), "w0"))
+    assert np.array_equal(pixels(picture), stock["sd3"])
+
+
+async def test_a_leader_that_fails_does_not_leave_its_group_waiting(plans: Plans) -> None:
+    broken = plans.plan((D,), "w0 w1", input_id=99_999, source="w2")
+    with pytest.raises(AssertionError, match="dropped"):
+        await asyncio.wait_for(plans.run(broken), 30.0)
+
+
+async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any]) -> None:
+    block = HandoffKey("block", 0)
+    assert await plans.call("w1", "reserve", block, "x", Layout((), HANDOFF_BYTES, {})) is not None
+    encode = plans.plan((E,), "w0", push_to="w1")
+    denoise = plans.plan((D, C), "w1", input_id=encode.plan_id, source="w0")
+    await plans.run(encode)
+    _, (picture,), _ = await plans.run(denoise)
+    assert np.array_equal(pixels(picture), stock["sd3"])
+    await plans.call("w1", "release", block)
+    await forget(plans, denoise.plan_id)
+
+
+async def test_nothing_is_left_in_the_buffers(plans: Plans) -> None:
+    await forget(plans, 100_000)
+    assert [await plans.call(worker_id, "ping") for worker_id in WORKERS] == [0, 0, 0, 0]
+
+
+async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> None:
+    import ray
+    from ray.util.state import list_actors
+
+    names = {
+        actor.repr_name
+        for actor in list_actors(address=ray.get_runtime_context().gcs_address, detail=True)
+        if actor.class_name == "StageWorker"
+    }
+    assert {f"StageWorker({worker_id}, sd3:EDC)" for worker_id in WORKERS} <= names
+
+
+async def forget(plans: Plans, last_plan_id: int, request_id: str = "r") -> None:
+    for worker_id in WORKERS:
+        await plans.call(worker_id, "forget", request_id, last_plan_id)

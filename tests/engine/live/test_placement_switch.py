@@ -1,0 +1,211 @@
+"""The live engine changes its placement while requests run: none is lost, no bit changes, the log replays."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from PIL import Image
+
+from tests.decision_log import read_log
+from tests.engine.live.configs import worker_configs
+from tests.engine.simulated.greedy import Greedy
+from tests.scheduling.fakes import MODEL, FakeTimes
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.fleet import WorkerResources
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.parallel import connect_store
+from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.protocols import StageReport
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.decision_log import Decision, replay
+from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES
+from tridentserve.scheduling.scheduler import Scheduler
+from tridentserve.stages import Stage
+
+E, D, C = (Replica(MODEL, stage) for stage in Stage)
+# Each worker does something else after each switch.
+PLACEMENTS = [
+    PlacementPlan({"w0": frozenset({E}), "w1": frozenset({D}), "w2": frozenset({D, C})}, "first"),
+    PlacementPlan({"w0": frozenset({D, C}), "w1": frozenset({E}), "w2": frozenset({D})}, "second", 1),
+    PlacementPlan({"w0": frozenset({D}), "w1": frozenset({D, C}), "w2": frozenset({E})}, "third", 2),
+]
+HANDOFF_BYTES = 4 << 20
+MAX_GROUPS = 2
+SHAPE, TOO_LARGE = Shape(64, 96), Shape(128, 128)
+STEPS = 3
+EXPECTED_BYTES = 1 << 30
+
+
+class Times(FakeTimes):
+    """One size needs more memory than any worker has."""
+
+    def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+        return EXPECTED_BYTES if shape == TOO_LARGE else 1
+
+
+class EveryFew:
+    """The next placement after every few denoised requests; the last one stays."""
+
+    def __init__(self, few: int) -> None:
+        self._few = few
+        self._denoised = 0
+
+    def arrived(self, spec: RequestSpec, now_s: float) -> None:
+        pass
+
+    def stage_finished(self, report: StageReport) -> None:
+        self._denoised += report.stage is Stage.DIFFUSE
+
+    def expect(self, model: str, load: object, window_s: float | None) -> None:
+        pass
+
+    def forget(self, model: str) -> None:
+        pass
+
+    def propose(self, workers: object, placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
+        number = min(self._denoised // self._few, len(PLACEMENTS) - 1)
+        return PLACEMENTS[number] if number > placement.epoch else None
+
+
+def make_scheduler(specs: list[WorkerSpec]) -> Scheduler:
+    return Scheduler(specs, PLACEMENTS[0], Times(), Greedy(degree=1), replanner=EveryFew(3))
+
+
+def inputs_of(seed: int, shape: Shape = SHAPE) -> GenerationInputs:
+    return GenerationInputs("a lighthouse at dawn", shape, STEPS, 3.5, seed=seed)
+
+
+@dataclass
+class Service:
+    engine: LiveEngine
+    specs: list[WorkerSpec]
+    folder: Path
+    log: Path
+
+    async def generate(self, name: str, inputs: GenerationInputs) -> dict[str, Any]:
+        spec = RequestSpec(name, MODEL, inputs.shape, inputs.num_inference_steps, slo_s=60.0)
+        updates = [update async for update in self.engine.generate(spec, inputs)]
+        return updates[-1]
+
+    def decisions(self) -> list[Decision]:
+        return read_log(self.log)
+
+
+@pytest.fixture(scope="module")
+async def service(
+    ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
+    source = ModelSource(MODEL, ensure_tiny("flux", tiny_cache))
+    copies = HostCopies(tiny_cache / "host", {MODEL: source}, torch.device("cpu"))
+    sizes = {replica: copies.get(replica).layout.nbytes for replica in (E, D, C)}
+    # D and C fit together, E and D do not: a worker that changes from one to the other evicts.
+    memory_bytes = HANDOFF_BYTES + MAX_GROUPS * GROUP_BYTES["cpu"] + sizes[D] + sizes[C] + 1000
+    assert sizes[E] > sizes[C] + 1000
+    specs = [WorkerSpec(f"w{index}", "node", memory_bytes) for index in range(3)]
+    store = connect_store(is_server=True)
+    configs = worker_configs(
+        specs,
+        PLACEMENTS[0],
+        {MODEL: source},
+        store.port,
+        tiny_cache,
+        HANDOFF_BYTES,
+        max_groups=MAX_GROUPS,
+        fetch="peer",
+        block_bytes=200_000,
+    )
+    log = tmp_path_factory.mktemp("switch") / "decisions.jsonl"
+    engine = LiveEngine(
+        make_scheduler(specs),
+        configs,
+        WorkerResources(0.1),
+        lambda group, rank, plan_id: None,
+        EngineOptions(decision_log=log),
+        Times(),
+    )
+    await engine.start()
+    yield Service(engine, specs, source.folder, log)
+    await engine.stop()
+    del store
+
+
+@pytest.fixture(scope="module")
+def expected(service: Service) -> dict[int, np.ndarray[Any, Any]]:
+    """The pictures of an undisturbed run in this process, by seed."""
+    torch.set_num_threads(1)
+    adapter = load_adapter(service.folder, frozenset(Stage))
+    pictures = {}
+    for seed in range(3):
+        inputs = inputs_of(seed)
+        state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), STEPS)
+        pictures[seed] = adapter.decode(adapter.latents(state), inputs)[0]
+    return pictures
+
+
+async def test_switches_under_load_lose_nothing_and_change_no_bit(
+    service: Service, expected: dict[int, np.ndarray[Any, Any]]
+) -> None:
+    answers = await asyncio.gather(*(service.generate(f"r{index}", inputs_of(index % 3)) for index in range(12)))
+    for index, answer in enumerate(answers):
+        assert answer["type"] == "completed", answer
+        assert answer["retries"] == 0
+        (png,) = await asyncio.gather(*answer["images"])
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), expected[index % 3])
+    decisions = service.decisions()
+    placed = [effect.plan.epoch for one in decisions for effect in one.effects if isinstance(effect, ev.Place)]
+    assert placed == [1, 2]
+    assert service.engine.placement == {worker: PLACEMENTS[2].describe(worker) for worker in ("w0", "w1", "w2")}
+    loads = [one.event for one in decisions if isinstance(one.event, ev.ReplicaLoaded)]
+    assert {load.source for load in loads} >= {"peer"}
+    assert all(load.num_bytes > 0 and load.seconds > 0 for load in loads)
+    assert any(load.evicted for load in loads), "E and D do not fit together"
+
+
+async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Service) -> None:
+    answer = await service.generate("large", inputs_of(0, TOO_LARGE))
+    assert (answer["error"]["code"], answer["http_status"]) == ("out_of_memory", 507)
+    numbers = {int(number) for number in re.findall(r"\d{4,}", answer["error"]["message"])}
+    assert {EXPECTED_BYTES, HANDOFF_BYTES, MAX_GROUPS * GROUP_BYTES["cpu"], service.specs[0].memory_bytes} <= numbers
+    assert not any(isinstance(effect, ev.Requeue) for one in service.decisions() for effect in one.effects)
+    after = await service.generate("after", inputs_of(1))
+    assert after["type"] == "completed", "the worker is as good as before"
+
+
+async def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.1)
+
+
+async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(service: Service) -> None:
+    assert service.engine.placement["w0"] == f"{MODEL}:D"
+    ray.kill(service.engine._fleet.handle("w0"))
+    await wait_for(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
+    answer = await service.generate("elsewhere", inputs_of(2))
+    assert answer["type"] == "completed"
+    await wait_for(lambda: "w0" in service.engine.workers_alive())
+    handle = service.engine._fleet.handle("w0")
+    assert (await handle.offers.remote(D), await handle.offers.remote(E)) == (0, None)
+
+
+async def test_the_log_replays_to_the_same_effects(service: Service) -> None:
+    decisions = service.decisions()
+    assert {decision.event.kind for decision in decisions} >= {"replica_loaded", "plan_failed", "worker_lost"}
+    for logged, effects in replay(decisions, make_scheduler(service.specs)):
+        assert effects == logged.effects

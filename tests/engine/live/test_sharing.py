@@ -1,0 +1,218 @@
+"""E of several requests in one pass, and C of one on several workers, on simulated workers and on real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.decision_log import read_log
+from tests.engine.live import sharing
+from tests.engine.live.configs import worker_configs
+from tests.pipelines.loras import random_lora, save_lora
+from tests.scheduling.fakes import MODEL
+from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.fleet import WorkerResources
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
+from tridentserve.parallel import connect_store
+from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter
+from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.decision_log import replay
+from tridentserve.stages import Stage
+
+MEMORY_BYTES = 1 << 30
+STEPS = 2
+AT_ONCE = ("at-once-1", "at-once-2", "at-once-3")
+
+
+def spec_of(name: str, shape: Shape, lora: str | None = None) -> RequestSpec:
+    return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0, lora=lora)
+
+
+def test_simulated_workers_share(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    specs = sharing.specs_of(MEMORY_BYTES)
+    scheduler = sharing.scheduler(MEMORY_BYTES)
+    options = SimulationOptions(decision_log=log, keep_plans=True)
+    engine = SimulatedEngine(scheduler, specs, sharing.placement(), sharing.Times(), options)
+    arrivals = [(0.0, spec_of(name, sharing.SMALL)) for name in AT_ONCE]
+    later = [(50.0, spec_of("lone", sharing.SMALL)), (90.0, spec_of("large", sharing.LARGE))]
+    result = engine.run([*arrivals, *later, (130.0, spec_of("apart", sharing.SMALL))])
+    assert [one.outcome for one in result.requests] == ["finished"] * 6
+    sharing.check_shared(read_log(log), AT_ONCE)
+    sharing.check_decoded_by_two(read_log(log), "lone")
+    sharing.check_decoded_by_two_auxiliaries(read_log(log), "apart")
+    # Two of three encode at once for half a second, the third after them; two steps; C takes 2 s.
+    assert sorted(one.latency_s or 0.0 for one in result.requests[:3]) == pytest.approx([4.5, 4.5, 5.0])
+    assert result.requests[3].latency_s == pytest.approx(0.5 + 1.0 + 1.0)
+    assert result.requests[4].latency_s == pytest.approx(0.5 + 1.0 + 1.5), "tiles take half as long again"
+    assert result.requests[5].latency_s == pytest.approx(0.5 + 2.0 + 1.0)
+    assert result.counts.frugal_plans == 1
+
+
+@dataclass
+class Service:
+    engine: LiveEngine
+    folder: Path
+    log: Path
+
+    async def ended(self, name: str, inputs: GenerationInputs, model: str = MODEL) -> dict[str, Any]:
+        spec = replace(spec_of(name, inputs.shape, inputs.lora), model=model)
+        updates = [update async for update in self.engine.generate(spec, inputs)]
+        return dict(updates[-1])
+
+    async def generate(
+        self, name: str, inputs: GenerationInputs, model: str = MODEL
+    ) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+        answer = await self.ended(name, inputs, model)
+        assert answer["type"] == "completed", answer
+        (png,) = await asyncio.gather(*answer["images"])
+        return answer, np.asarray(Image.open(io.BytesIO(png)))
+
+
+@pytest.fixture(scope="module")
+async def service(
+    ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
+    folder = Path(shutil.copytree(ensure_tiny("flux", tiny_cache), tmp_path_factory.mktemp("flux") / "flux"))
+    save_lora(folder, "ink", random_lora(folder))
+    store = connect_store(is_server=True)
+    specs, sources = sharing.specs_of(MEMORY_BYTES), {MODEL: ModelSource(MODEL, folder)}
+    configs = worker_configs(specs, sharing.placement(), sources, store.port, tiny_cache)
+    log = tmp_path_factory.mktemp("sharing") / "decisions.jsonl"
+    engine = LiveEngine(
+        sharing.scheduler(MEMORY_BYTES),
+        configs,
+        WorkerResources(0.1),
+        lambda group, rank, plan_id: None,
+        EngineOptions(decision_log=log),
+        sharing.Times(),
+    )
+    await engine.start()
+    yield Service(engine, folder, log)
+    await engine.stop()
+    del store
+
+
+@pytest.fixture(scope="module")
+def alone(service: Service) -> PipelineAdapter:
+    """All stages in this process."""
+    torch.set_num_threads(1)
+    return load_adapter(service.folder, frozenset(Stage))
+
+
+def inputs_of(prompt: str, shape: Shape = sharing.SMALL, lora: str | None = None) -> GenerationInputs:
+    return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt), lora=lora)
+
+
+def picture_of(adapter: PipelineAdapter, inputs: GenerationInputs, tile: int | None = None) -> np.ndarray[Any, Any]:
+    state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), STEPS)
+    (picture,) = adapter.decode(adapter.latents(state), inputs, tile)
+    return np.asarray(picture)
+
+
+def assert_rounded_alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
+    assert np.abs(one.astype(int) - other.astype(int)).max() <= 1
+
+
+async def test_live_workers_encode_together_what_comes_together(service: Service, alone: PipelineAdapter) -> None:
+    """Each gets the picture of its own prompt, as it would alone."""
+    requests = {name: inputs_of(f"a {name} " * (index + 1)) for index, name in enumerate(AT_ONCE)}
+    answers = await asyncio.gather(*(service.generate(name, inputs) for name, inputs in requests.items()))
+    for (answer, picture), inputs in zip(answers, requests.values(), strict=True):
+        assert np.array_equal(picture, picture_of(alone, inputs)), "FLUX pads prompts to one length"
+        assert answer["tiled"] is False
+    sharing.check_shared(read_log(service.log), AT_ONCE)
+
+
+async def test_what_cannot_be_encoded_does_not_take_the_rest_of_its_batch_with_it(
+    service: Service, alone: PipelineAdapter
+) -> None:
+    good, bad = inputs_of("a good one"), replace(inputs_of("a bad one"), prompt=None)  # type: ignore[arg-type]
+    (answer, picture), failed = await asyncio.gather(
+        service.generate("at-once-good", good), service.ended("at-once-bad", bad)
+    )
+    assert ("at-once-good", "at-once-bad") in sharing.plans_of_several(read_log(service.log))
+    assert (answer["retries"], failed["type"]) == (1, "failed")
+    assert np.array_equal(picture, picture_of(alone, good))
+
+
+async def test_live_workers_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
+    answer, picture = await service.generate("lone", inputs_of("a lone one"))
+    sharing.check_decoded_by_two(read_log(service.log), "lone")
+    assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
+        ("encode", 1),
+        ("diffuse", 2),
+        ("decode", 2),
+    ]
+    assert_rounded_alike(picture, picture_of(alone, inputs_of("a lone one")))
+
+
+async def test_a_lora_changes_the_picture_of_its_request_only(service: Service, alone: PipelineAdapter) -> None:
+    """On two workers, who each read the file; the next request on them sees nothing of it."""
+    styled, plain = inputs_of("in ink", lora="ink"), inputs_of("in ink")
+    answer, picture = await service.generate("styled", styled)
+    assert [run["degree"] for run in answer["timeline"]] == [1, 2, 2]
+    assert_rounded_alike(picture, picture_of(alone, styled))
+    _, unstyled = await service.generate("unstyled", plain)
+    assert_rounded_alike(unstyled, picture_of(alone, plain))
+    assert np.abs(picture.astype(int) - unstyled.astype(int)).max() > 5
+
+
+async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
+    service: Service, alone: PipelineAdapter
+) -> None:
+    inputs = inputs_of("a wide one", sharing.LARGE)
+    answer, picture = await service.generate("large", inputs)
+    assert answer["tiled"] is True
+    whole, in_tiles = picture_of(alone, inputs), picture_of(alone, inputs, tile=512)
+    assert_rounded_alike(picture, in_tiles)
+    assert np.abs(whole.astype(int) - in_tiles.astype(int)).max() > 1
+    small, _ = await service.generate("small", replace(inputs, shape=sharing.SMALL))
+    assert small["tiled"] is False
+
+
+async def test_live_auxiliaries_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
+    """They get the latents of a worker that stays out of it."""
+    answer, picture = await service.generate("apart", inputs_of("one apart"))
+    sharing.check_decoded_by_two_auxiliaries(read_log(service.log), "apart")
+    assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
+        ("encode", 1),
+        ("diffuse", 1),
+        ("decode", 2),
+    ]
+    assert_rounded_alike(picture, picture_of(alone, inputs_of("one apart")))
+
+
+async def test_a_model_that_comes_later_is_served_and_goes_again(service: Service, alone: PipelineAdapter) -> None:
+    """The workers did not know of it when they started, nor of its LoRAs."""
+    models, inputs = service.engine.models, inputs_of("a late one", lora="ink")
+    before = models.placement or sharing.placement()
+    both = {name: held | {Replica("late", one.stage) for one in held} for name, held in before.replicas.items()}
+    await models.prepare(ModelSource("late", service.folder))
+    await models.add(ev.ModelAdded("late", MODEL, slo_scale=5.0, placement=PlacementPlan(both, "late came", 2)))
+    _, picture = await service.generate("late", inputs, model="late")
+    assert_rounded_alike(picture, picture_of(alone, inputs))
+    models.close("late")
+    await models.drained("late")
+    await models.remove(ev.ModelRemoved("late", replace(before, epoch=3)))
+    assert (await service.ended("too late", inputs, model="late"))["type"] == "failed"
+
+
+async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:
+    handles = [service.engine._fleet.handle(worker_id) for worker_id in service.engine.workers_alive()]
+    assert await asyncio.gather(*(handle.ping.remote() for handle in handles)) == [0, 0, 0, 0]
+    for logged, effects in replay(read_log(service.log), sharing.scheduler(MEMORY_BYTES)):
+        assert effects == logged.effects

@@ -1,0 +1,41 @@
+"""Plans do the steps that were asked for: what would take others is refused, and not decoded half done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.pipelines.models import load_stage, make_inputs, model_folder
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.worker.executor import StageExecutor, StepControl
+from tridentserve.errors import InvalidRequestError
+from tridentserve.pipelines import PipelineAdapter
+from tridentserve.plans import DispatchPlan, PlanMember, Replica
+from tridentserve.stages import Stage
+
+
+class Held:
+    """Replicas of a folder's stages."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def adapter(self, replica: Replica) -> PipelineAdapter:
+        return load_stage(self._folder, replica.stage)
+
+
+def test_a_scheduler_that_makes_other_steps_is_refused(tmp_path: Path) -> None:
+    folder = model_folder("sdxl-trailing", tmp_path)
+    executor = StageExecutor("w", cast(Any, Held(folder)), cast(Any, None))
+
+    def execute(steps: int) -> dict[str, Parcel]:
+        plan = DispatchPlan(0, "m", (Stage.ENCODE, Stage.DIFFUSE), ("w",), (PlanMember("r", (0, steps)),))
+        inputs = {"r": make_inputs(16, 16, steps, variant="sdxl")}
+        return executor.execute(plan, inputs, {}, StepControl()).outputs
+
+    assert set(execute(2)["r"].tensors) == {"latents"}
+    # With this spacing, diffusers rounds 1000 / 61 so that there are 62.
+    with pytest.raises(InvalidRequestError, match="makes 62 steps of 61; ask for another number"):
+        execute(61)

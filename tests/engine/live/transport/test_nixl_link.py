@@ -1,0 +1,113 @@
+"""The NIXL link when things go wrong: nobody waits for ever, and memory is free only when nothing is written there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from tests.engine.live.handoff.test_handoff import DirectPeer, until
+from tridentserve.engine.live.handoff.buffer import HandoffBuffer
+from tridentserve.engine.live.handoff.peer import HandoffKey
+from tridentserve.engine.live.transport import nixl_link
+from tridentserve.engine.live.transport.nixl_link import NixlLink, TransferStuckError
+from tridentserve.engine.live.transport.nixl_memory import memory_of
+from tridentserve.engine.live.transport.parcel import Layout, Parcel
+from tridentserve.errors import HandoffError
+
+NBYTES = 4096
+KEY = HandoffKey("request", 3)
+
+
+@pytest.fixture
+def slabs() -> list[torch.Tensor]:
+    return [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(2)]
+
+
+@pytest.fixture
+def links(slabs: list[torch.Tensor]) -> Iterator[tuple[NixlLink, NixlLink]]:
+    first, second = NixlLink("going-wrong-a", slabs[0]), NixlLink("going-wrong-b", slabs[1])
+    for one, other in ((first, second), (second, first)):
+        one.add_peer(other.address).result()
+    yield first, second
+    for link in (first, second):
+        link.close()
+
+
+def test_it_always_hears_that_nothing_came(links: tuple[NixlLink, NixlLink], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short its waits are: CPython's `SimpleQueue` would wait for ever now and then."""
+    monkeypatch.setattr(nixl_link, "_POLL_S", 1e-6)
+    for index in range(6000):
+        note = f"{index}".encode()
+        nothing, settled = links[0].expect(note, timeout_s=0.0)
+        assert isinstance(nothing.exception(timeout=20.0), HandoffError)
+        links[0].stop_expecting(note)
+        settled.result(timeout=20.0)
+
+
+def test_who_cancels_a_wait_does_not_end_the_thread(links: tuple[NixlLink, NixlLink]) -> None:
+    held = threading.Event()
+    links[0]._call(held.wait)
+    given_up = links[0].learn(b"not needed any more")
+    assert given_up.cancel()
+    held.set()
+    assert links[0]._call(lambda: "alive").result(timeout=20.0) == "alive"
+
+
+def test_memory_stays_taken_while_bytes_may_move_although_nixl_tells_nothing(
+    links: tuple[NixlLink, NixlLink], slabs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, agent = links[0], links[0]._agent
+    silent = threading.Event()
+
+    def fail() -> dict[str, list[bytes]]:
+        silent.set()
+        raise RuntimeError("no news")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "get_new_notifs", fail)
+        ended, settled = link.write(links[1].address.name, [(memory_of(slabs[0]), 0)], 0, b"note")
+        with pytest.raises(TransferStuckError, match="no news"):
+            ended.result(timeout=20.0)
+        assert silent.is_set()
+        assert not settled.done()
+    links[1].expect(b"note")  # the first write needs progress on both sides
+    settled.result(timeout=20.0)
+
+
+async def test_a_slot_whose_bytes_come_too_late_is_free_then(
+    links: tuple[NixlLink, NixlLink], slabs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links[1], "expect", partial(links[1].expect, timeout_s=0.0))
+    buffer = HandoffBuffer("b", {"a": DirectPeer(links[0])}, slabs[1], links[1])
+    assert await buffer.reserve(KEY, "a", Layout((), 64, {})) == 0
+    with pytest.raises(HandoffError):
+        buffer._inbox.take(KEY, torch.device("cpu"))
+    await asyncio.wait({buffer._inbox._slots[KEY].arrived})
+    buffer.forget(KEY.request_id, KEY.plan_id)
+    assert buffer.used_bytes == 64  # it may still be written into
+    links[0].write(links[1].address.name, [(memory_of(slabs[0][:64]), 0)], 0, KEY.note())
+    await until(lambda: buffer.used_bytes == 0)
+    assert buffer.num_parcels == 0
+
+
+async def test_a_slot_is_given_back_when_the_parcel_cannot_be_packed(
+    links: tuple[NixlLink, NixlLink], slabs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = DirectPeer(links[1])
+    peer.buffer = HandoffBuffer("b", {}, slabs[1], links[1])
+    producer = HandoffBuffer("a", {"b": peer}, slabs[0], links[0])
+    producer.keep(KEY, Parcel({"x": torch.ones(8)}))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parcel, "pack_into", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await producer.push(KEY, "b")
+    assert (producer.used_bytes, peer.buffer.used_bytes) == (0, 0)

@@ -1,0 +1,387 @@
+"""Two workers' replica stores in one process: host copies, peers, eviction, memory. The weights are always the same."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from profiler.measure.memory import peak_bytes
+from tests.pipelines.models import edit_json, make_inputs
+from tridentserve.engine.live.messages import Fetch, ModelSource, ReplicaLoad
+from tridentserve.engine.live.transport.nixl_link import NixlLink
+from tridentserve.engine.live.transport.nixl_memory import Memory
+from tridentserve.engine.live.weights import host_copies
+from tridentserve.engine.live.weights import replica_store as replicas
+from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder
+from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore, copy_blocks
+from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.pipelines.weights import named_tensors
+from tridentserve.plans import Replica
+from tridentserve.stages import Stage
+
+E, D, C = (Replica("flux", stage) for stage in Stage)
+CPU = torch.device("cpu")
+RESERVE = 1000
+BLOCK = 100_000  # many blocks per replica
+PLENTY = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def source(tiny_cache: Path) -> ModelSource:
+    return ModelSource("flux", ensure_tiny("flux", tiny_cache))
+
+
+@pytest.fixture(scope="module")
+def host(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> HostCopies:
+    copies = HostCopies(tmp_path_factory.mktemp("host"), {"flux": source}, CPU)
+    copies.make_all([E, D, C])
+    return copies
+
+
+@functools.cache
+def from_checkpoint(folder: Path, stage: Stage) -> dict[str, torch.Tensor]:
+    return named_tensors(load_adapter(folder, frozenset({stage})))
+
+
+def assert_right(store: ReplicaStore, source: ModelSource, replica: Replica) -> None:
+    """The tensors are the checkpoint's, bit for bit."""
+    expected, got = from_checkpoint(source.folder, replica.stage), named_tensors(store.adapter(replica))
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert torch.equal(got[name], tensor), name
+
+
+class DirectPeer:
+    """A peer without an actor between."""
+
+    node_id = "here"
+
+    def __init__(self, link: NixlLink) -> None:
+        self.link_name: str | None = link.address.name
+        self.store: ReplicaStore
+
+    async def offers(self, replica: Replica) -> int | None:
+        return self.store.offers(replica)
+
+    async def send_weights(self, order: WeightOrder) -> None:
+        await self.store.send(order)
+
+
+async def at_once(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def make_store(
+    host: HostCopies,
+    fetch: Fetch = "host",
+    memory_bytes: int = PLENTY,
+    peers: PeerWeights | None = None,
+) -> ReplicaStore:
+    return ReplicaStore(host, CPU, MemoryBudget(memory_bytes, RESERVE), fetch, BLOCK, at_once, peers)
+
+
+def size_of(host: HostCopies, *replicas: Replica) -> int:
+    return sum(host.get(replica).layout.nbytes for replica in replicas)
+
+
+async def loads_of(store: ReplicaStore, *needed: Replica, **more: Any) -> list[ReplicaLoad]:
+    loads: list[ReplicaLoad] = []
+    await store.prepare(needed, tell=loads.append, **more)
+    return loads
+
+
+# Host copies.
+
+
+def test_a_copy_is_made_once_by_whoever_comes_first(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[frozenset[Stage]] = []
+
+    def counted(folder: Path, stages: frozenset[Stage], **more: Any) -> Any:
+        made.append(stages)
+        return load_adapter(folder, stages, **more)
+
+    monkeypatch.setattr(host_copies, "load_adapter", counted)
+    workers = [HostCopies(tmp_path, {"flux": source}, CPU) for _ in range(3)]
+    threads = [threading.Thread(target=worker.make_all, args=([E, C],)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made, key=sorted) == [{Stage.DECODE}, {Stage.ENCODE}]
+    buffers = [worker.get(E).buffer for worker in workers]
+    assert all(torch.equal(buffer, buffers[0]) for buffer in buffers)
+    buffers[0][:64] = 7
+    assert not torch.equal(buffers[1], buffers[0]), "what one worker does to its mapping is its own"
+    assert torch.equal(HostCopies(tmp_path, {"flux": source}, CPU).get(E).buffer, buffers[1])
+
+
+def test_tied_tensors_are_kept_once(host: HostCopies, source: ModelSource) -> None:
+    copy = host.get(E)
+    tensors = from_checkpoint(source.folder, Stage.ENCODE)
+    assert len(copy.names) == len(tensors) > len(copy.layout.slots)
+    assert copy.layout.nbytes < sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_a_copy_of_another_checkpoint_or_format_is_another_copy(source: ModelSource, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(source.folder, folder)
+    mine = ModelSource("flux", folder)
+    first = HostCopies(tmp_path / "host", {"flux": mine}, CPU)
+    first.make_all([C])
+    half = HostCopies(tmp_path / "host", {"flux": ModelSource("flux", folder, "bfloat16")}, CPU)
+    assert not half.has(C)
+    assert half.get(C).layout.nbytes < first.get(C).layout.nbytes
+    edit_json(folder / "vae" / "config.json", scaling_factor=0.25)
+    changed = HostCopies(tmp_path / "host", {"flux": mine}, CPU)
+    assert not changed.has(C)
+    changed.make_all([C])
+    assert len(list((tmp_path / "host").glob("*.bin"))) == 2, "the older copy is removed, that in bfloat16 is not"
+    assert first.get(C).buffer.sum() > 0, "who has mapped the older one keeps it"
+
+
+def test_no_room_for_a_copy(source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"no room for \d+ bytes of weights in .*host"):
+        HostCopies(tmp_path / "host", {"flux": source}, CPU).make_all([C])
+    assert not list((tmp_path / "host").glob("*.bin"))
+
+
+# Loads.
+
+
+@pytest.mark.parametrize("fetch", ["mapped", "host", "auto"])
+async def test_loaded_from_the_host_copy(host: HostCopies, source: ModelSource, fetch: Fetch) -> None:
+    store = make_store(host, fetch)
+    with pytest.raises(WorkerError, match="not in memory"):
+        store.adapter(E)
+    loads = await loads_of(store, E, D)
+    assert [(load.loaded, load.source, load.evicted) for load in loads] == [(E, "host", ()), (D, "host", ())]
+    assert [load.num_bytes for load in loads] == [size_of(host, E), size_of(host, D)]
+    assert_right(store, source, E)
+    assert_right(store, source, D)
+    addresses = {tensor.data_ptr() for tensor in named_tensors(store.adapter(D)).values()}
+    assert (host.get(D).buffer.data_ptr() in addresses) == (fetch != "host"), "pages are shared unless told otherwise"
+    assert await loads_of(store, E, D) == []
+
+
+async def test_the_first_load_makes_the_copy(source: ModelSource, tmp_path: Path) -> None:
+    store = make_store(HostCopies(tmp_path, {"flux": source}, CPU))
+    (load,) = await loads_of(store, C)
+    assert load.source == "disk"
+    assert_right(store, source, C)
+
+
+async def test_a_load_takes_the_weights_and_less_than_a_block_of_memory(host: HostCopies) -> None:
+    copy = host.get(D)
+    target: list[torch.Tensor] = []
+
+    def load() -> None:
+        target.append(torch.empty(copy.layout.nbytes, dtype=torch.uint8))
+        copy_blocks(target[0], copy.buffer, BLOCK)
+
+    peak = peak_bytes(load, {}, CPU)
+    assert copy.layout.nbytes <= peak <= copy.layout.nbytes + BLOCK
+    assert torch.equal(target[0], copy.buffer)
+
+
+# Memory.
+
+
+async def test_what_is_not_wanted_leaves_first_then_the_longest_unused(host: HostCopies, source: ModelSource) -> None:
+    store = make_store(host, memory_bytes=size_of(host, E, D, C) + RESERVE)
+    await store.start(frozenset({E, D, C}))
+    assert set(store.resident) == {E, D, C}
+    store.wanted = frozenset({D, C})
+    await store.prepare((C,), peak_bytes=1)
+    assert set(store.resident) == {D, C}
+    await store.prepare((C,), peak_bytes=size_of(host, E))
+    assert set(store.resident) == {D, C}, "only as much as is needed"
+    (load,) = await loads_of(store, E)
+    assert (load.loaded, load.evicted) == (E, ()), "it is back: the scheduler never missed it"
+    assert list(store.resident) == [D, C, E]
+    await store.prepare((D,), peak_bytes=1)
+    assert list(store.resident) == [C, D], "E is not wanted, so it goes before what has not been used for longer"
+    store.wanted = frozenset({E, D, C})
+    (load,) = await loads_of(store, E, peak_bytes=1)
+    assert (load.evicted, list(store.resident)) == ((C,), [D, E]), "E that left meanwhile is back, and was not missed"
+    assert_right(store, source, E)
+
+
+async def test_what_a_queued_plan_needs_stays_while_anything_else_may_go(host: HostCopies) -> None:
+    store = make_store(host, memory_bytes=size_of(host, E, D, C) + RESERVE)
+    await store.start(frozenset({E, D, C}))
+    store.wanted = frozenset({D})
+    await store.prepare((C,), peak_bytes=1, queued={E})
+    assert set(store.resident) == {E, C}
+
+
+async def test_what_cannot_fit_is_refused_with_the_numbers_and_nothing_is_touched(host: HostCopies) -> None:
+    memory = size_of(host, E, D) + RESERVE
+    store = make_store(host, memory_bytes=memory)
+    await store.start(frozenset({E, D}))
+    peak = size_of(host, D) + 1
+    with pytest.raises(OutOfMemoryError) as refused:
+        await store.prepare((E,), peak_bytes=peak)
+    for number in (size_of(host, E) + peak + RESERVE, size_of(host, E), peak, RESERVE, memory):
+        assert str(number) in str(refused.value)
+    assert set(store.resident) == {E, D}
+    await store.prepare((E,), peak_bytes=peak - 1)
+    assert store.resident == (E,)
+
+
+async def test_at_the_start_what_does_not_fit_stays_out(host: HostCopies) -> None:
+    store = make_store(host, memory_bytes=size_of(host, D) + RESERVE)
+    await store.start(frozenset({D, E, C}))
+    assert store.resident_bytes + RESERVE <= size_of(host, D) + RESERVE
+    assert store.resident
+
+
+# Peers.
+
+
+class Two:
+    """`a` has the weights, `b` asks for them."""
+
+    def __init__(self, host: HostCopies, links: tuple[NixlLink, NixlLink]) -> None:
+        self.links = links
+        self.peers = {"a": DirectPeer(links[0]), "b": DirectPeer(links[1])}
+        self.weights_of_a = PeerWeights(links[0], {"b": self.peers["b"]}, "here", BLOCK)
+        weights_of_b = PeerWeights(links[1], {"a": self.peers["a"]}, "here", BLOCK)
+        self.a = make_store(host, "host", peers=self.weights_of_a)
+        self.b = make_store(host, "peer", peers=weights_of_b)
+        self.peers["a"].store, self.peers["b"].store = self.a, self.b
+
+
+@pytest.fixture(scope="module")
+def links() -> Iterator[tuple[NixlLink, NixlLink]]:
+    pair = tuple(NixlLink(f"weights-{name}", torch.zeros(4096, dtype=torch.uint8)) for name in "ab")
+    for one, other in (pair, pair[::-1]):
+        one.add_peer(other.address).result()
+    yield pair[0], pair[1]
+    for link in pair:
+        link.close()
+
+
+@pytest.fixture
+def two(host: HostCopies, links: tuple[NixlLink, NixlLink]) -> Two:
+    return Two(host, links)
+
+
+async def test_fetched_from_a_peer(two: Two, host: HostCopies, source: ModelSource) -> None:
+    await two.a.prepare((D, C))
+    loads = await loads_of(two.b, D, C, E)
+    assert [(load.loaded, load.source) for load in loads] == [(D, "peer"), (C, "peer"), (E, "host")]
+    for replica in (D, C, E):
+        assert_right(two.b, source, replica)
+    a, b = (named_tensors(store.adapter(D)) for store in (two.a, two.b))
+    assert {tensor.data_ptr() for tensor in a.values()}.isdisjoint(tensor.data_ptr() for tensor in b.values())
+    # `a` may lose its own now, and fetch it back from `b`'s memory or the host's.
+    await two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E))
+    assert two.a.resident == (E,)
+    assert_right(two.b, source, D)
+
+
+async def test_a_peer_on_another_node_or_without_a_link_is_not_asked(two: Two) -> None:
+    await two.a.prepare((C,))
+    two.peers["a"].node_id = "there"
+    (load,) = await loads_of(two.b, C)
+    assert load.source == "host"
+
+
+async def test_a_peer_that_fails_costs_nothing_but_time(two: Two, source: ModelSource) -> None:
+    await two.a.prepare((C,))
+
+    async def fail(order: WeightOrder) -> None:
+        raise HandoffError("it has left")
+
+    two.peers["a"].send_weights = fail  # type: ignore[method-assign]
+    (load,) = await loads_of(two.b, C)
+    assert load.source == "host"
+    assert_right(two.b, source, C)
+
+
+async def test_memory_that_nixl_does_not_take_is_filled_from_the_host_copy(
+    two: Two, source: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.a.prepare((C,))
+
+    def refuse(memory: Memory) -> None:
+        raise RuntimeError("NIXL_ERR_BACKEND")
+
+    monkeypatch.setattr(two.links[1]._memory, "hold", refuse)
+    (load,) = await loads_of(two.b, C)
+    assert load.source == "host"
+    assert_right(two.b, source, C)
+
+
+async def test_a_reader_that_does_not_end_holds_up_nobody(
+    two: Two, host: HostCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.a.prepare((D,))
+    released = list[int]()
+    monkeypatch.setattr(replicas, "weights_timeout_s", lambda nbytes: 0.02)
+    resident = two.a._resident[D]
+    resident.readers, address = 1, resident.buffer.data_ptr()
+    resident.unread.clear()
+
+    async def release(buffer: torch.Tensor) -> None:
+        released.append(buffer.data_ptr())
+
+    monkeypatch.setattr(two.weights_of_a, "release", release)
+    await two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E))
+    assert two.a.resident == (E,)
+    assert not released
+    resident.unread.set()
+    await asyncio.sleep(0.02)
+    assert released == [address]
+
+
+async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: HostCopies, source: ModelSource) -> None:
+    await two.a.prepare((D,))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(order: WeightOrder, buffer: torch.Tensor) -> None:
+        begun.set()
+        await go_on.wait()
+        await PeerWeights.send(two.weights_of_a, order, buffer)
+
+    two.weights_of_a.send = slowly  # type: ignore[method-assign]
+    fetching = asyncio.create_task(loads_of(two.b, D))
+    await begun.wait()
+    assert two.a.offers(D) == 1
+    leaving = asyncio.create_task(two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E)))
+    await asyncio.sleep(0.05)
+    assert not leaving.done()
+    assert two.a.offers(D) is None, "nobody else is offered it"
+    go_on.set()
+    (load,) = await fetching
+    await leaving
+    assert load.source == "peer"
+    assert_right(two.b, source, D)
+
+
+async def test_stages_run_on_fetched_weights(two: Two, source: ModelSource) -> None:
+    await two.a.prepare((E,))
+    await two.b.prepare((E,))
+    inputs = make_inputs()
+    expected = load_adapter(source.folder, frozenset({Stage.ENCODE})).encode(inputs)
+    for store in (two.a, two.b):
+        got = store.adapter(E).encode(inputs)
+        assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())

@@ -1,0 +1,169 @@
+"""The published configurations make models of the sizes that their authors state."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+import transformers
+
+from profiler.measure.random_weights import random_weights_bytes, write_published
+from profiler.measure.tokenizers import stand_in
+from profiler.published.models import PUBLISHED, published_model
+from profiler.published.parts import SDXL_VAE, Component
+from tridentserve.errors import ProfileError
+from tridentserve.models.model_folder import component_classes, detect_family
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.weights import named_tensors
+from tridentserve.stages import Stage
+
+# Billions of parameters. SD3: arXiv 2403.03206, 2 B; FLUX.1: card, 12 B; CogVideoX1.5-5B: card, 5 B; HunyuanVideo:
+# arXiv 2412.03603, 13 B; Wan: arXiv 2503.20314, 14 B. T5-XXL: encoder of an 11 B model; Llama 3: 8 B with its head.
+# SDXL: arXiv 2307.01952, 2.6 B; PixArt-Sigma: arXiv 2403.04692, 0.6 B; HunyuanDiT: its README, 1.5 B; Qwen-Image: arXiv
+# 2508.02324, 20 B; Mochi: its README, 10 B. The others: their cards; SD3.5 medium's 2.5 B count its table of positions;
+# HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B.
+DENOISERS = {
+    "sd3-medium": 2.03,
+    "flux.1-dev": 11.9,
+    "cogvideox1.5-5b": 5.57,
+    "hunyuanvideo": 12.8,
+    "wan2.1-14b": 14.3,
+    "sd3.5-medium": 2.24,
+    "sd3.5-large": 8.06,
+    "flux.1-schnell": 11.9,
+    "cogvideox-2b": 1.69,
+    "cogvideox-5b": 5.57,
+    "wan2.1-1.3b": 1.42,
+    "wan2.2-t2v-a14b": 14.3,
+    "wan2.2-ti2v-5b": 5.0,
+    "flux.2-dev": 32.2,
+    "flux.2-klein-4b": 3.88,
+    "flux.2-klein-9b": 9.08,
+    "hunyuanvideo-1.5": 8.33,
+    "sdxl-base-1.0": 2.57,
+    "pixart-sigma-1024": 0.611,
+    "hunyuandit-1.2": 1.5,
+    "qwen-image": 20.4,
+    "mochi-1": 10.0,
+    "flux.1-kontext-dev": 11.9,
+    "cogvideox-5b-i2v": 5.57,
+    "cogvideox1.5-5b-i2v": 5.57,
+    "wan2.1-i2v-14b-480p": 16.4,
+    "wan2.2-i2v-a14b": 14.3,
+    "hunyuanvideo-1.5-i2v": 8.33,
+}
+_MODELS_OF_ENCODE = ("encoder", "encoder_2", "encoder_3", "vae")
+# By class and width. HunyuanDiT's README: mT5 1.6 B, CLIP 350 M. Qwen: their cards.
+ENCODERS = {
+    ("T5EncoderModel", 4096): 4.76,
+    ("T5EncoderModel", 2048): 1.67,
+    ("T5EncoderModel", 1472): 0.219,
+    ("UMT5EncoderModel", 4096): 5.68,
+    ("BertModel", 1024): 0.352,
+    ("LlamaModel", 4096): 7.5,
+    ("CLIPTextModel", 768): 0.123,
+    ("CLIPTextModelWithProjection", 768): 0.1237,
+    ("CLIPTextModelWithProjection", 1280): 0.695,
+    ("CLIPVisionModel", 1280): 0.632,
+    ("SiglipVisionModel", 1152): 0.428,
+    ("Mistral3ForConditionalGeneration", None): 24.0,
+    ("Qwen2_5_VLTextModel", 3584): 7.07,
+    ("Qwen2_5_VLForConditionalGeneration", None): 8.29,
+    ("Qwen3ForCausalLM", 2560): 4.02,
+    ("Qwen3ForCausalLM", 4096): 8.19,
+}
+
+
+def billions(component: Component) -> float:
+    library: Any = {"diffusers": diffusers, "transformers": transformers}[component.library]
+    model_class = getattr(library, component.class_name)
+    with torch.device("meta"):
+        if component.library == "diffusers":
+            model = model_class.from_config(dict(component.config))
+        else:
+            model = model_class._from_config(model_class.config_class(**component.config))
+    return float(sum(parameter.numel() for parameter in model.parameters())) / 1e9
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_sizes_are_those_that_the_authors_state(name: str) -> None:
+    components = published_model(name).components
+    denoiser = components.get("transformer") or components["unet"]
+    assert billions(denoiser) == pytest.approx(DENOISERS[name], rel=0.01)
+    for encoder in (component for part, component in components.items() if "encoder" in part):
+        width = encoder.config.get("hidden_size", encoder.config.get("d_model"))
+        assert billions(encoder) == pytest.approx(ENCODERS[encoder.class_name, width], rel=0.01)
+
+
+def test_the_vae_of_sdxl_has_its_size() -> None:
+    """HunyuanDiT's README: 83 M, with the encoder."""
+    assert billions(SDXL_VAE) == pytest.approx(0.0837, rel=0.01)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_entry_is_one_that_diffusers_knows(name: str) -> None:
+    """It ignores others with a warning in its log only."""
+    for component in published_model(name).components.values():
+        if component.library == "diffusers":
+            known = inspect.signature(getattr(diffusers, component.class_name).__init__).parameters
+            assert set(component.config) <= set(known)
+
+
+def test_a_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) -> None:
+    folder = write_published("sd3-medium", tmp_path / "full")
+    assert detect_family(folder).name == "sd3"
+    assert component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")
+    sizes = random_weights_bytes(folder, torch.bfloat16)
+    # 2.03 B parameters; a CLIP-L, a bigG and a T5-XXL; the VAE has an encoder too, as a checkpoint has.
+    assert sizes[Stage.DIFFUSE] == pytest.approx(2 * 2.03e9, rel=0.03)
+    assert sizes[Stage.ENCODE] == pytest.approx(2 * 5.58e9, rel=0.01)
+    assert sizes[Stage.DECODE] == pytest.approx(2 * 83.8e6, rel=0.01)
+    few = write_published("sd3-medium", tmp_path / "few", few_text_layers=True)
+    encode = load_adapter(few, frozenset({Stage.ENCODE}), weights=False)
+    blocks = {name.split(".")[3] for name in named_tensors(encode) if name.startswith("text_encoder_3.encoder.block")}
+    assert len(blocks) == 3
+
+
+def test_a_transformer_can_be_cut_to_few_blocks(tmp_path: Path) -> None:
+    """Numbers that a config names and those that are a class's default; of a U-Net no two blocks are alike."""
+    for name, blocks in (("flux.1-dev", {"num_layers": 1, "num_single_layers": 1}), ("qwen-image", {"num_layers": 1})):
+        folder, whole = write_published(name, tmp_path / name, most_blocks=1), published_model(name)
+        config = json.loads((folder / "transformer" / "config.json").read_text())
+        transformer = whole.components["transformer"]
+        assert config == {"_class_name": transformer.class_name, **transformer.config, **blocks}
+    with pytest.raises(ProfileError, match=r"the blocks of sdxl-base-1\.0 all differ"):
+        write_published("sdxl-base-1.0", tmp_path / "sdxl", most_blocks=1)
+
+
+def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
+    """Of the text before the prompt of Qwen-Image, the pipeline cuts off as many as Qwen's own makes of it."""
+    tokenizer = stand_in(published_model("qwen-image").components["text_encoder"])
+    pipe = diffusers.QwenImagePipeline(None, None, None, tokenizer, None)
+    (before, _, after), start = pipe.prompt_template_encode.partition("{}"), pipe.prompt_template_encode_start_idx
+    assert len(tokenizer(before)["input_ids"]) == start
+    assert len(tokenizer(f"{before}a boat, at dawn{after}")["input_ids"]) == start + 5 + 5
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ProfileError, match=r"of 'flux9'; there are: sd3-medium, flux\.1-dev"):
+        published_model("flux9")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_model_loads_by_its_adapter(tmp_path: Path, name: str) -> None:
+    """Without memory for its weights, from the files that a checkpoint has."""
+    folder, components = write_published(name, tmp_path / "full"), published_model(name).components
+    sizes = random_weights_bytes(folder, torch.float32)
+    denoisers = sum(billions(part) for key, part in components.items() if key.startswith(("transformer", "unet")))
+    # Tables that are computed are no parameters.
+    assert sizes[Stage.DIFFUSE] == pytest.approx(4e9 * denoisers, rel=0.12)
+    of_encode = detect_family(folder).components[Stage.ENCODE]
+    encoders = (part for key, part in components.items() if key in of_encode and key.endswith(_MODELS_OF_ENCODE))
+    assert sizes[Stage.ENCODE] == pytest.approx(4e9 * sum(map(billions, encoders)), rel=0.01)
+    assert sizes[Stage.DECODE] > 1e8

@@ -1,0 +1,1 @@
+"""The open-loop client that replays a trace against a service."""

@@ -1,0 +1,1 @@
+"""Trace files: our own formats, and readers of public traces."""

@@ -1,0 +1,54 @@
+"""Alibaba's GenAI request trace: pictures of a Stable Diffusion service, with their steps but without their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from traces.formats.text import at_line, csv_fields, number, unix_seconds
+from traces.requests import REQUIRED
+from traces.workloads.arrivals import Arrival
+from tridentserve.errors import TraceError
+
+NAME = "Alibaba GenAI requests"
+# The columns that are used; a file also has predict_type, predict_status, exec_time_seconds, groupId and others.
+_TIME, _STEPS, _IMAGES = _COLUMNS = ("gmt_create", "num_inference_steps", "num_images_per_prompt")
+FIRST_ROW = ",".join(_COLUMNS) + ", ..."
+_NOT_GIVEN = ("", "null", "none", "nan")
+_MOST_IMAGES = 1000
+
+
+def recognises(cells: Sequence[str]) -> bool:
+    """Whether this is the first row of such a file."""
+    return {cell.strip() for cell in cells} >= set(_COLUMNS)
+
+
+def read(text: str, path: str | Path, seed: int = 0) -> list[Arrival]:
+    """The arrivals, ascending, from 0; a request for n pictures is n arrivals at its time.
+
+    Requests that failed there count too, as they were sent. Nothing is drawn, so `seed` is not used. `TraceError` with
+    the line number.
+    """
+    rows: list[tuple[float, int | None]] = []
+    for line, row in csv_fields(text, path):
+        try:
+            images = _whole(_IMAGES, row[_IMAGES], most=_MOST_IMAGES) or 1
+            rows += [(unix_seconds(_TIME, row[_TIME]), _steps(row[_STEPS]))] * images
+        except TraceError as error:
+            raise at_line(path, line, str(error)) from None
+    rows.sort(key=lambda row: row[0])
+    return [Arrival(time_s - rows[0][0], steps) for time_s, steps in rows]
+
+
+def _steps(cell: str) -> int | None:
+    steps = _whole(_STEPS, cell, most=10_000)
+    return None if steps is None else int(REQUIRED[_STEPS].check(_STEPS, steps))
+
+
+def _whole(name: str, cell: str, most: int) -> int | None:
+    if cell.lower() in _NOT_GIVEN:
+        return None
+    value = number(name, cell)
+    if value != int(value) or value > most:
+        raise TraceError(f"{name} must be a whole number of at most {most}, not {cell}")
+    return int(value)

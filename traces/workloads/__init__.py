@@ -1,0 +1,1 @@
+"""Workloads by name: arrivals and mixes."""

@@ -1,0 +1,1 @@
+"""Handoff buffers: tensors that move from the worker of one stage to the worker of the next."""

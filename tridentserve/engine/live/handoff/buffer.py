@@ -1,0 +1,232 @@
+"""The handoff buffer: outputs are pushed into the next worker's slab before it asks (arXiv 2510.02838, section 5.2).
+
+The receiver's slots are the backpressure: where none is free, or NIXL cannot be used, the bytes go to host memory.
+A producer keeps what it made until the request ends, so a push that was lost can be asked for again.
+All methods run on the worker's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+import torch
+
+from tridentserve.engine.live.handoff.checkpoint_store import StateCopies
+from tridentserve.engine.live.handoff.inbox import Inbox
+from tridentserve.engine.live.handoff.outgoing import Outgoing, prepared
+from tridentserve.engine.live.handoff.peer import HandoffKey, Peer, Transfer
+from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, TransferStuckError
+from tridentserve.engine.live.transport.parcel import Layout, Parcel
+from tridentserve.engine.live.transport.slab import SlabAllocator
+from tridentserve.errors import HandoffError
+from tridentserve.plans import WorkerId
+
+# Far more than can have a push under way when they end.
+REMEMBERED_REQUESTS = 4096
+# What is on its way is waited for so long before its producer is asked: it may have died meanwhile.
+_PATIENCE_S = 0.5
+
+
+class HandoffBuffer:
+    """What one worker has made and keeps (outbox), what it has been given (inbox), and the copies of states that it
+    keeps for requests running elsewhere."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        peers: Mapping[WorkerId, Peer],
+        slab: torch.Tensor,
+        link: NixlLink | None,
+        on_transfer: Callable[[Transfer], None] = lambda transfer: None,
+    ) -> None:
+        self._worker_id = worker_id
+        self._peers = peers
+        self._slab = slab
+        self._link = link
+        self._on_transfer = on_transfer
+        self._allocator = SlabAllocator(slab.numel() if link is not None else 0)
+        self._outbox: dict[HandoffKey, Parcel] = {}
+        self._inbox = Inbox(slab, self._allocator, link)
+        self.copies = StateCopies()
+        self._pushes: dict[tuple[HandoffKey, WorkerId], asyncio.Task[None]] = {}
+        self._stuck: set[asyncio.Task[None]] = set()
+        # The last plan of requests that have ended lately, of its outputs (False) and of copies of its states (True):
+        # what comes in of them afterwards is dropped.
+        self._ended: OrderedDict[tuple[str, bool], int] = OrderedDict()
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._allocator.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the slab that are reserved or hold a parcel."""
+        return self._allocator.used_bytes
+
+    @property
+    def num_parcels(self) -> int:
+        """Parcels kept here, made, received and kept for others: 0 when no request is under way."""
+        return len(self._outbox) + len(self._inbox) + len(self.copies)
+
+    # The producer's side.
+
+    def keep(self, key: HandoffKey, parcel: Parcel) -> None:
+        """Keep an output until `forget`."""
+        if not self._has_ended(key):
+            self._outbox[key] = parcel
+
+    def push(self, key: HandoffKey, to: WorkerId) -> asyncio.Task[None]:
+        """Start (or join) the push of a kept output. The task fails with `HandoffError`."""
+        running = self._pushes.get((key, to))
+        if running is None:
+            running = asyncio.get_running_loop().create_task(self._push(key, to))
+            self._pushes[key, to] = running
+            running.add_done_callback(lambda task: self._pushed(key, to, task))
+        return running
+
+    def _pushed(self, key: HandoffKey, to: WorkerId, task: asyncio.Task[None]) -> None:
+        self._pushes.pop((key, to), None)
+        if not task.cancelled():
+            task.exception()  # seen: the consumer asks again and gets the error there
+
+    async def _push(self, key: HandoffKey, to: WorkerId) -> None:
+        parcel, start_s = self._held(key), time.perf_counter()
+        layout, peer = parcel.layout(), self._peers[to]
+        if await self._push_through_nixl(key, parcel, layout, peer):
+            self._on_transfer(Transfer("nixl", layout.nbytes, time.perf_counter() - start_s))
+            return
+        buffer = await asyncio.to_thread(parcel.pack, layout)
+        await peer.deliver(key, layout, buffer)
+        self._on_transfer(Transfer("host", layout.nbytes, time.perf_counter() - start_s))
+
+    def _held(self, key: HandoffKey) -> Parcel:
+        """What was made here, or is kept here for others."""
+        parcel = self._outbox.get(key) or self.copies.get(key)
+        if parcel is None:
+            raise HandoffError(f"{self._worker_id} holds no output of plan {key.plan_id}: it has been dropped")
+        return parcel
+
+    async def _push_through_nixl(self, key: HandoffKey, parcel: Parcel, layout: Layout, peer: Peer) -> bool:
+        """False when there is no room on either side, or NIXL fails."""
+        if self._link is None or peer.link_name is None:
+            return False
+        outgoing = prepared(parcel, layout, self._slab, self._allocator)
+        if outgoing is None:
+            return False
+        try:
+            target = await peer.reserve(key, self._worker_id, layout)
+        except BaseException:
+            outgoing.close()
+            raise
+        if target is None:
+            outgoing.close()
+            return False
+        try:
+            parts = outgoing.parts()
+        except BaseException:
+            outgoing.close()
+            await peer.release(key)
+            raise
+        ended, settled = self._link.write(peer.link_name, parts, target, key.note())
+        try:
+            await asyncio.wrap_future(ended)
+        except TransferStuckError:
+            self._once_settled(settled, key, outgoing, peer)
+            return False
+        except HandoffError:
+            outgoing.close()
+            await peer.release(key)
+            return False
+        outgoing.close()
+        return True
+
+    def _once_settled(self, settled: Future[None], key: HandoffKey, outgoing: Outgoing, peer: Peer) -> None:
+        """Give both sides of a write that took too long back when its bytes can no longer move."""
+
+        async def give_back() -> None:
+            await asyncio.wrap_future(settled)
+            outgoing.close()
+            await peer.release(key)
+
+        task = asyncio.get_running_loop().create_task(give_back())
+        self._stuck.add(task)
+        task.add_done_callback(self._stuck.discard)
+
+    async def send(self, key: HandoffKey, to: WorkerId) -> None:
+        """A consumer asks for an output: join the push under way, or push."""
+        await asyncio.shield(self.push(key, to))
+
+    async def save(self, key: HandoffKey, state: Parcel, keeper: WorkerId) -> None:
+        """Copy a running request's state to another worker, which keeps it until the request ends or has newer ones.
+        Raises `HandoffError`."""
+        self.keep(key, state)
+        try:
+            await self.push(key, keeper)
+            await self._peers[keeper].stow(key)
+        finally:
+            self._outbox.pop(key, None)
+
+    # The consumer's side.
+
+    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+        return None if self._has_ended(key) else self._inbox.reserve(key, producer, layout)
+
+    async def release(self, key: HandoffKey) -> None:
+        self._inbox.release(key)
+
+    async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
+        """The buffer is the parcel's own from now on."""
+        if not self._has_ended(key):
+            self._inbox.deliver(key, Parcel.views(buffer, layout))
+
+    async def take(self, key: HandoffKey, source: WorkerId) -> Parcel:
+        """The outputs of a plan: made here, pushed here, or else asked for. A slot is free again on return, or, where
+        that saves a copy, when the tensors are dropped."""
+        if source == self._worker_id:
+            parcel = self._held(key)
+            self._on_transfer(Transfer("local", parcel.nbytes, 0.0))
+            return parcel.to(self._slab.device)
+        if not await self._inbox.arrival(key, _PATIENCE_S):
+            await self._peers[source].send(key, self._worker_id)
+            await self._inbox.arrival(key, TRANSFER_TIMEOUT_S)
+        return self._inbox.borrow(key) or self._inbox.take(key, self._slab.device)
+
+    async def stow(self, key: HandoffKey) -> None:
+        """Keep what has arrived as the newest copy of a running request's state. Raises `HandoffError`."""
+        await self._inbox.arrival(key, TRANSFER_TIMEOUT_S)
+        if not self._has_ended(key):
+            self.copies.add(key, self._inbox.take(key, torch.device("cpu")))
+
+    # The end of a request, and of a peer.
+
+    def forget(self, request_id: str, last_plan_id: int, copies: bool = True) -> None:
+        """Drop what is kept of a request's plans up to `last_plan_id`; the copies of its state, too, unless it goes on
+        from one. A slot that is being written is freed later."""
+        for name in ((request_id, False), (request_id, True)) if copies else ((request_id, False),):
+            self._ended[name] = max(last_plan_id, self._ended.get(name, -1))
+            self._ended.move_to_end(name)
+        while len(self._ended) > REMEMBERED_REQUESTS:
+            self._ended.popitem(last=False)
+
+        def is_old(key: HandoffKey) -> bool:
+            return key.request_id == request_id and self._has_ended(key)
+
+        self.copies.drop(request_id, is_old)
+        self._inbox.forget(is_old)
+        for key in [key for key in self._outbox if is_old(key)]:
+            del self._outbox[key]
+
+    def has_left(self, request_id: str, plan_id: int) -> bool:
+        """Whether a request has ended that plan `plan_id` was made for."""
+        return self._has_ended(HandoffKey(request_id, plan_id))
+
+    def _has_ended(self, key: HandoffKey) -> bool:
+        return key.plan_id <= self._ended.get((key.request_id, key.step is not None), -1)
+
+    def lose_peer(self, worker_id: WorkerId) -> None:
+        """A peer's process has ended: slots it was writing into are free."""
+        self._inbox.lose_peer(worker_id)

@@ -1,0 +1,136 @@
+"""What has come in, or is about to: reserved slots of the slab that peers write into, and parcels in host memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tridentserve.engine.live.handoff.lending import lent
+from tridentserve.engine.live.handoff.peer import HandoffKey
+from tridentserve.engine.live.transport.nixl_link import NixlLink, seen
+from tridentserve.engine.live.transport.parcel import MANY_BYTES, Layout, Parcel
+from tridentserve.engine.live.transport.slab import SlabAllocator
+from tridentserve.errors import HandoffError
+from tridentserve.plans import WorkerId
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A reserved part of the slab. `arrived` is done when the producer's bytes are there, and fails when they will not
+    come. `doomed`: the request has ended, free it when the writer is done with it."""
+
+    offset: int
+    producer: WorkerId
+    layout: Layout
+    arrived: asyncio.Future[None]
+    doomed: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.arrived.done() and self.arrived.exception() is None
+
+
+class Inbox:
+    """Of one worker. The slots are the backpressure: who finds none sends into host memory."""
+
+    def __init__(self, slab: torch.Tensor, allocator: SlabAllocator, link: NixlLink | None) -> None:
+        self._slab = slab
+        self._allocator = allocator
+        self._link = link
+        self._slots: dict[HandoffKey, _Slot] = {}
+        self._host: dict[HandoffKey, Parcel] = {}
+
+    def __len__(self) -> int:
+        """Parcels, also those that are still on their way."""
+        return len(self._slots) + len(self._host)
+
+    def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+        """The offset of a slot for a parcel; None without room, or when it is here."""
+        if self._link is None or key in self._slots or key in self._host:
+            return None
+        offset = self._allocator.allocate(layout.nbytes)
+        if offset is None:
+            return None
+        arrived, settled = (asyncio.wrap_future(future) for future in self._link.expect(key.note()))
+        slot = self._slots[key] = _Slot(offset, producer, layout, arrived)
+        arrived.add_done_callback(seen)
+        settled.add_done_callback(lambda _: self._settled(key, slot))
+        return offset
+
+    def _settled(self, key: HandoffKey, slot: _Slot) -> None:
+        # One that came too late is of no use. Until it comes it may be written into: it is free when the producer says
+        # so, or has died.
+        if self._slots.get(key) is slot and (slot.doomed or not slot.is_full):
+            self.release(key)
+
+    def deliver(self, key: HandoffKey, parcel: Parcel) -> None:
+        """A parcel in host memory."""
+        self._host[key] = parcel
+
+    async def arrival(self, key: HandoffKey, timeout_s: float) -> bool:
+        """Whether a parcel is here, once it is, or its producer has given it up, or the time is over."""
+        slot = self._slots.get(key)
+        if key not in self._host and slot is not None:
+            await asyncio.wait({slot.arrived}, timeout=timeout_s)
+            slot = self._slots.get(key)
+        return key in self._host or (slot is not None and slot.is_full)
+
+    def take(self, key: HandoffKey, device: torch.device) -> Parcel:
+        """A parcel that has arrived, copied to a device. Its slot is free on return. Raises `HandoffError`."""
+        parcel = self._host.pop(key, None)
+        if parcel is not None:
+            return parcel.to(device)
+        slot = self._slots.get(key)
+        if slot is None or not slot.is_full:
+            raise HandoffError(f"the output of plan {key.plan_id} did not arrive")
+        parcel = Parcel.unpack(self._slab[slot.offset :], slot.layout, device)
+        wait_for_copies(self._slab)
+        self.release(key)
+        return parcel
+
+    def borrow(self, key: HandoffKey) -> Parcel | None:
+        """As `take`, but the tensors stay where they are, and their slot is free when nothing uses them any more. None
+        where a copy is as good (few bytes, a GPU) or half of the slab is in use."""
+        slot, slab = self._slots.get(key), self._slab
+        if slot is None or not slot.is_full or slab.is_cuda or slot.layout.nbytes < MANY_BYTES:
+            return None
+        if 2 * self._allocator.used_bytes > self._allocator.capacity_bytes:
+            return None
+        del self._slots[key]
+        loop, offset = asyncio.get_running_loop(), slot.offset
+        buffer = lent(slab[offset : offset + slot.layout.nbytes], loop, lambda: self._allocator.free(offset))
+        return Parcel.views(buffer, slot.layout)
+
+    def release(self, key: HandoffKey) -> None:
+        """The slot of a parcel is free: nobody writes there any more."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
+            return
+        if self._link is not None and not slot.is_full:
+            self._link.stop_expecting(key.note())
+        self._allocator.free(slot.offset)
+
+    def forget(self, is_old: Callable[[HandoffKey], bool]) -> None:
+        """Drop what is of no use any more. A slot that is being written is free later."""
+        for key in [key for key in self._host if is_old(key)]:
+            del self._host[key]
+        for key, slot in list(self._slots.items()):
+            if is_old(key):
+                slot.doomed = True
+                if slot.is_full:
+                    self.release(key)
+
+    def lose_peer(self, worker_id: WorkerId) -> None:
+        """A peer's process has ended: slots it was writing into are free."""
+        for key, slot in list(self._slots.items()):
+            if slot.producer == worker_id and not slot.is_full:
+                self.release(key)
+
+
+def wait_for_copies(slab: torch.Tensor) -> None:
+    """NIXL knows nothing of CUDA's streams: copies must have ended before it, or another, touches the bytes."""
+    if slab.is_cuda:
+        torch.cuda.current_stream(slab.device).synchronize()

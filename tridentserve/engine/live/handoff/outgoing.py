@@ -1,0 +1,54 @@
+"""The bytes of a parcel where NIXL can read them: packed into the slab, or, when they are many, where they are.
+
+On a CPU packing is a pass over memory that a large parcel need not make: its tensors are registered for the time of the
+write. On a GPU packing is fast and registering slow, so there all parcels are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tridentserve.engine.live.handoff.inbox import wait_for_copies
+from tridentserve.engine.live.transport.nixl_memory import Memory, memory_of
+from tridentserve.engine.live.transport.parcel import MANY_BYTES, Layout, Parcel
+from tridentserve.engine.live.transport.slab import SlabAllocator
+
+# Of a write: where its bytes are, and where they go, from the start of the receiver's slot.
+Parts = Sequence[tuple[Memory, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """`parts` may be called once the receiver has a slot; the memory stays as it is until `close`."""
+
+    parts: Callable[[], Parts]
+    close: Callable[[], None]
+
+
+def prepared(parcel: Parcel, layout: Layout, slab: torch.Tensor, allocator: SlabAllocator) -> Outgoing | None:
+    """A parcel to be written to a peer; None when the slab has no room for it."""
+    if layout.nbytes >= MANY_BYTES and not slab.is_cuda and _are_plain(parcel):
+
+        def in_place() -> Parts:
+            # The parcel, and so its memory, lives as long as this function.
+            return [(memory_of(parcel.tensors[slot.name]), slot.offset) for slot in layout.slots if slot.nbytes]
+
+        return Outgoing(in_place, lambda: None)
+    staging = allocator.allocate(layout.nbytes)
+    if staging is None:
+        return None
+    buffer = slab[staging : staging + layout.nbytes]
+
+    def packed() -> Parts:
+        parcel.pack_into(buffer, layout)
+        wait_for_copies(slab)
+        return [(memory_of(buffer), 0)]
+
+    return Outgoing(packed, lambda: allocator.free(staging))
+
+
+def _are_plain(parcel: Parcel) -> bool:
+    return all(tensor.is_contiguous() and not tensor.is_cuda for tensor in parcel.tensors.values())

@@ -1,0 +1,60 @@
+"""How handoff buffers name parcels and call one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+
+from tridentserve.engine.live.transport.parcel import Layout
+from tridentserve.plans import WorkerId
+
+Path = Literal["nixl", "host", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffKey:
+    """Names the output of one plan for a request. A request that starts again gets new plans, so no key is used twice.
+    `step`: not the output, but the copy of the state that the plan made when so many of the request's steps were done.
+    """
+
+    request_id: str
+    plan_id: int
+    step: int | None = None
+
+    def note(self) -> bytes:
+        return f"{self.plan_id}:{'' if self.step is None else self.step}:{self.request_id}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One handoff that took place, for the metrics."""
+
+    path: Path
+    nbytes: int
+    seconds: float
+
+
+class Peer(Protocol):
+    """The handoff buffer of another worker, reached through its actor. `link_name`: the name of its NIXL agent, None
+    when it has none."""
+
+    @property
+    def link_name(self) -> str | None: ...
+
+    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+        """The offset of a slot in the peer's slab, or None when it has no room (or the parcel is there already). The
+        peer knows by the write's note when the bytes are there."""
+
+    async def release(self, key: HandoffKey) -> None:
+        """The bytes will not come: give the slot back."""
+
+    async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
+        """The bytes themselves, into the peer's host memory."""
+
+    async def stow(self, key: HandoffKey) -> None:
+        """What has arrived is a copy of a running request's state: keep it in host memory."""
+
+    async def send(self, key: HandoffKey, to: WorkerId) -> None:
+        """Push (again) what the peer has made to worker `to`; returns once it has arrived there."""

@@ -1,0 +1,227 @@
+"""One copy of each stage's weights per node, in a file that all workers of the node map.
+
+The copy is made once, from the checkpoint, by whichever worker of the node comes first; the others wait at a file lock
+or make another one meanwhile. It holds every tensor of the stage's models in the number format that is served, packed
+as `parcel` packs (checkpoints have other names, formats and alignments, so they cannot be mapped themselves).
+A worker on a CPU uses the mapped pages as its weights; a GPU is filled from them, block by block, and pins them where
+CUDA allows it: put the folder on a tmpfs such as /dev/shm then, since files of other file systems cannot be pinned.
+
+A copy is named after the checkpoint's files, their sizes and times: the next start of a service finds it, and one whose
+checkpoint has changed is replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.transport.parcel import Layout, Parcel, TensorSlot
+from tridentserve.errors import CheckpointError, ConfigError
+from tridentserve.models.model_folder import MODEL_INDEX, detect_family
+from tridentserve.pipelines.loading import default_dtype, load_adapter
+from tridentserve.pipelines.weights import named_tensors
+from tridentserve.plans import Replica
+from tridentserve.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+# Another version of these may build other tensors from the same files.
+_LIBRARIES = ("torch", "diffusers", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """The packed weights of one replica, as mapped (uint8), and how to find tensors in them. `names`: of each tensor of
+    the models, which slot of the layout it is in; tied tensors share one."""
+
+    layout: Layout
+    names: Mapping[str, str]
+    buffer: torch.Tensor
+
+    def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors as views of `buffer`, which holds the same bytes as the copy, on whatever device."""
+        views = Parcel.views(buffer, self.layout).tensors
+        return {name: views[slot] for name, slot in self.names.items()}
+
+
+class HostCopies:
+    """The copies of one node, in one folder. Workers of all processes of the node may use the folder together."""
+
+    def __init__(self, folder: Path, sources: Mapping[str, ModelSource], device: torch.device) -> None:
+        self._folder = folder
+        self._sources = dict(sources)
+        self._device = device
+        self._open: dict[Replica, HostCopy] = {}
+
+    def dtype(self, replica: Replica) -> torch.dtype:
+        """The number format in which a replica is served."""
+        name = self.source(replica).dtype
+        return getattr(torch, name) if name else default_dtype(self._device)
+
+    def source(self, replica: Replica) -> ModelSource:
+        source = self._sources.get(replica.model)
+        if source is None:
+            raise CheckpointError(f"no model named {replica.model!r}; this worker knows {sorted(self._sources)}")
+        return source
+
+    def learn(self, source: ModelSource) -> None:
+        """A model can be asked for from now on."""
+        self._sources[source.name] = source
+
+    def drop(self, model: str) -> None:
+        """Forget a model and remove its copies of all stages, where another worker has not done it already. Who has
+        mapped one keeps it."""
+        if model not in self._sources:
+            return
+        for replica in (Replica(model, stage) for stage in Stage):
+            self._open.pop(replica, None)
+            for ending in ("json", "bin"):  # the index first: who sees it may map the data
+                for path in self._folder.glob(f"{self._place(replica)}.*.{ending}"):
+                    path.unlink(missing_ok=True)
+        del self._sources[model]
+
+    def make_all(self, replicas: Iterable[Replica]) -> None:
+        """Make the copies that are not there. Workers that start together share the work."""
+        held_up = [replica for replica in sorted(replicas) if not self._make(replica, wait=False)]
+        for replica in held_up:
+            self._make(replica)
+
+    def get(self, replica: Replica) -> HostCopy:
+        """The copy, mapped; made first when it is not there. Raises `CheckpointError` for a damaged checkpoint."""
+        if replica not in self._open:
+            self._make(replica)
+            self._open[replica] = self._map(self._stem(replica))
+        return self._open[replica]
+
+    def has(self, replica: Replica) -> bool:
+        """Whether the copy is there already."""
+        return replica in self._open or _index(self._stem(replica)).exists()
+
+    def _place(self, replica: Replica) -> str:
+        """What the files of all copies of a replica begin with, whatever the checkpoint held when they were made."""
+        source = self.source(replica)
+        dtype = str(self.dtype(replica)).removeprefix("torch.")
+        name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
+        place = hashlib.sha256(f"{source.folder.resolve()} {dtype}".encode()).hexdigest()[:8]
+        return f"{name}.{replica.stage.value}.{place}"
+
+    def _stem(self, replica: Replica) -> Path:
+        """Where a copy lies, without the endings of its files."""
+        source = self.source(replica)
+        files = [source.folder / MODEL_INDEX]
+        for component in detect_family(source.folder).components[replica.stage]:
+            files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
+        facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
+        versions = [importlib.metadata.version(library) for library in _LIBRARIES]
+        content = hashlib.sha256(repr((facts, versions)).encode()).hexdigest()[:16]
+        return self._folder / f"{self._place(replica)}.{content}"
+
+    def _make(self, replica: Replica, wait: bool = True) -> bool:
+        """False when another process is at it and `wait` is not set."""
+        stem = self._stem(replica)
+        if _index(stem).exists():
+            return True
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with _locked(stem.with_name(stem.name + ".lock"), wait) as locked:
+            if not locked:
+                return False
+            if not _index(stem).exists():
+                self._write(replica, stem)
+        return True
+
+    def _write(self, replica: Replica, stem: Path) -> None:
+        logger.info("making the host copy of %s of %s in %s", replica.stage.value, replica.model, self._folder)
+        adapter = load_adapter(self.source(replica).folder, frozenset({replica.stage}), dtype=self.dtype(replica))
+        names: dict[str, str] = {}
+        slots: dict[tuple[int, torch.Size, torch.dtype], str] = {}
+        distinct: dict[str, torch.Tensor] = {}
+        for name, tensor in named_tensors(adapter).items():
+            slot = slots.setdefault((tensor.data_ptr(), tensor.shape, tensor.dtype), name)
+            names[name] = slot
+            distinct[slot] = tensor
+        parcel = Parcel(distinct)
+        layout = parcel.layout()
+        unfinished = _data(stem).with_suffix(".unfinished")
+        _reserve(unfinished, layout.nbytes)
+        parcel.pack_into(_mapped(unfinished, layout.nbytes, shared=True), layout)
+        unfinished.rename(_data(stem))
+        index = {"slots": [dataclasses.asdict(slot) for slot in layout.slots], "nbytes": layout.nbytes, "names": names}
+        unfinished.write_text(json.dumps(index))
+        unfinished.rename(_index(stem))  # last: who sees it may map the data
+        self._drop_older(stem)
+
+    def _drop_older(self, stem: Path) -> None:
+        """Remove copies of the same replica that were made of other files. Who has mapped one keeps it."""
+        same_replica = stem.name.rsplit(".", 1)[0]
+        for path in self._folder.glob(f"{same_replica}.*"):
+            if not path.name.startswith(stem.name):
+                path.unlink(missing_ok=True)
+
+    def _map(self, stem: Path) -> HostCopy:
+        index = json.loads(_index(stem).read_text())
+        slots = [TensorSlot(**{**slot, "shape": tuple(slot["shape"])}) for slot in index["slots"]]
+        layout = Layout(tuple(slots), index["nbytes"], {})
+        # On the CPU these pages are the weights: a private mapping, so that no mistake of one worker is written back.
+        # A private one cannot be pinned without being copied.
+        buffer = _mapped(_data(stem), layout.nbytes, shared=self._device.type == "cuda")
+        if self._device.type == "cuda":
+            _pin(buffer)
+        return HostCopy(layout, index["names"], buffer)
+
+
+def _data(stem: Path) -> Path:
+    return stem.with_name(stem.name + ".bin")
+
+
+def _index(stem: Path) -> Path:
+    return stem.with_name(stem.name + ".json")
+
+
+def _mapped(path: Path, nbytes: int, shared: bool) -> torch.Tensor:
+    return torch.from_file(str(path), shared=shared, size=nbytes, dtype=torch.uint8)
+
+
+def _reserve(path: Path, nbytes: int) -> None:
+    """A file of this size. Had it not its blocks, writing into the mapping of a full disk would kill the process."""
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(
+            f"no room for {nbytes} bytes of weights in {path.parent} ({error}); free some, or name another folder"
+        ) from error
+
+
+def _pin(buffer: torch.Tensor) -> None:
+    """Page-lock mapped memory: copies to the GPU are several times as fast then."""
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = cudart.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+    if int(error) != 0:
+        logger.warning("weights in host memory cannot be pinned (CUDA error %d), loads will be slower", int(error))
+
+
+@contextmanager
+def _locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold a lock among the processes of this node; False when another one has it and `wait` is not set."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -1,0 +1,297 @@
+"""The replicas a worker has in its memory: fetched when a plan needs them, evicted when another needs the room.
+
+Adjust-on-Dispatch (TridentServe, arXiv 2510.02838, section 5.3): a new placement changes what is wanted, at once, and
+nothing else. A plan that needs a replica which is not there fetches it in its own turn, from a worker of the node that
+has it or else from the node's host copy. What is not wanted any more leaves when its room is needed.
+
+A replica is one run of bytes on the device, packed like the host copy, with the tensors of the models as views: it
+moves in blocks, and takes its own size and no more. The structure of its models is made once and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from tridentserve.engine.eviction import victims
+from tridentserve.engine.live.messages import Fetch, ReplicaLoad
+from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
+from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, weights_timeout_s
+from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.pipelines import kernels, weights
+from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.pipelines.loading import load_adapter
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.protocols import LoadSource
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceThread(Protocol):
+    """Runs a function where the device is used."""
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """`total_bytes` of a worker; of them `handoff_bytes` for the handoff buffer, `group_bytes` for process groups."""
+
+    total_bytes: int
+    handoff_bytes: int
+    group_bytes: int = 0
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What weights and activations cannot have."""
+        return self.handoff_bytes + self.group_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A host copy that can be used, where it came from, and how long that took."""
+
+    copy: HostCopy
+    source: LoadSource
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Resident:
+    """`readers`: peers that are being sent it; it cannot leave before `unread`."""
+
+    buffer: torch.Tensor
+    readers: int = 0
+    unread: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.unread.set()
+
+
+def replicas_needed(plan: DispatchPlan, worker_id: WorkerId) -> tuple[Replica, ...]:
+    """What one worker of a plan runs."""
+    return tuple(Replica(plan.model, stage) for stage in plan.stages if worker_id in plan.workers_of(stage))
+
+
+def fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
+    """What `auto` means on a device. Raises `ConfigError` for mapped pages that no device but a CPU can use."""
+    if fetch == "auto":
+        return "mapped" if device.type == "cpu" else "peer"
+    if fetch == "mapped" and device.type != "cpu":
+        raise ConfigError("a GPU cannot use the pages of the host copy: choose `peer` or `host`")
+    return fetch
+
+
+class ReplicaStore:
+    """All but `adapter` belongs to the worker's event loop; one `prepare` at a time."""
+
+    def __init__(
+        self,
+        host: HostCopies,
+        device: torch.device,
+        budget: MemoryBudget,
+        fetch: Fetch,
+        block_bytes: int,
+        on_device: DeviceThread,
+        peers: PeerWeights | None,
+        on_load: Callable[[ReplicaLoad], None] = lambda load: None,
+    ) -> None:
+        """`on_load` hears of every load, also of those at the start."""
+        self._host = host
+        self._device = device
+        self._budget = budget
+        self._fetch = fetch_mode(fetch, device)
+        self._block_bytes = block_bytes
+        self._on_device = on_device
+        self._peers = peers
+        self._on_load = on_load
+        self.wanted: frozenset[Replica] = frozenset()
+        self._adapters: dict[Replica, PipelineAdapter] = {}
+        self._resident: dict[Replica, _Resident] = {}  # the one used last at the end
+        self._evicted: list[Replica] = []  # not told yet
+        self._letting_go: set[asyncio.Task[None]] = set()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+        return sum(resident.buffer.nbytes for resident in self._resident.values())
+
+    @property
+    def resident(self) -> tuple[Replica, ...]:
+        """The longest unused first."""
+        return tuple(self._resident)
+
+    def adapter(self, replica: Replica) -> PipelineAdapter:
+        """A replica that `prepare` has made resident."""
+        if replica not in self._resident:
+            raise WorkerError(f"{replica} is not in memory")
+        return self._adapters[replica]
+
+    async def start(self, wanted: frozenset[Replica]) -> None:
+        """Make what is wanted resident; what does not fit stays out until a plan needs it."""
+        self.wanted = wanted
+        for replica in sorted(wanted):
+            try:
+                await self.prepare((replica,), keep=wanted)
+            except OutOfMemoryError as error:
+                logger.warning("%s is not loaded until a plan needs it: %s", replica, error)
+
+    async def prepare(
+        self,
+        needed: Collection[Replica],
+        peak_bytes: int = 0,
+        queued: Collection[Replica] = (),
+        keep: Collection[Replica] = (),
+        tell: Callable[[ReplicaLoad], None] = lambda load: None,
+    ) -> None:
+        """Have all that a plan needs in memory, with room for its activations.
+
+        `queued`: what plans that wait here need; `keep`: what must stay. `tell` hears of each load. Raises
+        `OutOfMemoryError`, with the numbers, for what can never fit here, before anything is fetched."""
+        missing = [replica for replica in needed if replica not in self._resident]
+        opened = {replica: await self._on_device(self._open, replica) for replica in missing}
+        sizes = {replica: resident.buffer.nbytes for replica, resident in self._resident.items()}
+        sizes |= {replica: one.copy.layout.nbytes for replica, one in opened.items()}
+        fixed = set(needed).union(replica for replica in keep if replica in self._resident)
+        self._check_room(fixed, sizes, peak_bytes)
+        excess_bytes = sum(sizes.values()) + peak_bytes + self._budget.reserve_bytes - self._budget.total_bytes
+        for victim in victims(self._resident, fixed, self.wanted, queued, sizes.__getitem__, excess_bytes):
+            await self._evict(victim)
+        for replica in needed:
+            if replica in self._resident:
+                self._resident[replica] = self._resident.pop(replica)  # used now
+            else:
+                tell(await self._load(replica, opened[replica]))
+
+    def _open(self, replica: Replica) -> _Opened:
+        was_made, start_s = self._host.has(replica), time.perf_counter()
+        copy = self._host.get(replica)
+        return _Opened(copy, "host" if was_made else "disk", time.perf_counter() - start_s)
+
+    def _check_room(self, fixed: Collection[Replica], sizes: dict[Replica, int], peak_bytes: int) -> None:
+        weights_bytes = sum(sizes[replica] for replica in fixed)
+        least_bytes = weights_bytes + peak_bytes + self._budget.reserve_bytes
+        if least_bytes > self._budget.total_bytes:
+            names = ", ".join(f"{replica.model}:{replica.stage.letter}" for replica in sorted(fixed))
+            raise OutOfMemoryError(
+                f"{names} needs {least_bytes} bytes ({weights_bytes} for weights, {peak_bytes} for activations, "
+                f"{self._budget.handoff_bytes} for the handoff buffer, {self._budget.group_bytes} for process groups), "
+                f"this worker has {self._budget.total_bytes}"
+            )
+
+    async def _load(self, replica: Replica, opened: _Opened) -> ReplicaLoad:
+        start_s = time.perf_counter() - opened.seconds
+        buffer, source = await self._fetched(replica, opened)
+        try:
+            await self._on_device(self._attach, replica, opened.copy, buffer)
+        except BaseException:
+            if source == "peer" and self._peers is not None:
+                await self._peers.release(buffer)
+            raise
+        self._resident[replica] = _Resident(buffer)
+        # What has left meanwhile and is back was never missed.
+        evicted = tuple(other for other in self._evicted if other != replica)
+        self._evicted.clear()
+        load = ReplicaLoad(replica, evicted, source, buffer.nbytes, time.perf_counter() - start_s)
+        self._on_load(load)
+        return load
+
+    async def _fetched(self, replica: Replica, opened: _Opened) -> tuple[torch.Tensor, LoadSource]:
+        copy = opened.copy
+        if self._fetch == "mapped":
+            return copy.buffer, opened.source
+        buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
+        if self._fetch == "peer" and self._peers is not None:
+            try:
+                if await self._peers.fetch(replica, buffer):
+                    return buffer, "peer"
+            except TimeoutError:  # a peer may still write into this buffer
+                buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
+        await self._on_device(copy_blocks, buffer, copy.buffer, self._block_bytes)
+        return buffer, opened.source
+
+    def _new_buffer(self, nbytes: int) -> torch.Tensor:
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        if buffer.is_cuda:  # NIXL does not wait for what the stream still does with memory that has just been freed
+            torch.cuda.current_stream(self._device).synchronize()
+        return buffer
+
+    def _attach(self, replica: Replica, copy: HostCopy, buffer: torch.Tensor) -> None:
+        if replica not in self._adapters:
+            source, stages = self._host.source(replica), frozenset({replica.stage})
+            self._adapters[replica] = load_adapter(
+                source.folder, stages, device=str(self._device), dtype=self._host.dtype(replica), weights=False
+            )
+            kernels.install(self._adapters[replica], source.kernels)
+        weights.attach(self._adapters[replica], copy.tensors(buffer))
+
+    async def unload(self, model: str) -> None:
+        """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
+        self.wanted = frozenset(replica for replica in self.wanted if replica.model != model)
+        for replica in [replica for replica in self._resident if replica.model == model]:
+            await self._evict(replica)
+        self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}
+        self._evicted = [replica for replica in self._evicted if replica.model != model]
+        await self._on_device(_give_back, self._device)
+
+    async def _evict(self, replica: Replica) -> None:
+        resident = self._resident.pop(replica)  # from here on nobody is offered it
+        self._evicted.append(replica)
+        letting_go = asyncio.create_task(self._let_go(resident))
+        self._letting_go.add(letting_go)
+        letting_go.add_done_callback(self._letting_go.discard)
+        done, _ = await asyncio.wait({letting_go}, timeout=weights_timeout_s(resident.buffer.nbytes))
+        for task in done:
+            task.result()
+        if not done:
+            logger.warning("a peer still reads %s: its memory is free later", replica)
+        await self._on_device(weights.detach, self._adapters[replica])
+
+    async def _let_go(self, resident: _Resident) -> None:
+        await resident.unread.wait()
+        if self._peers is not None:
+            await self._peers.release(resident.buffer)
+
+    # What peers ask.
+
+    def offers(self, replica: Replica) -> int | None:
+        """To how many peers the replica is being sent; None when it is not here."""
+        resident = self._resident.get(replica)
+        return resident.readers if resident is not None else None
+
+    async def send(self, order: WeightOrder) -> None:
+        """Write a replica into a peer's memory. Raises `HandoffError`, also when it has left meanwhile."""
+        resident = self._resident.get(order.replica)
+        if resident is None or self._peers is None:
+            raise HandoffError(f"{order.replica} has left this worker's memory")
+        resident.readers += 1
+        resident.unread.clear()
+        try:
+            await self._peers.send(order, resident.buffer)
+        finally:
+            resident.readers -= 1
+            if not resident.readers:
+                resident.unread.set()
+
+
+def _give_back(device: torch.device) -> None:
+    """Memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps what is freed."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def copy_blocks(target: torch.Tensor, source: torch.Tensor, block_bytes: int) -> None:
+    """Copy bytes block by block, so that nothing of the size of a model is made on the way."""
+    for offset in range(0, source.numel(), block_bytes):
+        block = source[offset : offset + block_bytes]
+        target[offset : offset + block.numel()].copy_(block, non_blocking=True)
+    if target.is_cuda:
+        torch.cuda.current_stream(target.device).synchronize()

@@ -1,0 +1,1 @@
+"""One worker: the Ray actor, what it executes, and what it writes."""

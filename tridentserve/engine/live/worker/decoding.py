@@ -1,0 +1,74 @@
+"""C of a plan on one of its workers: alone, or together with others that compute rows of the same layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.errors import HandoffError
+from tridentserve.models.decode_tiles import decode_tile
+from tridentserve.parallel import SequenceGroup, sequence_parallel
+from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.plans import DispatchPlan
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+Images = dict[str, NDArray[np.uint8]]
+
+
+class Decoding:
+    """C of the members of a plan, one request after the other: that bounds memory.
+
+    `group`: of the workers that decode together, None at degree 1. The first of them has the latents and gets the
+    pixels; the others need the members' content only."""
+
+    def __init__(self, plan: DispatchPlan, adapter: PipelineAdapter, group: SequenceGroup | None) -> None:
+        self._plan = plan
+        self._adapter = adapter
+        self._group = group
+        self._is_first = group is None or group.rank == 0
+        self.tiled = False
+
+    def run(
+        self, inputs: Mapping[str, GenerationInputs], latents: Mapping[str, Parcel], stopped: bool, in_tiles: bool
+    ) -> Images | None:
+        """The pixels of each request in `inputs` (on the first worker); None when that is `stopped`. `in_tiles`: this
+        worker has not the memory for anything larger; then all of them do it so."""
+        names = self._agreed(list(inputs), stopped)
+        if names is None:
+            return None
+        self.tiled = self._any(in_tiles)
+        images: Images = {}
+        for name in names:
+            content = inputs[name]
+            given = self._shared(latents.get(name), name)
+            with sequence_parallel(self._group):
+                pixels = self._adapter.decode(given, content, decode_tile(content.shape) if self.tiled else None)
+            if self._is_first:
+                images[name] = pixels
+        return images
+
+    def _agreed(self, names: list[str], stopped: bool) -> list[str] | None:
+        """The requests as the first worker has them: some may have left since, or all."""
+        mine = None if stopped else names
+        if self._group is None:
+            return mine
+        agreed: list[str] | None = self._group.broadcast_json(mine)
+        return agreed
+
+    def _any(self, mine: bool) -> bool:
+        if self._group is None:
+            return mine
+        flag = torch.tensor([mine], dtype=torch.int64, device=self._group.device)
+        return bool(torch.cat(self._group.all_gather(flag, [(1,)] * self._group.size)).any())
+
+    def _shared(self, latents: Parcel | None, name: str) -> dict[str, torch.Tensor]:
+        """The latents of a request, on all workers."""
+        if self._is_first and latents is None:
+            raise HandoffError(f"plan {self._plan.plan_id} of request {name} has no inputs for {Stage.DECODE}")
+        tensors = latents.tensors if latents is not None else {}
+        return tensors if self._group is None else self._group.broadcast_tensors(tensors if self._is_first else None)

@@ -1,0 +1,312 @@
+"""Runs one plan on one worker, in the worker's device thread: the stages of the plan one after another.
+
+The leader runs E and takes all decisions; at degrees above 1 the others get the denoising states from it, and ask it
+before every step whether to go on, so that all workers stop at the same step boundary. The requests of a batch share
+forward passes in E and D; they are decoded one after another, which bounds memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from tridentserve.engine.live.messages import Span
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.weights.replica_store import ReplicaStore
+from tridentserve.engine.live.worker.checkpoint_writer import Snapshot
+from tridentserve.engine.live.worker.decoding import Decoding, Images
+from tridentserve.errors import GroupError, HandoffError, InvalidRequestError
+from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
+from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.requests import GenerationInputs
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
+from tridentserve.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+# The use of a group that comes before that of any plan.
+_BEFORE_ALL_PLANS = -1
+
+
+class _Command(IntEnum):
+    GO_ON = 0
+    PAUSE = 1
+    STOP = 2
+
+
+class StepControl:
+    """How the event loop tells the device thread to stop or to pause a plan, and hears of its steps."""
+
+    def __init__(self, on_step: Callable[[str, int], None] = lambda request_id, steps_done: None) -> None:
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        self.on_step = on_step
+        # Hears of the states when the plan says that they are to be copied (leader only).
+        self.on_snapshot: Callable[[Snapshot], object] = lambda snapshot: None
+
+    def stop(self) -> None:
+        """Stop before the next step, or before the next stage, and drop what was made."""
+        self._stop.set()
+
+    def pause(self) -> None:
+        """Stop before the next denoising step and keep the state. What comes after D is not held up."""
+        self._pause.set()
+
+    @property
+    def command(self) -> _Command:
+        """What to do at a step boundary."""
+        if self._stop.is_set():
+            return _Command.STOP
+        return _Command.PAUSE if self._pause.is_set() else _Command.GO_ON
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+
+@dataclass(slots=True)
+class Execution:
+    """What came of a plan on its leader (followers have spans only), by request. `outputs` is for the next plan: a
+    condition, a denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
+    (num_outputs, height, width, 3) uint8, of videos (num_outputs, frames, height, width, 3). `stopped`: the plan was
+    stopped on purpose and has no result. `paused_after`: it was paused after so many steps of its own; `outputs` are
+    the states then. `tiled`: C was done in tiles."""
+
+    spans: list[Span] = field(default_factory=list)
+    outputs: dict[str, Parcel] = field(default_factory=dict)
+    images: Images = field(default_factory=dict)
+    stopped: bool = False
+    paused_after: int | None = None
+    tiled: bool = False
+
+
+class StageExecutor:
+    """Executes plans for one worker. Not thread-safe: one plan at a time."""
+
+    def __init__(self, worker_id: WorkerId, replicas: ReplicaStore, groups: GroupCache) -> None:
+        self._worker_id = worker_id
+        self._replicas = replicas
+        self._groups = groups
+
+    def execute(
+        self,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        incoming: dict[str, Parcel],
+        control: StepControl,
+        frugal: bool = False,
+    ) -> Execution:
+        """Run all stages of a plan. On the leader, `inputs` has the members that have not left, and `incoming` what was
+        made of them before (none on followers). `frugal`: memory is short, so E is done one request after another, and
+        C in tiles.
+
+        After any error the other workers of the instance do not wait for this one."""
+        try:
+            return self._execute(plan, inputs, incoming, control, frugal)
+        except BaseException:
+            self.abandon(plan)
+            raise
+
+    def make_groups(self, groups: Sequence[HotGroup]) -> None:
+        """Make the groups of the hot set that this worker is in, ready for their first plan. One that cannot be made is
+        made again when a plan asks for it."""
+        for group in groups:
+            if self._worker_id in group.workers:
+                rank, size = group.workers.index(self._worker_id), len(group.workers)
+                try:
+                    made = self._groups.acquire(group.name, rank, size, use=_BEFORE_ALL_PLANS, members=group.workers)
+                    made.agree()  # NCCL connects at the first collective
+                except GroupError as error:
+                    logger.warning("the hot set lacks %s: %s", group.name, error)
+
+    def lose_member(self, worker_id: WorkerId) -> None:
+        """Drop the groups that a worker was in whose process has ended."""
+        self._groups.lose(worker_id)
+
+    def abandon(self, plan: DispatchPlan) -> None:
+        """Let the other workers of a plan know that this one will not run it (to its end)."""
+        rank = plan.workers.index(self._worker_id)
+        for size, name in plan.groups.items():
+            if rank < size:
+                self._groups.abandon(name, rank, use=plan.plan_id)
+
+    def _execute(
+        self,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        incoming: dict[str, Parcel],
+        control: StepControl,
+        frugal: bool,
+    ) -> Execution:
+        execution = Execution(outputs=incoming)
+        is_leader = plan.leader == self._worker_id
+        groups = {size: self._group(plan, size) for size in plan.groups if self._worker_id in plan.workers[:size]}
+        for stage in plan.stages:
+            if self._worker_id not in plan.workers_of(stage):
+                continue
+            adapter, group = self._replicas.adapter(Replica(plan.model, stage)), groups.get(len(plan.workers_of(stage)))
+            match stage:
+                case Stage.ENCODE:
+                    self._encode(adapter, inputs, execution, frugal)
+                case Stage.DIFFUSE:
+                    try:
+                        self._diffuse(plan, adapter, group, inputs, control, execution)
+                    finally:
+                        adapter.let_go()
+                case Stage.DECODE:
+                    decoding = Decoding(plan, adapter, group)
+                    with _timed(stage, execution):
+                        images = decoding.run(inputs, execution.outputs, control.stopped, in_tiles=frugal)
+                    execution.stopped |= images is None
+                    execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
+            if execution.stopped:
+                return Execution(execution.spans, stopped=True)
+            if execution.paused_after is not None:
+                break
+        if not is_leader:
+            return Execution(execution.spans)
+        return Execution(execution.spans, stopped=True) if control.stopped and not execution.images else execution
+
+    @staticmethod
+    def _encode(
+        adapter: PipelineAdapter, inputs: Mapping[str, GenerationInputs], execution: Execution, frugal: bool
+    ) -> None:
+        due = [name for name in inputs if name not in execution.outputs]
+        with _timed(Stage.ENCODE, execution):
+            for names in [[name] for name in due] if frugal else [due]:
+                conditions = adapter.encode_all([inputs[name] for name in names])
+                execution.outputs |= {name: Parcel(each) for name, each in zip(names, conditions, strict=True)}
+
+    def _diffuse(
+        self,
+        plan: DispatchPlan,
+        adapter: PipelineAdapter,
+        group: SequenceGroup | None,
+        inputs: Mapping[str, GenerationInputs],
+        control: StepControl,
+        execution: Execution,
+    ) -> None:
+        """The plan's denoising steps, of all members."""
+        states: dict[str, DenoisingState] = {}
+        if plan.leader == self._worker_id:
+            states = self._starting_states(plan, adapter, inputs, execution.outputs)
+        if group is not None:
+            states = _shared(states, group, is_leader=plan.leader == self._worker_id)
+        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for request_id, state in states.items():
+            batches[adapter.batch_key(state)].append(request_id)
+        # Timed from here: the cost model learns seconds per step from it, not how long workers waited for each other.
+        began_s = time.time()
+        with _timed(Stage.DIFFUSE, execution), sequence_parallel(group):
+            for done in range(plan.num_steps):
+                command = control.command if group is None else group.agree(control.command)
+                if command == _Command.STOP:
+                    execution.stopped = True
+                    return
+                if command == _Command.PAUSE:
+                    execution.paused_after = done
+                    break
+                if done > 0:
+                    _tell_step(control, states)
+                for members in batches.values():
+                    advanced = adapter.advance([states[request_id] for request_id in members])
+                    states.update(zip(members, advanced, strict=True))
+                if plan.leader == self._worker_id and plan.is_saved_after(done + 1):
+                    control.on_snapshot(_snapshot(done + 1, states, execution.spans, began_s))
+        if plan.stages[-1] is not Stage.DIFFUSE and execution.paused_after is None:
+            _tell_step(control, states)
+        execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
+
+    def _starting_states(
+        self,
+        plan: DispatchPlan,
+        adapter: PipelineAdapter,
+        inputs: Mapping[str, GenerationInputs],
+        given: Mapping[str, Parcel],
+    ) -> dict[str, DenoisingState]:
+        states = {}
+        for member in plan.members:
+            if member.request_id not in inputs:
+                continue
+            parcel = _required(given.get(member.request_id), plan, member.request_id)
+            content = inputs[member.request_id]
+            state = _state_of(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
+            if member.steps is None or state.step != member.steps[0]:
+                raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
+            if state.num_steps != content.num_inference_steps:
+                # Plans do the steps asked for: the outputs would be made of latents that are not done.
+                raise InvalidRequestError(
+                    f"this model's scheduler makes {state.num_steps} steps of {content.num_inference_steps}; ask for "
+                    "another number",
+                    "num_inference_steps",
+                )
+            states[member.request_id] = state
+        return states
+
+    def _group(self, plan: DispatchPlan, size: int) -> SequenceGroup:
+        """The process group of the first `size` workers of a plan."""
+        members = plan.workers[:size]
+        rank = members.index(self._worker_id)
+        return self._groups.acquire(plan.groups[size], rank, size, use=plan.plan_id, members=members)
+
+
+def _tell_step(control: StepControl, states: Mapping[str, DenoisingState]) -> None:
+    """Not of the step after which the plan ends: the report says as much, and would wait behind the note."""
+    for request_id, state in states.items():
+        control.on_step(request_id, state.step)
+
+
+@contextmanager
+def _timed(stage: Stage, execution: Execution) -> Iterator[None]:
+    """Add the span of a stage. Its length is by a clock that is never set back."""
+    start_s, began_s = time.time(), time.perf_counter()
+    yield
+    execution.spans.append(Span(stage, start_s, start_s + time.perf_counter() - began_s))
+
+
+def _required(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
+    if parcel is None:
+        raise HandoffError(f"plan {plan.plan_id} of request {request_id} has no inputs")
+    return parcel
+
+
+def _output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
+    return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
+
+
+def _parcel_of(state: DenoisingState) -> Parcel:
+    return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
+
+
+def _snapshot(num_steps: int, states: Mapping[str, DenoisingState], before: list[Span], began_s: float) -> Snapshot:
+    """The states as they are after so many steps of D, which began at `began_s`."""
+    parcels = {name: (state.step, _parcel_of(state)) for name, state in states.items()}
+    return Snapshot(num_steps, parcels, (*before, Span(Stage.DIFFUSE, began_s, time.time())))
+
+
+def _is_state(parcel: Parcel) -> bool:
+    """A denoising state, not a condition."""
+    return "step" in parcel.values
+
+
+def _state_of(parcel: Parcel) -> DenoisingState:
+    values = parcel.values
+    return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
+
+
+def _shared(states: dict[str, DenoisingState], group: SequenceGroup, is_leader: bool) -> dict[str, DenoisingState]:
+    """The leader's states on all workers of the group, in its order."""
+    parcels = {request_id: _parcel_of(state) for request_id, state in states.items()}
+    values = group.broadcast_json([[request_id, parcel.values] for request_id, parcel in parcels.items()])
+    for request_id, known in values:
+        tensors = group.broadcast_tensors(parcels[request_id].tensors if is_leader else None)
+        if not is_leader:
+            states[request_id] = _state_of(Parcel(tensors, known))
+    return states

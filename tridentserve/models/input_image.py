@@ -1,0 +1,130 @@
+"""The picture that an edit or a video from a picture starts from: read from what a client sent, without trusting it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Collection
+from typing import NoReturn
+
+from PIL import Image, ImageOps
+
+from tridentserve.errors import InvalidRequestError
+from tridentserve.models.families import Family, ImageFit
+from tridentserve.requests import GenerationInputs, Shape
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+# It goes to workers of this service only: speed counts more than the last tenth of its size.
+_PNG_COMPRESS_LEVEL = 1
+# Image encoders scale the shorter side to 224 pixels or so, and with it the longer one.
+_MAX_PROPORTION = 100
+# A progressive JPEG has about ten scans; each more costs a pass over all pixels, and takes a few bytes of the file.
+_MAX_JPEG_SCANS = 32
+# Its header says how long it is and of how many components, which tells it from whatever else a file holds (the video
+# of a phone's moving picture, say).
+_START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
+
+
+def read_picture(content: bytes, max_pixels: int, param: str = "image") -> Image.Image:
+    """A still picture (PNG, JPEG or WebP) as RGB: turned upright as its EXIF orientation says, what is transparent
+    flattened onto white.
+
+    Nothing is decoded before its size is known to be at most `max_pixels`. Raises `InvalidRequestError`, which names
+    the field `param`, and no value of the file.
+    """
+    if not content:
+        _refuse(param, "is an empty file")
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+            if picture.width * picture.height > max_pixels:
+                _too_large(param, max_pixels)
+            if max(picture.size) > _MAX_PROPORTION * min(picture.size):
+                _refuse(param, f"has one side more than {_MAX_PROPORTION} times as long as the other")
+            # The other pictures of an MPO file (as phones make them) are previews or depths of the first.
+            if picture.format != "MPO" and getattr(picture, "is_animated", False):
+                _refuse(param, "must be a still picture, this one is animated")
+            if picture.format in ("JPEG", "MPO") and len(_START_OF_SCAN.findall(content)) > _MAX_JPEG_SCANS:
+                _refuse(param, f"is a JPEG file with more than {_MAX_JPEG_SCANS} scans")
+            return _rgb(ImageOps.exif_transpose(picture))
+    except InvalidRequestError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        _too_large(param, max_pixels)
+    except Exception:  # Pillow's decoders raise whatever broken bytes lead them to
+        _refuse(param, f"cannot be read as a picture; send a whole {', '.join(FORMATS)} file")
+
+
+def made_smaller(picture: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
+    """The picture in the size of an output, bit for bit as the processors of diffusers bring it there (Lanczos), where
+    it has more pixels than that. E brings smaller ones there, and those that it needs as they are (`fit` is None)."""
+    size = (shape.width, shape.height)
+    width, height = size if fit != "crop" else _covering(picture, shape)
+    if fit is None or width * height >= picture.width * picture.height:
+        return picture
+    resized = picture.resize((width, height), Image.Resampling.LANCZOS)
+    if fit == "stretch":
+        return resized
+    # `VaeImageProcessor._resize_and_crop` rounds both halves down, each for itself.
+    cropped = Image.new("RGB", size)
+    cropped.paste(resized, (shape.width // 2 - width // 2, shape.height // 2 - height // 2))
+    return cropped
+
+
+def _covering(picture: Image.Image, shape: Shape) -> tuple[int, int]:
+    """Width and height, in the picture's proportions, that cover an output: one side is the output's."""
+    if shape.width / shape.height > picture.width / picture.height:
+        return shape.width, picture.height * shape.width // picture.width
+    return picture.width * shape.height // picture.height, shape.height
+
+
+def png_of(picture: Image.Image) -> bytes:
+    """A PNG file without metadata. The same pixels give the same bytes."""
+    picture.info.clear()  # else it would write profiles and the like that the file brought
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
+    return buffer.getvalue()
+
+
+def check_image(family: Family, inputs: GenerationInputs) -> None:
+    """Whether a request brings a picture if, and only if, its family starts from one. Raises `InvalidRequestError`."""
+    check_given(family, inputs.image is not None, "image")
+
+
+def check_given(family: Family, is_given: bool, param: str, others: Collection[str] = ()) -> None:
+    """As `check_image`, before the picture of the field `param` is read. `others`: models that would take the request
+    as it is."""
+    instead = f"; {', '.join(others)} would take the request as it is" if others else ""
+    if family.takes_image and not is_given:
+        _refuse(param, f"is required: {family.name} starts from a picture{instead}")
+    if not family.takes_image and is_given:
+        _refuse(param, f"must be left out: {family.name} starts from a prompt alone{instead}")
+
+
+def source_image(inputs: GenerationInputs) -> Image.Image:
+    """The picture of a request, RGB, in its own size. Raises `InvalidRequestError` when it has none."""
+    if inputs.image is None:
+        _refuse("image", "is required: this model starts from a picture")
+    with Image.open(io.BytesIO(inputs.image), formats=("PNG",)) as picture:
+        return picture.convert("RGB")
+
+
+def _rgb(picture: Image.Image) -> Image.Image:
+    """Of any mode that the formats know."""
+    if picture.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would cut off at 255
+        picture = picture.convert("I").point(_high_byte).convert("L")
+    if not picture.has_transparency_data:
+        return picture.convert("RGB")
+    white = Image.new("RGBA", picture.size, "white")
+    return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+
+
+def _high_byte(value: float) -> float:
+    return value * (1 / 256)
+
+
+def _too_large(param: str, max_pixels: int) -> NoReturn:
+    _refuse(param, f"has more than {max_pixels} pixels, the most that this model takes; send a smaller picture")
+
+
+def _refuse(param: str, problem: str) -> NoReturn:
+    raise InvalidRequestError(f"{param}: {problem}", param) from None

@@ -1,0 +1,236 @@
+"""Model folders as `diffusers` saves them, looked at without torch: which family, how many bytes per stage.
+
+Planning code uses this module, so it reads file headers only. Weights are safetensors, never pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tridentserve.errors import CheckpointError
+from tridentserve.models.families import FAMILIES, Family, family_of_pipeline
+from tridentserve.stages import Stage
+
+MODEL_INDEX = "model_index.json"
+_INDEX_SUFFIX = ".safetensors.index.json"
+# What diffusers and transformers call the weights of a component.
+_WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
+# Schedulers of diffusers that do not run the model once for each inference step. Plans, progress and profiles count
+# inference steps.
+_NOT_STEP_BY_STEP = frozenset(
+    {
+        "DDPMWuerstchenScheduler",
+        "FlowMatchHeunDiscreteScheduler",
+        "HeunDiscreteScheduler",
+        "KDPM2AncestralDiscreteScheduler",
+        "KDPM2DiscreteScheduler",
+        "MiniMaxH3Scheduler",
+        "PNDMScheduler",
+        "RePaintScheduler",
+        "SCMScheduler",
+    }
+)
+# A header of more than this is no safetensors file (the format's own limit).
+_MAX_HEADER_BYTES = 100_000_000
+_FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model folder. Raises `CheckpointError` when there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing; {path.parent} must be a folder saved by diffusers' save_pretrained"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy the file again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object; copy the file again")
+    return content
+
+
+def detect_family(folder: Path) -> Family:
+    """The family of a model folder, by the `_class_name` of its model_index.json, with the folder's `size_multiple`.
+
+    Raises `CheckpointError` when the folder has no model_index.json, its pipeline class is not supported, or a config
+    that says the multiple is missing or odd.
+    """
+    class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
+    family = family_of_pipeline(class_name)
+    if family is None:
+        supported = ", ".join(sorted(family.pipeline_class for family in FAMILIES.values()))
+        raise CheckpointError(
+            f"{folder / MODEL_INDEX} names the pipeline class {class_name!r}, which is not supported; "
+            f"use a folder of one of: {supported}"
+        )
+    if not family.size_factors:
+        return family
+    return replace(family, size_multiple=math.prod(_size_factor(folder, *factor) for factor in family.size_factors))
+
+
+def _size_factor(folder: Path, component: str, key: str, default: int) -> int:
+    path = folder / component / "config.json"
+    value = read_json(path).get(key, default)
+    factor = value[-1] if isinstance(value, list) and value else value
+    if not isinstance(factor, int) or factor < 1:
+        raise CheckpointError(f"{path} says {key} is {value!r}, which is no number of pixels; copy the file again")
+    return factor
+
+
+def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
+    """Library and class name of each component of the family that a model folder has. Optional components that are
+    absent (`[null, null]` in model_index.json, such as SD3 without its T5) are left out.
+
+    Raises `CheckpointError` when another component is absent, an entry is no pair of a known library and a class, or
+    the scheduler is one that is not supported.
+    """
+    index, family = read_json(folder / MODEL_INDEX), detect_family(folder)
+    classes = {}
+    for name in (component for components in family.components.values() for component in components):
+        value = index.get(name)
+        if name in family.optional and value in (None, [None, None]):
+            continue
+        pair = value if isinstance(value, list) and len(value) == 2 else [None, None]
+        library, class_name = pair
+        if not (isinstance(library, str) and library and isinstance(class_name, str) and class_name):
+            raise CheckpointError(
+                f"{folder / MODEL_INDEX} names no library and class for {name!r} (there: {json.dumps(value)[:80]}), "
+                f"which a {family.pipeline_class} needs; save the whole pipeline again"
+            )
+        if library not in _WEIGHT_NAMES:
+            raise CheckpointError(
+                f"{folder / MODEL_INDEX} wants {library}.{class_name} for {name!r}; use a folder whose components are "
+                f"classes of {' or '.join(_WEIGHT_NAMES)}"
+            )
+        classes[name] = (library, class_name)
+    _check_denoising(folder, index, family, classes)
+    known = {name for names in family.components.values() for name in names}
+    for name in classes:
+        reader = name.replace("text_encoder", "tokenizer").replace("image_encoder", "image_processor")
+        if reader in known and reader not in classes:
+            raise CheckpointError(
+                f"{folder / MODEL_INDEX} names {name!r} without {reader!r}; leave out both or neither"
+            )
+    return classes
+
+
+def _check_denoising(
+    folder: Path, index: Mapping[str, Any], family: Family, classes: Mapping[str, tuple[str, str]]
+) -> None:
+    """What would give wrong outputs, or fail at the first step only."""
+    scheduler = classes["scheduler"][1]
+    if scheduler in _NOT_STEP_BY_STEP:
+        raise CheckpointError(
+            f"{folder / MODEL_INDEX} names the scheduler {scheduler}, which does not run the model once for each "
+            "inference step, and is not supported; save the pipeline with one that does, such as "
+            "EulerDiscreteScheduler, DPMSolverMultistepScheduler or (flow matching) FlowMatchEulerDiscreteScheduler"
+        )
+    has_boundary = "boundary_ratio" in family.options and index.get("boundary_ratio") is not None
+    if has_boundary and "transformer_2" not in classes:
+        raise CheckpointError(
+            f"{folder / MODEL_INDEX} has a boundary_ratio, but no 'transformer_2' for the steps below it; copy the "
+            "whole model again, or set boundary_ratio to null for one of a single transformer"
+        )
+
+
+def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
+    """The safetensors files of a component, in order; empty when it has no weights (tokenizers, schedulers).
+
+    Raises `CheckpointError` when the component's folder, its safetensors or a shard of them is missing.
+    """
+    base = folder / component
+    if not base.is_dir():
+        raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
+    # Tokenizers come from transformers too and schedulers from diffusers: only the name tells them from models.
+    if component.startswith(_WITHOUT_WEIGHTS):
+        return ()
+    stem = _WEIGHT_NAMES[library]
+    single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"
+    if index.is_file():
+        return _shards(index)
+    if not single.is_file():
+        raise CheckpointError(
+            f"{single} is missing; only safetensors are loaded: save the model again with safe_serialization=True"
+        )
+    return (single,)
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    """The files that an index of shards lists, all of them there."""
+    weight_map = read_json(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
+        raise CheckpointError(f"{index} holds no weight_map from tensors to the files beside it; copy the file again")
+    shards = [index.parent / name for name in sorted(set(names))]
+    absent = [shard.name for shard in shards if not shard.is_file()]
+    if absent:
+        raise CheckpointError(f"{index} lists shards that are missing: {absent}; copy them into {index.parent}")
+    return tuple(shards)
+
+
+def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
+    """Bytes of the tensors in one safetensors file, from its header.
+
+    `element_bytes` counts floating tensors at that many bytes per element (2 for bfloat16) instead of as stored.
+    Raises `CheckpointError` when the header is damaged or the file is shorter than its header says.
+    """
+    try:
+        header_bytes, header = _header(path)
+        tensors = [
+            (str(entry["dtype"]), math.prod(map(operator.index, entry["shape"])), *_offsets(entry["data_offsets"]))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        ]
+        file_bytes = path.stat().st_size
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise CheckpointError(f"{path} is no readable safetensors file ({error}); copy it again") from error
+    expected_bytes = header_bytes + max((end for *_, end in tensors), default=0)
+    if file_bytes < expected_bytes:
+        raise CheckpointError(f"{path} is cut short: {file_bytes} of {expected_bytes} bytes; copy it again")
+    return sum(
+        elements * element_bytes if element_bytes is not None and dtype in _FLOATING_DTYPES else end - start
+        for dtype, elements, start, end in tensors
+    )
+
+
+def _offsets(value: Any) -> tuple[int, int]:
+    start, end = map(operator.index, value)
+    if not 0 <= start <= end:
+        raise ValueError(f"data_offsets {value}")
+    return start, end
+
+
+def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[Stage, int]:
+    """Bytes of the weights of each stage, as stored or at `element_bytes` per floating element.
+
+    Raises `CheckpointError` when the folder is incomplete or a file is not what it should be.
+    """
+    classes = component_classes(folder)
+    return {
+        stage: sum(
+            safetensors_bytes(path, element_bytes)
+            for component in components
+            if component in classes
+            for path in weight_files(folder, component, classes[component][0])
+        )
+        for stage, components in detect_family(folder).components.items()
+    }
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any]]:
+    """The JSON header of a safetensors file, and the bytes up to its end: 8 bytes of little-endian length, then that
+    much JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"header of {length} bytes")
+        return 8 + length, dict(json.loads(file.read(length)).items())

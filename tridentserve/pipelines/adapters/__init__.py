@@ -1,0 +1,1 @@
+"""One adapter per model family, and what several of them share."""

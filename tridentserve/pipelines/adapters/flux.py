@@ -1,0 +1,96 @@
+"""FLUX.1 by Black Forest Labs: a CLIP and a T5, double and single stream blocks with rotary positions, a VAE.
+
+Guidance is an embedding (dev) or absent (schnell): one row per output, and a negative prompt has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.flux.pipeline_flux import retrieve_timesteps
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.conditions import per_request, prompts_of
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
+from tridentserve.pipelines.base import Tensors
+from tridentserve.requests import GenerationInputs, Shape
+
+
+class FluxAdapter(DiffusersAdapter):
+    """`FluxPipeline`.
+
+    Condition: prompt_embeds (1, T5 tokens, joint dim), pooled_prompt_embeds (1, pooled dim), text_ids (T5 tokens, 3).
+    Latents: packed, (num_outputs, height / 16 * width / 16, 4 * channels).
+    """
+
+    family = "flux"
+
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return None
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        embeds, pooled, text_ids = self.pipe.encode_prompt(prompt=prompts_of(batch), device=self.device)
+        conditions = per_request(prompt_embeds=(embeds,), pooled_prompt_embeds=(pooled,))
+        return [condition | {"text_ids": text_ids} for condition in conditions]
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents, image_ids = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
+        return {"latents": latents, "image_ids": image_ids}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
+        retrieve_timesteps(
+            scheduler,
+            num_inference_steps,
+            self.device,
+            sigmas=None if scheduler.config.get("use_flow_sigmas") else sigmas,
+            mu=shift_mu(scheduler.config, latents.shape[1], max_shift=1.15),
+        )
+        scheduler.set_begin_index(0)
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
+        if self.pipe.transformer.config.guidance_embeds:
+            scale = values["guidance_scale"]
+            rows["guidance"] = torch.full([1, num_outputs], scale, device=self.device, dtype=torch.float32)
+        return rows
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        transformer = self.pipe.transformer
+        with transformer.cache_context("cond"):
+            noise: torch.Tensor = transformer(
+                hidden_states=latents,
+                timestep=timesteps.to(latents.dtype) / 1000,
+                guidance=rows.get("guidance"),
+                pooled_projections=rows["pooled_prompt_embeds"],
+                encoder_hidden_states=rows["prompt_embeds"],
+                txt_ids=shared["text_ids"],
+                img_ids=shared["image_ids"],
+                return_dict=False,
+            )[0]
+        return noise
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        unpacked: torch.Tensor = self.pipe._unpack_latents(
+            latents, shape.height, shape.width, self.pipe.vae_scale_factor
+        )
+        return unpacked
+
+    def _install_sequence_parallelism(self) -> None:
+        transformer = self.pipe.transformer
+        ulysses.install(
+            transformer.x_embedder,
+            [block.attn for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks)],
+            transformer.proj_out,
+            num_heads=transformer.config.num_attention_heads,
+            text_first=True,
+            positions=transformer.pos_embed,
+        )
+
+
+ADAPTER = FluxAdapter

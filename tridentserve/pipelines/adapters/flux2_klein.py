@@ -1,0 +1,105 @@
+"""FLUX.2 klein by Black Forest Labs: a Qwen3 reads the prompt, double and single stream blocks, a VAE.
+
+Pictures from text; pictures from pictures are not made. Distilled models (`is_distilled`) take no guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu, retrieve_timesteps
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output
+from tridentserve.pipelines.base import Tensors
+from tridentserve.requests import GenerationInputs, Shape
+
+
+class Flux2KleinAdapter(DiffusersAdapter):
+    """`Flux2KleinPipeline`. With guidance, the condition has two rows: negative, then positive.
+
+    Condition: prompt_embeds (rows, 512, 3 Qwen3 dims), text_ids (512, 4).
+    Latents: packed, (num_outputs, height / 16 * width / 16, 4 * channels).
+    """
+
+    family = "flux2_klein"
+    passes_share_a_call = False
+
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return inputs.guidance_scale > 1 and not self.pipe.config.is_distilled
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        # Negative prompts and prompts in two calls, as the stock pipeline does.
+        embeds, text_ids = self.pipe.encode_prompt(prompts_of(batch), device=self.device)
+        negative_embeds = None
+        if self._encode_key(batch[0]):
+            negative_embeds, _ = self.pipe.encode_prompt(negative_prompts_of(batch), device=self.device)
+        return [
+            condition | {"text_ids": text_ids[0]} for condition in per_request(prompt_embeds=(negative_embeds, embeds))
+        ]
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents, image_ids = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
+        return {"latents": latents, "image_ids": image_ids[0]}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
+        retrieve_timesteps(
+            scheduler,
+            num_inference_steps,
+            self.device,
+            sigmas=None if scheduler.config.get("use_flow_sigmas") else sigmas,
+            mu=compute_empirical_mu(latents.shape[1], num_inference_steps),
+        )
+        scheduler.set_begin_index(0)
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {"prompt_embeds": per_output(tensors["prompt_embeds"], num_outputs)}
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        transformer = self.pipe.transformer
+        with transformer.cache_context("cond"):
+            noise: torch.Tensor = transformer(
+                hidden_states=latents.to(transformer.dtype),
+                timestep=timesteps.to(latents.dtype) / 1000,
+                guidance=rows.get("guidance"),
+                encoder_hidden_states=rows["prompt_embeds"],
+                txt_ids=shared["text_ids"],
+                img_ids=shared["image_ids"],
+                return_dict=False,
+            )[0]
+        return noise
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        rows = latents.transpose(1, 2).reshape(len(latents), -1, shape.height // 16, shape.width // 16)
+        # The VAE normalizes its latents by the statistics of a batch norm.
+        norm = self.pipe.vae.bn
+        mean = norm.running_mean.view(1, -1, 1, 1).to(rows.device, rows.dtype)
+        std = torch.sqrt(norm.running_var.view(1, -1, 1, 1) + self.pipe.vae.config.batch_norm_eps)
+        unpacked: torch.Tensor = self.pipe._unpatchify_latents(rows * std.to(rows.device, rows.dtype) + mean)
+        return unpacked
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        image: torch.Tensor = self.pipe.vae.decode(latents, return_dict=False)[0]
+        return image
+
+    def _install_sequence_parallelism(self) -> None:
+        transformer = self.pipe.transformer
+        blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+        ulysses.install(
+            transformer.x_embedder,
+            [block.attn for block in blocks],
+            transformer.proj_out,
+            num_heads=transformer.config.num_attention_heads,
+            text_first=True,
+            rotated=blocks,
+        )
+
+
+ADAPTER = Flux2KleinAdapter

@@ -1,0 +1,126 @@
+"""Qwen-Image (arXiv 2508.02324): a Qwen2.5-VL reads the prompt, an MMDiT with rotary positions, a causal 3D VAE.
+
+A prompt has as many tokens as it needs. Requests that share a forward pass are padded to the longest, with a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
+from torch.nn.functional import pad
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.conditions import negative_prompts_of, prompts_of
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
+from tridentserve.pipelines.adapters.video_adapter import statistic
+from tridentserve.pipelines.base import Tensors
+from tridentserve.requests import GenerationInputs, Shape
+
+# The stock pipeline's default: longer prompts are cut.
+_MAX_TEXT_TOKENS = 512
+
+
+class QwenImageAdapter(DiffusersAdapter):
+    """`QwenImagePipeline`. With guidance, the condition has two rows: negative, then positive.
+
+    Condition: prompt_embeds (rows, tokens of the longer, dim), text_tokens (rows,).
+    Latents: packed, (num_outputs, height / 16 * width / 16, 4 * channels).
+    """
+
+    family = "qwen_image"
+    passes_share_a_call = False
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        # Negative prompts and prompts in two calls, so that in a batch of one neither is padded.
+        rows = [self._encoded(prompts_of(batch))]
+        if batch[0].guidance_scale > 1:
+            rows.insert(0, self._encoded(negative_prompts_of(batch)))
+        return [
+            {
+                "prompt_embeds": torch.nn.utils.rnn.pad_sequence(list(embeds), batch_first=True),
+                "text_tokens": torch.tensor([len(tokens) for tokens in embeds], device=self.device),
+            }
+            for embeds in zip(*rows, strict=True)
+        ]
+
+    def _encoded(self, prompts: list[str]) -> list[torch.Tensor]:
+        """Of each prompt, the tokens that it has, (tokens, dim)."""
+        embeds, mask = self.pipe.encode_prompt(prompts, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS)
+        lengths = [embeds.shape[1]] * len(prompts) if mask is None else mask.sum(dim=1).tolist()
+        return [row[: int(length)] for row, length in zip(embeds, lengths, strict=True)]
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
+        return {"latents": latents, "grid": torch.tensor([1, inputs.shape.height // 16, inputs.shape.width // 16])}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
+        mu = shift_mu(scheduler.config, latents.shape[1], max_shift=1.15)
+        retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas, mu=mu)
+        scheduler.set_begin_index(0)
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        # One length for all, so that requests can share a pass; what is padding for all of them is cut off again.
+        embeds = tensors["prompt_embeds"]
+        padded = pad(embeds, (0, 0, 0, _MAX_TEXT_TOKENS - embeds.shape[1]))
+        return {
+            "prompt_embeds": per_output(padded, num_outputs),
+            "text_tokens": per_output(tensors["text_tokens"], num_outputs),
+        }
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        tokens = rows["text_tokens"]
+        longest = int(tokens.max())
+        mask = torch.arange(longest, device=self.device) < tokens[:, None]
+        transformer = self.pipe.transformer
+        with transformer.cache_context("cond"):
+            noise: torch.Tensor = transformer(
+                hidden_states=latents,
+                timestep=timesteps.to(latents.dtype) / 1000,
+                encoder_hidden_states_mask=None if bool(mask.all()) else mask,
+                encoder_hidden_states=rows["prompt_embeds"][:, :longest],
+                img_shapes=[[tuple(shared["grid"].tolist())]] * len(latents),
+                return_dict=False,
+            )[0]
+        return noise
+
+    def _guided(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
+        guided = super()._guided(noise, values)
+        if noise.shape[0] == 1:
+            return guided
+        wanted, actual = (torch.norm(each, dim=-1, keepdim=True) for each in (noise[1], guided))
+        rescaled: torch.Tensor = guided * (wanted / actual)
+        return rescaled
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        unpacked: torch.Tensor = self.pipe._unpack_latents(
+            latents, shape.height, shape.width, self.pipe.vae_scale_factor
+        )
+        return unpacked
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        vae = self.pipe.vae
+        scaled = latents / (1.0 / statistic(vae, "latents_std", latents)) + statistic(vae, "latents_mean", latents)
+        image: torch.Tensor = vae.decode(scaled, return_dict=False)[0][:, :, 0]
+        return image
+
+    def _install_sequence_parallelism(self) -> None:
+        transformer = self.pipe.transformer
+        ulysses.install(
+            transformer.img_in,
+            [block.attn for block in transformer.transformer_blocks],
+            transformer.proj_out,
+            num_heads=transformer.config.num_attention_heads,
+            text_first=True,
+            positions=transformer.pos_embed,
+            joint_positions=False,
+        )
+
+
+ADAPTER = QwenImageAdapter

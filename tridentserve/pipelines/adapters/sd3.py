@@ -1,0 +1,89 @@
+"""Stable Diffusion 3 and 3.5 (arXiv 2403.03206): two CLIPs and a T5, an MMDiT with classifier-free guidance, a VAE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import retrieve_timesteps
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
+from tridentserve.pipelines.base import Tensors
+from tridentserve.requests import GenerationInputs, Shape
+
+
+class SD3Adapter(DiffusersAdapter):
+    """`StableDiffusion3Pipeline`. With guidance, the condition has two rows: negative, then positive.
+
+    Condition: prompt_embeds (rows, 77 + T5 tokens, joint dim) and pooled_prompt_embeds (rows, pooled dim).
+    Latents: (num_outputs, channels, height / 8, width / 8).
+    """
+
+    family = "sd3"
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(
+            prompt=prompts_of(batch),
+            prompt_2=None,
+            prompt_3=None,
+            negative_prompt=negative_prompts_of(batch),
+            do_classifier_free_guidance=batch[0].guidance_scale > 1,
+            device=self.device,
+        )
+        return per_request(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents = self.pipe.prepare_latents(
+            inputs.num_outputs,
+            self.pipe.transformer.config.in_channels,
+            inputs.shape.height,
+            inputs.shape.width,
+            condition["prompt_embeds"].dtype,
+            self.device,
+            generator,
+        )
+        return {"latents": latents}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        kwargs = {}
+        if scheduler.config.get("use_dynamic_shifting"):
+            patch = self.pipe.transformer.config.patch_size
+            tokens = (latents.shape[-2] // patch) * (latents.shape[-1] // patch)
+            kwargs["mu"] = shift_mu(scheduler.config, tokens, max_shift=1.16)
+        retrieve_timesteps(scheduler, num_inference_steps, self.device, **kwargs)
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        noise: torch.Tensor = self.pipe.transformer(
+            hidden_states=latents,
+            timestep=timesteps,
+            encoder_hidden_states=rows["prompt_embeds"],
+            pooled_projections=rows["pooled_prompt_embeds"],
+            return_dict=False,
+        )[0]
+        return noise
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return latents
+
+    def _install_sequence_parallelism(self) -> None:
+        transformer = self.pipe.transformer
+        blocks = transformer.transformer_blocks
+        attentions = [attention for block in blocks for attention in (block.attn, block.attn2) if attention is not None]
+        ulysses.install(
+            transformer.pos_embed,
+            attentions,
+            transformer.proj_out,
+            num_heads=transformer.config.num_attention_heads,
+            text_first=False,
+        )
+
+
+ADAPTER = SD3Adapter

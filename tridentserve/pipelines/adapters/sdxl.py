@@ -1,0 +1,102 @@
+"""Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net told the size of the picture, a VAE.
+
+A U-Net mixes pixels by convolutions, so its tokens cannot be shared out: degree 1 only. Watermarks are not added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
+from tridentserve.pipelines.adapters.diffusers_adapter import per_output
+from tridentserve.pipelines.base import Tensors
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+_ROWS = ("prompt_embeds", "pooled_prompt_embeds", "time_ids")
+
+
+class SDXLAdapter(DDPMAdapter):
+    """`StableDiffusionXLPipeline`. With guidance, the condition has two rows: negative, then positive. Without a
+    negative prompt the negative row is zeros, as the published models want it.
+
+    Condition: prompt_embeds (rows, 77, both dims) and pooled_prompt_embeds (rows, pooled dim).
+    """
+
+    family = "sdxl"
+    denoiser = "unet"
+
+    def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
+        super().__init__(pipe, stages, device)
+        if Stage.DECODE in stages and pipe.vae.dtype == torch.float16 and pipe.vae.config.force_upcast:
+            # The published VAE overflows in float16.
+            pipe.vae.to(torch.float32)
+
+    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
+        return inputs.guidance_scale > 1, not inputs.negative_prompt
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(
+            prompts_of(batch),
+            device=self.device,
+            do_classifier_free_guidance=batch[0].guidance_scale > 1 and self._guidance_dim is None,
+            negative_prompt=negative_prompts_of(batch) if batch[0].negative_prompt else None,
+        )
+        return per_request(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
+
+    @property
+    def _guidance_dim(self) -> int | None:
+        """Of latent consistency models (arXiv 2310.04378): they take guidance as an embedding of this size."""
+        dim: int | None = self.pipe.unet.config.time_cond_proj_dim
+        return dim
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        size = (inputs.shape.height, inputs.shape.width)
+        embeds = condition["prompt_embeds"]
+        # Original size, crop, target size: a picture made at this size and not cropped.
+        time_ids = torch.tensor([[*size, 0, 0, *size]], dtype=embeds.dtype, device=self.device)
+        return super()._initial_tensors(condition, inputs, generator) | {"time_ids": time_ids.repeat(len(embeds), 1)}
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = {name: per_output(tensors[name], num_outputs) for name in _ROWS}
+        if self._guidance_dim is not None:
+            scale = torch.tensor(values["guidance_scale"] - 1).repeat(num_outputs)
+            embedding = self.pipe.get_guidance_scale_embedding(scale, embedding_dim=self._guidance_dim)
+            rows["guidance"] = embedding.to(device=self.device, dtype=tensors["latents"].dtype)[None]
+        return rows
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        noise: torch.Tensor = self.pipe.unet(
+            latents,
+            timesteps,
+            encoder_hidden_states=rows["prompt_embeds"],
+            timestep_cond=rows.get("guidance"),
+            added_cond_kwargs={"text_embeds": rows["pooled_prompt_embeds"], "time_ids": rows["time_ids"]},
+            return_dict=False,
+        )[0]
+        return noise
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        vae = self.pipe.vae
+        latents = latents.to(vae.dtype)
+        if vae.config.latents_mean is None or vae.config.latents_std is None:
+            return super()._decode(latents)
+        mean, std = (
+            torch.tensor(moment).view(1, -1, 1, 1).to(latents.device, latents.dtype)
+            for moment in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        image: torch.Tensor = vae.decode(latents * std / vae.config.scaling_factor + mean, return_dict=False)[0]
+        return image
+
+    def _install_sequence_parallelism(self) -> None:
+        ulysses.refuse(self.pipe.unet, self.family)
+
+
+ADAPTER = SDXLAdapter

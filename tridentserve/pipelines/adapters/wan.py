@@ -1,0 +1,113 @@
+"""Wan 2.1 and 2.2 (arXiv 2503.20314): a UMT5, self-attention over frames, cross-attention to text, a causal 3-D VAE.
+
+Wan 2.2 has two transformers, one for the noisy first steps and one for the others (A14B), or a timestep for each
+token and a VAE of factor 16 (TI2V-5B). The published schedulers are UniPC and flow matching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.diffusers_adapter import per_output
+from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, statistic
+from tridentserve.pipelines.base import Tensors
+from tridentserve.requests import GenerationInputs, Shape
+
+
+class WanAdapter(VideoAdapter):
+    """`WanPipeline`. With guidance, the condition has two rows: negative, then positive.
+
+    Condition: prompt_embeds (rows, 512, text dim). Latents: (num_outputs, channels, latent frames, height / 8, width
+    / 8), in float32.
+    """
+
+    family = "wan"
+    passes_share_a_call = False
+
+    def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
+        embeds, negative_embeds = self.pipe.encode_prompt(
+            prompts_of(batch),
+            negative_prompts_of(batch),
+            do_classifier_free_guidance=batch[0].guidance_scale > 1,
+            max_sequence_length=512,
+            device=self.device,
+        )
+        return per_request(prompt_embeds=(negative_embeds, embeds))
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        return {"latents": self._noise(inputs, torch.float32, generator)}
+
+    def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
+        scheduler.set_timesteps(num_inference_steps, device=self.device)
+        scheduler.set_begin_index(0)
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {"prompt_embeds": per_output(tensors["prompt_embeds"].to(self.pipe.transformer.dtype), num_outputs)}
+
+    def _predict_noise(
+        self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
+    ) -> torch.Tensor:
+        boundary = self.pipe.config.boundary_ratio
+        if boundary is None:
+            return self._run(self.pipe.transformer, latents, timesteps, rows)
+        noisy = timesteps >= boundary * self.pipe.scheduler.config.num_train_timesteps
+        if bool(noisy.all()):
+            return self._run(self.pipe.transformer, latents, timesteps, rows)
+        if not bool(noisy.any()):
+            return self._run(self.pipe.transformer_2, latents, timesteps, rows)
+        noise = torch.empty_like(latents, dtype=self.pipe.transformer.dtype)
+        for model, mine in ((self.pipe.transformer, noisy), (self.pipe.transformer_2, ~noisy)):
+            theirs = {name: row[mine] for name, row in rows.items()}
+            noise[mine] = self._run(model, latents[mine], timesteps[mine], theirs)
+        return noise
+
+    def _run(self, transformer: Any, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors) -> torch.Tensor:
+        if self.pipe.config.expand_timesteps:
+            _, patch_height, patch_width = transformer.config.patch_size
+            frames, height, width = latents.shape[2:]
+            by_frame = self._by_frame(timesteps, frames)
+            tokens = (height // patch_height) * (width // patch_width)
+            timesteps = ulysses.share(by_frame.repeat_interleave(tokens, dim=1), dim=1)
+        with transformer.cache_context("cond"):
+            noise: torch.Tensor = transformer(
+                hidden_states=self._seen(latents, rows).to(transformer.dtype),
+                timestep=timesteps,
+                encoder_hidden_states=rows["prompt_embeds"],
+                encoder_hidden_states_image=rows.get("image_embeds"),
+                return_dict=False,
+            )[0]
+        return noise
+
+    def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
+        """The timestep of each latent frame, (rows, frames), where each token has its own."""
+        return timesteps[:, None].expand(-1, frames)
+
+    def _seen(self, latents: torch.Tensor, rows: Tensors) -> torch.Tensor:
+        """What a transformer takes for the latents."""
+        return latents
+
+    def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        vae = self.pipe.vae
+        latents = latents.to(vae.dtype)
+        return latents / (1.0 / statistic(vae, "latents_std", latents)) + statistic(vae, "latents_mean", latents)
+
+    def _install_sequence_parallelism(self) -> None:
+        for transformer in (self.pipe.transformer, self.pipe.transformer_2):
+            if transformer is not None:
+                ulysses.install_blocks(
+                    transformer.blocks[0],
+                    [block.attn1 for block in transformer.blocks],
+                    transformer.proj_out,
+                    num_heads=transformer.config.num_attention_heads,
+                    text_first=False,
+                    positions=transformer.rope,
+                    positions_dim=1,
+                )
+
+
+ADAPTER = WanAdapter

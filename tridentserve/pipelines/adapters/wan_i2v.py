@@ -1,0 +1,101 @@
+"""Wan 2.1 and 2.2 from pictures: beside the output's latents stand a mask and those of a video that has the picture as
+its first frame.
+
+2.1 also sees what a CLIP makes of the picture. 2.2 has no CLIP; of TI2V-5B the first latent frame is the picture's
+itself, at timestep 0. The VAE encodes as many frames as the output has, so that E takes longer for larger videos.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import WanPipeline
+
+from tridentserve.errors import CheckpointError
+from tridentserve.models.input_image import source_image
+from tridentserve.pipelines.adapters.image_conditioned import FromPicture, for_all, resized_picture
+from tridentserve.pipelines.adapters.video_adapter import statistic
+from tridentserve.pipelines.adapters.wan import WanAdapter
+from tridentserve.pipelines.base import DenoisingState, Tensors
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+
+class WanImageAdapter(FromPicture, WanAdapter):
+    """`WanImageToVideoPipeline`, from a first picture.
+
+    Condition: Wan's; image_latents (1, channels, latent frames, height / 8, width / 8), in D scaled and in float32, of
+    TI2V-5B of one frame; image_embeds (1, tokens, image dim) where the transformer takes them.
+    """
+
+    family = "wan_i2v"
+
+    def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
+        config = pipe.transformer.config
+        if config.pos_embed_seq_len is not None:
+            raise CheckpointError("this transformer wants a last picture too (pos_embed_seq_len), which is not served")
+        if Stage.ENCODE in stages and config.image_dim is not None and pipe.image_encoder is None:
+            raise CheckpointError("this transformer wants what an image_encoder makes of pictures (image_dim)")
+        super().__init__(pipe, stages, device)
+
+    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+        vae = self.pipe.vae
+        frames = resized_picture(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
+        if not self.pipe.config.expand_timesteps:
+            grey = frames.new_zeros(*frames.shape[:2], inputs.shape.num_frames - 1, *frames.shape[3:])
+            frames = torch.cat([frames, grey], dim=2)
+        # The mode of the VAE's distribution: nothing is drawn.
+        made = {"image_latents": vae.encode(frames).latent_dist.mode()}
+        if self.pipe.transformer.config.image_dim is not None:
+            made["image_embeds"] = self.pipe.encode_image(source_image(inputs), self.device)
+        return made
+
+    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        vae, image_latents = self.pipe.vae, condition["image_latents"].float()
+        scale = 1.0 / statistic(vae, "latents_std", image_latents)
+        scaled = (image_latents - statistic(vae, "latents_mean", image_latents)) * scale
+        return super()._initial_tensors(condition, inputs, generator) | {"image_latents": scaled}
+
+    def _prepared_latents(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        # This pipeline's own `prepare_latents` wants the picture, which is only in E; its noise is that of the other.
+        latents: torch.Tensor = WanPipeline.prepare_latents(self.pipe, *arguments, **options)
+        return latents
+
+    def _num_channels(self) -> int:
+        channels: int = self.pipe.vae.config.z_dim
+        return channels
+
+    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = super()._rows(tensors, values, num_outputs)
+        passes = len(rows["prompt_embeds"])
+        rows["image_latents"] = for_all(tensors["image_latents"], passes, num_outputs)
+        if "image_embeds" in tensors:
+            image_embeds = tensors["image_embeds"].to(self.pipe.transformer.dtype)
+            rows["image_embeds"] = for_all(image_embeds, passes, num_outputs)
+        return rows
+
+    def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(timesteps[:, None]), super()._by_frame(timesteps, frames - 1)], dim=1)
+
+    def _seen(self, latents: torch.Tensor, rows: Tensors) -> torch.Tensor:
+        image_latents = rows["image_latents"]
+        if self.pipe.config.expand_timesteps:
+            return _with_first_frame(latents, image_latents)
+        # Of each frame of the output behind a latent frame (the first stands for all of its own), whether it is given.
+        given = torch.zeros_like(latents[:, : self.pipe.vae_scale_factor_temporal])
+        given[:, :, 0] = 1
+        return torch.cat([latents, given, image_latents], dim=1)
+
+    def latents(self, state: DenoisingState) -> Tensors:
+        made = super().latents(state)
+        if self.pipe.config.expand_timesteps:
+            made["latents"] = _with_first_frame(made["latents"], state.tensors["image_latents"])
+        return made
+
+
+def _with_first_frame(latents: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    return torch.cat([first.expand(len(latents), *first.shape[1:]), latents[:, :, 1:]], dim=2)
+
+
+ADAPTER = WanImageAdapter

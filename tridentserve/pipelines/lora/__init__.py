@@ -1,0 +1,1 @@
+"""LoRAs that are computed beside the layers of a model."""

@@ -1,0 +1,159 @@
+"""LoRAs of a denoising model, one per request: low-rank changes of its layers, added while a batch is denoised.
+
+The layers stay what they are. A hook adds `scale * B(A(input))` to their output, with the same operations as PEFT, so
+that the result is that of diffusers' `load_lora_weights`; weights that several processes share are never written, and
+a layer works on the tokens that it is given, which makes LoRAs exact under sequence parallelism too. Which names and
+conventions a file may follow (Kohya's, XLabs', PEFT's, ...) is diffusers' own knowledge: its `lora_state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.utils import convert_unet_state_dict_to_peft
+from torch.nn import functional
+
+from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.models.lora_files import lora_file, lora_names
+from tridentserve.pipelines.lora.scales import Scales, scales_by_alphas, scales_by_config
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of one layer: (rank, inputs) and (outputs, rank); of a convolution with the sizes of its kernel after these."""
+
+    layer: torch.nn.Module
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+
+    def hook(self) -> Callable[..., torch.Tensor]:
+        layer = self.layer
+        if isinstance(layer, torch.nn.Conv2d):
+            geometry: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation)
+
+            def convolved(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+                low = functional.conv2d(args[0], self.down, None, *geometry)
+                return output + functional.conv2d(low, self.up) * self.scale
+
+            return convolved
+
+        def added(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            return output + functional.linear(functional.linear(args[0], self.down), self.up) * self.scale
+
+        return added
+
+
+class Loras:
+    """The LoRAs in a model's folder, for the component that denoises. Holds the one used last, on the device, until
+    `drop`."""
+
+    def __init__(self, model_folder: Path, pipe: Any, component: str, device: torch.device) -> None:
+        self._folder = model_folder
+        self._pipe = pipe
+        self._component = component
+        self._device = device
+        self._held: tuple[str, list[_Change]] | None = None
+
+    def check(self, name: str | None) -> None:
+        """Raises `InvalidRequestError` unless the model has this LoRA (None is no LoRA)."""
+        if name is not None:
+            self._file(name)
+
+    @contextmanager
+    def applied(self, name: str | None) -> Iterator[None]:
+        """Inside, the model denoises with this LoRA. Raises `CheckpointError` where its file is not for this model."""
+        if name is None:
+            yield
+            return
+        handles = [change.layer.register_forward_hook(change.hook()) for change in self._changes(name)]
+        try:
+            # Compiled code knows nothing of hooks that come and go.
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def drop(self) -> None:
+        """Let go of the one that is held."""
+        self._held = None
+
+    def _changes(self, name: str) -> list[_Change]:
+        if self._held is None or self._held[0] != name:
+            self._held = None
+            self._held = (name, self._load(self._file(name)))
+        return self._held[1]
+
+    def _file(self, name: str) -> Path:
+        file = lora_file(self._folder, name)
+        if file is None:
+            there = ", ".join(lora_names(self._folder)) or "none"
+            raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
+        return file
+
+    def _load(self, file: Path) -> list[_Change]:
+        tensors, scale_of = self._read(file)
+        layers = dict(getattr(self._pipe, self._component).named_modules())
+        changes = []
+        for key in [key for key in tensors if key.endswith(_A)]:
+            path = key.removesuffix(_A)
+            down, up = tensors.pop(key), tensors.pop(path + _B, None)
+            layer = layers.get(path)
+            if up is None or not isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) or not _fits(layer, down, up):
+                raise CheckpointError(f"{file} is not for this model: it changes {path} otherwise than that could be")
+            dtype = layer.weight.dtype
+            scale = scale_of(path, up.shape[1])
+            changes.append(_Change(layer, down.to(self._device, dtype), up.to(self._device, dtype), scale))
+        if tensors or not changes:
+            kinds = ", ".join(sorted(tensors)[:3]) or "no LoRA at all"
+            raise CheckpointError(
+                f"{file} cannot be used as a LoRA of {self._component}: it has {kinds}; LoRAs of text encoders, DoRA "
+                "and biases are not supported"
+            )
+        return changes
+
+    def _read(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
+        """The file's tensors by the names of PEFT without the component's, and the scale of each layer and rank."""
+        try:
+            return self._parsed(file)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever there is to trip over in a file of a format that is not known
+            raise CheckpointError(f"{file} cannot be read as a LoRA: {error}") from error
+
+    def _parsed(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
+        state, *alphas, metadata = self._pipe.lora_state_dict(
+            str(file.parent),
+            weight_name=file.name,
+            local_files_only=True,
+            use_safetensors=True,
+            return_lora_metadata=True,
+            return_alphas=True,
+            unet_config=getattr(self._pipe, self._component).config,
+        )
+        prefix = f"{self._component}."
+        own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+        others = {key: tensor for key, tensor in state.items() if not key.startswith(prefix)}
+        if own and not any("lora_A" in key for key in own):
+            own = convert_unet_state_dict_to_peft(own)
+        if metadata:
+            return own | others, scales_by_config(_without(prefix, metadata))
+        return own | others, scales_by_alphas(_without(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
+
+
+def _fits(layer: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torch.Tensor) -> bool:
+    weight = layer.weight.shape
+    point = (1,) * (len(weight) - 2)
+    return 0 not in down.shape and down.shape[1:] == weight[1:] and up.shape == (weight[0], down.shape[0], *point)
+
+
+def _without(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}

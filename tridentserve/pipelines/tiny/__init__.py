@@ -1,0 +1,1 @@
+"""Tiny models of the real classes with random weights, one recipe per family."""

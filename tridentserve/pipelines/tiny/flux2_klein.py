@@ -1,0 +1,87 @@
+"""A tiny FLUX.2 klein."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from tridentserve.pipelines.tiny import parts
+
+TEXT_DIM = 16
+# The condition is taken from the layers 9, 18 and 27.
+_TEXT_LAYERS = 27
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def recipe() -> Any:
+    """As FLUX.2 klein base: not distilled, so with guidance by two passes."""
+    tokenizer = qwen3_tokenizer()
+    return diffusers.Flux2KleinPipeline(
+        transformer=transformer(guidance_embeds=False),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=vae(),
+        text_encoder=_text_encoder(tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
+def transformer(*, guidance_embeds: bool) -> Any:
+    """Of any FLUX.2."""
+    model = diffusers.Flux2Transformer2DModel(
+        in_channels=4 * parts.LATENT_CHANNELS,
+        num_layers=1,
+        num_single_layers=2,
+        num_attention_heads=parts.HEADS,
+        attention_head_dim=parts.HEAD_DIM,
+        joint_attention_dim=3 * TEXT_DIM,
+        timestep_guidance_channels=32,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=guidance_embeds,
+    )
+    parts.untangle(model.x_embedder, model.proj_out, torch.arange(parts.INNER_DIM))
+    return model
+
+
+def vae() -> Any:
+    """Of any FLUX.2."""
+    model = diffusers.AutoencoderKLFlux2(
+        block_out_channels=(8, 8, 16, 16),
+        layers_per_block=1,
+        latent_channels=parts.LATENT_CHANNELS,
+        norm_num_groups=4,
+        mid_block_add_attention=False,
+    )
+    parts.smooth(model.decoder)
+    parts.brighten(model.decoder.conv_out, 1.5)
+    # Statistics that a decoder must not forget to undo.
+    model.bn.running_mean.normal_(std=0.5)
+    model.bn.running_var.uniform_(0.5, 2.0)
+    return model
+
+
+def qwen3_tokenizer() -> Any:
+    """One that writes chats without thinking."""
+    tokenizer = parts.qwen_tokenizer(512)
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def _text_encoder(tokenizer: Any) -> Any:
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=TEXT_DIM,
+        intermediate_size=2 * TEXT_DIM,
+        num_hidden_layers=_TEXT_LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        bos_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.pad_token_id,
+    )
+    return transformers.Qwen3ForCausalLM(config).eval()

@@ -1,0 +1,36 @@
+"""A tiny PixArt-Sigma."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+
+from tridentserve.pipelines.tiny import parts
+
+_CHANNELS = 4
+
+
+def recipe() -> Any:
+    """As PixArt-Sigma XL 2: the output holds a variance, the sizes are not told."""
+    tokenizer = parts.t5_tokenizer()
+    transformer = diffusers.PixArtTransformer2DModel(
+        num_attention_heads=parts.HEADS,
+        attention_head_dim=parts.HEAD_DIM,
+        in_channels=_CHANNELS,
+        out_channels=2 * _CHANNELS,
+        num_layers=2,
+        cross_attention_dim=parts.INNER_DIM,
+        sample_size=64,
+        use_additional_conditions=False,
+        caption_channels=parts.T5_DIM,
+    )
+    parts.untangle_with_variance(transformer.pos_embed.proj, transformer.proj_out, _CHANNELS)
+    return diffusers.PixArtSigmaPipeline(
+        transformer=transformer,
+        # Less noise than the real one has: what untrained models get wrong is divided by the signal that is left.
+        scheduler=diffusers.DPMSolverMultistepScheduler(beta_end=0.004),
+        vae=parts.image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
+        text_encoder=parts.t5_encoder(tokenizer),
+        tokenizer=tokenizer,
+    )

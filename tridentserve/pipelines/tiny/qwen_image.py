@@ -1,0 +1,63 @@
+"""A tiny Qwen-Image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from tridentserve.pipelines.tiny import parts
+
+_TEXT_DIM = 32
+
+
+def recipe() -> Any:
+    """As Qwen-Image: no guidance embedding, so with guidance by two passes."""
+    tokenizer = parts.qwen_tokenizer(1024)
+    transformer = diffusers.QwenImageTransformer2DModel(
+        patch_size=2,
+        in_channels=4 * parts.LATENT_CHANNELS,
+        out_channels=parts.LATENT_CHANNELS,
+        num_layers=2,
+        num_attention_heads=parts.HEADS,
+        attention_head_dim=parts.HEAD_DIM,
+        joint_attention_dim=_TEXT_DIM,
+        axes_dims_rope=(4, 6, 6),
+    )
+    parts.untangle(transformer.img_in, transformer.proj_out, torch.arange(parts.INNER_DIM))
+    vae = diffusers.AutoencoderKLQwenImage(base_dim=8, z_dim=parts.LATENT_CHANNELS, num_res_blocks=1)
+    parts.brighten(vae.decoder.conv_out)
+    return diffusers.QwenImagePipeline(
+        transformer=transformer,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),
+        vae=vae,
+        text_encoder=_text_encoder(tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
+def _text_encoder(tokenizer: Any) -> Any:
+    """A Qwen2.5-VL with the smallest of eyes: a prompt has no pictures."""
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": _TEXT_DIM,
+        "intermediate_size": 2 * _TEXT_DIM,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.pad_token_id,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": _TEXT_DIM,
+        "intermediate_size": 2 * _TEXT_DIM,
+        "num_heads": 2,
+        "out_hidden_size": _TEXT_DIM,
+        "fullatt_block_indexes": [0],
+    }
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config).eval()

@@ -1,0 +1,43 @@
+"""Which running plans copy their denoising states, how often, and to which worker: what a lost worker costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tridentserve.plans import Saves, WorkerId
+from tridentserve.scheduling.runs import Run
+from tridentserve.scheduling.worker_pool import WorkerPool
+
+
+class StateKeepers:
+    """Chooses a worker for the copies of each plan: not one of its own, on another node where there is one, and in
+    turn, so that all keep about as many."""
+
+    def __init__(self, pool: WorkerPool, every_s: float, every_steps: int | None = None) -> None:
+        """`every_s`: of denoising between two copies; 0: none are made. `every_steps`: steps instead of seconds."""
+        self._pool = pool
+        self._every_s = every_s
+        self._every_steps = every_steps
+        self._next = 0
+
+    def saves(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> Saves | None:
+        """What a plan of D is to copy; None when it ends first. Steps that members have done since their last copy, in
+        plans before this one, count."""
+        if self._every_s <= 0 or run.step_s <= 0:
+            return None
+        every = self._every_steps or max(1, round(self._every_s / run.step_s))
+        first = max(1, every - max(request.unsaved_steps for request in run.requests))
+        if first >= run.num_steps:
+            return None
+        keeper = self._keeper(workers, leader)
+        return Saves(keeper, first, every) if keeper is not None else None
+
+    def _keeper(self, workers: Collection[WorkerId], leader: WorkerId) -> WorkerId | None:
+        alive, home = self._pool.alive(), self._pool.node_of(leader)
+        for elsewhere in (True, False):
+            for offset in range(len(alive)):
+                spec = alive[(self._next + offset) % len(alive)]
+                if spec.worker_id not in workers and (spec.node_id != home or not elsewhere):
+                    self._next = (self._next + offset + 1) % len(alive)
+                    return spec.worker_id
+        return None

@@ -1,0 +1,89 @@
+"""Expected seconds of what the scheduler sends out, and what it learns from what has run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tridentserve.plans import DispatchPlan, Replica
+from tridentserve.protocols import Replanner, StageReport, StageTimes
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
+from tridentserve.scheduling.runs import Leg, Run
+from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.stages import Stage
+
+# TridentServe, arXiv 2510.02838, section 8.1.
+DEFAULT_SLO_SCALE = 2.5
+
+
+class RunTimes:
+    """Stage times of requests and legs. What has run is told to the stage times, and to the replanner if there is one.
+
+    `slo_scale`: per model, the default SLO as a multiple of the latency at the optimal degrees."""
+
+    def __init__(
+        self, times: StageTimes, pool: WorkerPool, slo_scale: Mapping[str, float], replanner: Replanner | None
+    ) -> None:
+        self._times = times
+        self._pool = pool
+        self._slo_scale = dict(slo_scale)
+        self._replanner = replanner
+
+    def slo_s(self, spec: RequestSpec) -> float:
+        """Section 8.1: a multiple of the latency with every stage at its optimal degree and no waiting."""
+        if spec.slo_s is not None:
+            return spec.slo_s
+        times = self._times
+        optimal_s = sum(
+            stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
+        )
+        return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * optimal_s
+
+    def set_slo_scale(self, model: str, scale: float) -> None:
+        """Of the requests that come from now on."""
+        self._slo_scale[model] = scale
+
+    def step_s(self, spec: RequestSpec, degree: int, batch: int) -> float:
+        """Of one denoising step."""
+        return stage_seconds(self._times, spec, Stage.DIFFUSE, degree, batch, 1)
+
+    def encode_s(self, spec: RequestSpec, degree: int, batch: int) -> float:
+        return stage_seconds(self._times, spec, Stage.ENCODE, degree, batch)
+
+    def unit(self, model: str, leg: Leg) -> int:
+        """How many workers hold the weights of a leg's first stage together."""
+        return self._times.unit(model, leg.stages[0])
+
+    def decode_degree(self, model: str, leg: Leg) -> int:
+        """How many of a leg's workers run C."""
+        return stage_degree(self._times, model, Stage.DECODE, len(leg.workers)) if Stage.DECODE in leg.stages else 1
+
+    def leg_s(self, leg: Leg, run: Run, batch: int) -> float:
+        """Seconds of a leg for so many members, loads of what its workers do not hold yet included."""
+        model, degree = run.spec.model, len(leg.workers)
+        replicas = [Replica(model, stage) for stage in leg.stages]
+        load_s = max(
+            sum(self._times.load_seconds(model, replica.stage) for replica in self._pool.missing(worker, replicas))
+            for worker in leg.workers
+        )
+        return load_s + sum(
+            stage_seconds(self._times, run.spec, stage, degree, batch, run.num_steps) for stage in leg.stages
+        )
+
+    def observe(self, plan: DispatchPlan, run: Run, spans: Sequence[ev.StageSpan], num_steps: int) -> None:
+        """Learn from a plan that has done `num_steps` steps of D."""
+        spec = run.spec
+        kind = self._pool.kind_of(plan.leader, plan.model)
+        batch = len(plan.members) * spec.num_outputs
+        for span in spans:
+            degree = stage_degree(self._times, spec.model, span.stage, plan.degree)
+            calls = num_steps if span.stage is Stage.DIFFUSE else 1
+            if calls:
+                self._times.observe(spec.model, span.stage, spec.shape, degree, batch, span.seconds / calls)
+            if self._replanner is not None and kind is not None:
+                workers = plan.workers[:degree]
+                size = len(plan.members)
+                self._replanner.stage_finished(
+                    StageReport(spec.model, span.stage, kind, spec.shape, size, workers, span.start_s, span.end_s)
+                )

@@ -1,0 +1,83 @@
+"""Expected seconds of stages as plans run them: the one place where a plan's degree becomes a stage's degree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tridentserve.errors import ProfileError
+from tridentserve.models.decode_tiles import tiled_shape
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.stages import Stage
+
+# Three channels of float32, what VAEs give on a CPU; half of it in bfloat16. Blended tiles are held twice.
+_PIXEL_BYTES = 12
+
+
+def stage_degree(times: StageTimes, model: str, stage: Stage, degree: int) -> int:
+    """How many of a plan's `degree` workers really run this stage.
+
+    All of them run D. E and C use the widest degree that was profiled up to it, the leader alone (1) as a rule; the
+    others wait.
+    """
+    if stage is Stage.DIFFUSE or degree == 1:
+        return degree
+    return max((k for k in times.degrees(model, stage) if k <= degree), default=1)
+
+
+def stage_seconds(
+    times: StageTimes,
+    spec: RequestSpec,
+    stage: Stage,
+    degree: int = 1,
+    batch: int = 1,
+    num_steps: int | None = None,
+) -> float:
+    """Seconds of one stage of `batch` requests like `spec` on a plan of `degree` workers; for DIFFUSE `num_steps` steps
+    (None: all of the request's). `ProfileError` when that was not profiled."""
+    used = stage_degree(times, spec.model, stage, degree)
+    seconds = times.seconds(spec.model, stage, spec.shape, used, batch * spec.num_outputs)
+    if stage is not Stage.DIFFUSE:
+        return seconds
+    return seconds * (spec.num_inference_steps if num_steps is None else num_steps)
+
+
+def rank_peaks(
+    times: StageTimes,
+    model: str,
+    stages: Sequence[Stage],
+    degree: int,
+    shape: Shape,
+    outputs: Sequence[int],
+    frugal: bool = False,
+) -> tuple[int, ...]:
+    """Peak activation bytes on each worker of a plan, in rank order, for members with so many `outputs`. A batch is
+    decoded one request after another. `frugal`: E is done so, too, and C in tiles. `ProfileError` when that was not
+    profiled."""
+    peaks = [0] * degree
+    for stage in stages:
+        used = stage_degree(times, model, stage, degree)
+        one_by_one = stage is Stage.DECODE or (frugal and stage is Stage.ENCODE)
+        batch = max(outputs) if one_by_one else sum(outputs)
+        if frugal and stage is Stage.DECODE:
+            stage_peak = frugal_decode_bytes(times, model, shape, used, batch)
+        else:
+            stage_peak = times.peak_bytes(model, stage, shape, used, batch)
+        peaks[:used] = [max(peak, stage_peak) for peak in peaks[:used]]
+    return tuple(peaks)
+
+
+def frugal_decode_bytes(times: StageTimes, model: str, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+    """Peak activation bytes of C where memory is short: that of one tile, of the nearest size that was profiled, and
+    the pixels of all tiles; that of the whole where there are no tiles. `ProfileError` when that was not profiled."""
+    whole_bytes = times.peak_bytes(model, Stage.DECODE, shape, degree, batch)
+    tile = tiled_shape(shape)
+    if tile is None:
+        return whole_bytes
+    try:
+        tile_bytes = times.peak_bytes(model, Stage.DECODE, tile, degree, batch)
+    except ProfileError:  # tiles may be smaller than all that was profiled; activations grow in proportion to pixels
+        tile_bytes = math.ceil(whole_bytes * tile.pixels / shape.pixels)
+    pixels_bytes = 2 * _PIXEL_BYTES * batch * shape.pixels * shape.num_frames
+    return min(tile_bytes + pixels_bytes, whole_bytes)

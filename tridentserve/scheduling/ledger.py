@@ -1,0 +1,144 @@
+"""The scheduler's books: requests that have not ended, the runs that carry them out, the plans workers have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.protocols import PendingRequest
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.runs import Output, Request, Run
+from tridentserve.scheduling.worker_pool import WorkerPool
+
+
+class Books:
+    """Who waits, what runs, and where those go on whose plan or worker was lost."""
+
+    def __init__(self, pool: WorkerPool, max_retries: int) -> None:
+        self._pool = pool
+        self._max_retries = max_retries
+        self.requests: dict[str, Request] = {}
+        # Those that wait for a dispatch, as the dispatcher sees them.
+        self.pending: dict[str, PendingRequest] = {}
+        self.runs: dict[int, Run] = {}
+        # Plans given to workers and not reported yet, with their runs; also those nobody waits for any more.
+        self._plans: dict[int, tuple[DispatchPlan, tuple[Run, ...]]] = {}
+        self._last_id = 0
+
+    def new_id(self) -> int:
+        """For a run or a plan; greater than all before."""
+        self._last_id += 1
+        return self._last_id
+
+    # Requests.
+
+    def wait(self, request: Request) -> None:
+        """The request waits for a dispatch."""
+        request.run = None
+        self.pending[request.spec.request_id] = request.pending()
+
+    def reject(self, request: Request, code: str, reason: str) -> ev.Reject:
+        self.forget(request)
+        return ev.Reject(request.spec.request_id, code, reason)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self.pending.pop(request.spec.request_id, None)
+        del self.requests[request.spec.request_id]
+
+    # Runs and plans.
+
+    def begin_run(self, run: Run) -> None:
+        """Its requests wait no more."""
+        self.runs[run.run_id] = run
+        for request in run.requests:
+            del self.pending[request.spec.request_id]
+            request.run = run
+
+    def end_run(self, run: Run) -> None:
+        self._pool.release(run.workers, run.run_id)
+        self.runs.pop(run.run_id, None)
+
+    def begin_plan(self, plan: DispatchPlan, runs: Sequence[Run]) -> None:
+        """A plan of one run, or E of several."""
+        for run in runs:
+            run.plan = plan
+        self._plans[plan.plan_id] = (plan, tuple(runs))
+
+    def plan(self, plan_id: int) -> DispatchPlan | None:
+        """A plan that has not been reported."""
+        known = self._plans.get(plan_id)
+        return known[0] if known is not None else None
+
+    def is_wanted(self, plan: DispatchPlan) -> bool:
+        """Whether anybody still waits for a plan that has not been reported."""
+        _, runs = self._plans.get(plan.plan_id, (plan, ()))
+        return any(run.plan is plan and run.requests for run in runs)
+
+    def has_requests_of(self, model: str) -> bool:
+        return any(request.spec.model == model for request in self.requests.values())
+
+    def has_plans_of(self, model: str) -> bool:
+        """Whether workers have plans of a model that have not been reported."""
+        return any(plan.model == model for plan, _ in self._plans.values())
+
+    def end_plan(self, plan_id: int, now_s: float) -> tuple[DispatchPlan, list[Run]] | None:
+        """Free a plan's workers. Returns the plan and those of its runs that somebody still waits for, if any."""
+        plan, runs = self._plans.pop(plan_id, (None, ()))
+        if plan is None:
+            return None
+        self._pool.end(plan, now_s)
+        waiting = [run for run in runs if run.plan is plan and run.requests]
+        return (plan, waiting) if waiting else None
+
+    # What is lost.
+
+    def saved(self, event: ev.StateSaved) -> None:
+        """There is a copy of the states of a running plan."""
+        plan, runs = self._plans.get(event.plan_id, (None, ()))
+        if plan is None or not self._pool.all_alive((event.keeper,)):
+            return
+        first = {member.request_id: member.steps[0] for member in plan.members if member.steps is not None}
+        for request in (request for run in runs if run.plan is plan for request in run.requests):
+            if (steps := first.get(request.spec.request_id)) is not None:
+                request.saved = Output(plan.plan_id, event.keeper, steps + event.num_steps, is_checkpoint=True)
+
+    def lose_worker(self, worker_id: WorkerId, why: str) -> list[ev.Effect]:
+        """What waits and was kept there goes back; what runs there is reported plan by plan."""
+        self._pool.lose(worker_id)
+        for request in self.requests.values():
+            if request.saved is not None and request.saved.holder == worker_id:
+                request.saved = None
+        kept = [name for name, pending in self.pending.items() if pending.held_by == worker_id]
+        return [self.start_again(self.requests[name], why) for name in kept]
+
+    def again(self, run: Run, why: str) -> list[ev.Effect]:
+        """All members of a run back to the queue, unless that has happened too often."""
+        self.end_run(run)
+        return [self.start_again(request, why) for request in run.requests]
+
+    def apart(self, run: Run, why: str, is_retry: bool) -> list[ev.Effect]:
+        """All members of a run whose batch failed back to the queue. Each goes on alone from now on: what failed may be
+        the fault of one of them, and must not be the end of the others. `is_retry`: whether it counts as one."""
+        self.end_run(run)
+        effects: list[ev.Effect] = []
+        for request in run.requests:
+            is_counted = is_retry or request.spec.alone  # a policy that still shares it must not do so for ever
+            request.spec = replace(request.spec, alone=True)
+            effects.append(self.start_again(request, why, is_counted))
+        return effects
+
+    def start_again(self, request: Request, why: str, is_retry: bool = True) -> ev.Effect:
+        """Back to the latest copy of its state, else to its start. The last try is from the start where the copy has
+        been tried before: it may be at fault."""
+        request.retries += is_retry
+        if request.retries > self._max_retries:
+            return self.reject(request, "worker_failed", f"gave up after {self._max_retries} retries: {why}")
+        saved = request.saved
+        if saved is not None and (request.retries < self._max_retries or request.made_by != saved):
+            request.go_back_to(saved)
+        else:
+            request.start_again()
+        self.wait(request)
+        return ev.Requeue(request.spec.request_id, why, request.steps_done)

@@ -1,0 +1,72 @@
+"""Models that come and go while the service runs, as the scheduler keeps them: who may ask, who has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.ledger import Books
+from tridentserve.scheduling.runs import Request
+from tridentserve.scheduling.worker_pool import WorkerPool
+
+
+class _Leaving(StrEnum):
+    """Where a model stands that takes no new requests. It waits for what it is named after."""
+
+    LAST_REQUEST = "last_request"  # told to drain; some of its requests have not ended
+    REMOVAL = "removal"  # drained: weights and placement are still there
+    LAST_PLAN = "last_plan"  # removed; workers still have plans of it, which were told to stop
+    RETURN = "return"  # removed, and nothing of it is left
+
+
+class ModelBook:
+    """A model that is not in here is served, as far as the placement holds it.
+
+    `draining` and then `removed` is the usual way; `removed` alone ends what is under way; `added` takes a model back
+    at any time."""
+
+    def __init__(self, books: Books, pool: WorkerPool) -> None:
+        self._books = books
+        self._pool = pool
+        self._leaving: dict[str, _Leaving] = {}
+
+    def refusal(self, request_id: str, model: str) -> ev.Reject | None:
+        """Why a new request cannot be taken in, where its model is leaving or has left."""
+        match self._leaving.get(model):
+            case None:
+                return None
+            case _Leaving.LAST_REQUEST | _Leaving.REMOVAL:
+                return ev.Reject(request_id, "model_unavailable", f"{model} is being drained: it takes no new requests")
+            case _:
+                return ev.Reject(request_id, "model_not_found", f"{model} has been removed: it is not served any more")
+
+    def added(self, model: str) -> None:
+        self._leaving.pop(model, None)
+
+    def draining(self, model: str) -> None:
+        """No effect on a model that has been told so before, or is gone."""
+        self._leaving.setdefault(model, _Leaving.LAST_REQUEST)
+
+    def removed(self, model: str, end: Callable[[Request, str, str], list[ev.Effect]]) -> list[ev.Effect]:
+        """What is left of its requests is ended: `end(request, code, reason)`."""
+        if self._leaving.get(model) not in (_Leaving.LAST_PLAN, _Leaving.RETURN):
+            self._leaving[model] = _Leaving.LAST_PLAN
+        effects: list[ev.Effect] = []
+        for request in [one for one in self._books.requests.values() if one.spec.model == model]:
+            effects += end(request, "model_unavailable", f"{model} was removed before the request had ended")
+        return effects
+
+    def due(self) -> list[ev.Effect]:
+        """What the engine is to hear, each thing once: the last request of a draining model has ended; no worker runs
+        anything of a removed one any more."""
+        effects: list[ev.Effect] = []
+        for model, waits_for in self._leaving.items():
+            if waits_for is _Leaving.LAST_REQUEST and not self._books.has_requests_of(model):
+                self._leaving[model] = _Leaving.REMOVAL
+                effects.append(ev.Drained(model, "its last request has ended"))
+            elif waits_for is _Leaving.LAST_PLAN and not self._books.has_plans_of(model):
+                self._leaving[model] = _Leaving.RETURN
+                self._pool.unload(model)
+                effects.append(ev.Unload(model, "no worker runs anything of it any more"))
+        return effects

@@ -1,0 +1,166 @@
+"""What a user sees of a request (state, progress, timeline), derived in one place from events and effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduling import events as ev
+from tridentserve.stages import Stage
+
+
+class RequestState(StrEnum):
+    """Where a request stands. The last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (RequestState.COMPLETED, RequestState.FAILED, RequestState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """One stage of a request as it ran: on which workers, when (in the scheduler's time)."""
+
+    stage: Stage
+    workers: tuple[WorkerId, ...]
+    start_s: float
+    end_s: float
+    steps: int | None = None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The story of one request. `error_code` and `error` are set when it ended without a result. `saved_timeline`: as
+    the timeline is when the request goes on from the latest copy of its state."""
+
+    spec: RequestSpec
+    arrival_s: float
+    state: RequestState = RequestState.QUEUED
+    steps_done: int = 0
+    retries: int = 0
+    timeline: list[StageRun] = field(default_factory=list)
+    saved_timeline: list[StageRun] = field(default_factory=list)
+    latency_s: float | None = None
+    slo_s: float | None = None
+    error_code: str | None = None
+    error: str | None = None
+
+    @property
+    def slo_met(self) -> bool:
+        return self.latency_s is not None and self.slo_s is not None and self.latency_s <= self.slo_s
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds from arrival to the start of the first stage; 0 when none has ended yet."""
+        return max(0.0, self.timeline[0].start_s - self.arrival_s) if self.timeline else 0.0
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds per stage, added up over the runs of it."""
+        totals: dict[str, float] = {}
+        for run in self.timeline:
+            totals[run.stage.value] = totals.get(run.stage.value, 0.0) + run.end_s - run.start_s
+        return totals
+
+
+class Lifecycle:
+    """The records of all requests that an engine has not dropped yet."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, RequestRecord] = {}
+        self._plans: dict[int, DispatchPlan] = {}
+
+    def apply(self, event: ev.Event, effects: Iterable[ev.Effect], now_s: float) -> None:
+        """Take in an event and what the scheduler made of it."""
+        match event:
+            case ev.RequestArrived():
+                self.records.setdefault(event.spec.request_id, RequestRecord(event.spec, now_s - event.spec.waited_s))
+            case ev.StageFinished():
+                self._stages_ran(event)
+            case ev.StateSaved():
+                self._saved(event)
+            case ev.PlanFailed() | ev.PlanStopped():
+                self._plans.pop(event.plan_id, None)
+            case _:
+                pass
+        for effect in effects:
+            self._apply_effect(effect)
+
+    def progress(self, request_id: str, steps_done: int) -> None:
+        """A denoising step has ended; reports of requests that have ended are ignored."""
+        record = self.records.get(request_id)
+        if record is not None and not record.state.is_final:
+            record.steps_done = steps_done
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request, once its result has been handed out for long enough."""
+        self.records.pop(request_id, None)
+
+    def _stages_ran(self, event: ev.StageFinished) -> None:
+        plan = self._plans.pop(event.plan_id, None)
+        if plan is None:
+            return
+        runs = _stage_runs(plan, event.spans, plan.num_steps if event.num_steps is None else event.num_steps)
+        for request_id in plan.request_ids:
+            if (record := self.records.get(request_id)) is not None:
+                record.timeline += runs
+
+    def _saved(self, event: ev.StateSaved) -> None:
+        plan = self._plans.get(event.plan_id)
+        if plan is None:
+            return
+        runs = _stage_runs(plan, event.spans, event.num_steps)
+        for request_id in plan.request_ids:
+            if (record := self.records.get(request_id)) is not None:
+                record.saved_timeline = [*record.timeline, *runs]
+
+    def _apply_effect(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Run():
+                self._plans[effect.plan.plan_id] = effect.plan
+                for request_id in effect.plan.request_ids:
+                    if (record := self.records.get(request_id)) is not None:
+                        record.state = RequestState.RUNNING
+            case ev.Requeue() | ev.Finish() | ev.Reject():
+                if (record := self.records.get(effect.request_id)) is not None:
+                    self._tell(record, effect)
+            case ev.Abort() | ev.Yield() | ev.Place() | ev.Drained() | ev.Unload():
+                pass
+
+    @staticmethod
+    def _tell(record: RequestRecord, effect: ev.Requeue | ev.Finish | ev.Reject) -> None:
+        match effect:
+            case ev.Requeue():
+                record.state = RequestState.QUEUED
+                record.steps_done = effect.steps_done
+                record.timeline = list(record.saved_timeline) if effect.steps_done else []
+                record.retries += 1
+            case ev.Finish():
+                record.state = RequestState.COMPLETED
+                record.latency_s, record.slo_s = effect.latency_s, effect.slo_s
+            case ev.Reject():
+                cancelled = effect.code == "cancelled"
+                record.state = RequestState.CANCELLED if cancelled else RequestState.FAILED
+                record.error_code, record.error = effect.code, effect.reason
+
+
+def _stage_runs(plan: DispatchPlan, spans: Iterable[ev.StageSpan], num_steps: int) -> list[StageRun]:
+    """What has run of a plan, with so many steps of D."""
+    return [
+        StageRun(
+            stage=span.stage,
+            workers=plan.workers_of(span.stage),
+            start_s=span.start_s,
+            end_s=span.end_s,
+            steps=num_steps if span.stage is Stage.DIFFUSE else None,
+        )
+        for span in spans
+    ]

@@ -1,0 +1,94 @@
+"""When the scheduler's next tick is due, and what a tick yields whose policy fails: the same in both engines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.scheduler import PolicyError
+
+# The shortest time from the end of a tick to the next one.
+TICK_S = 0.005
+# While requests wait, the scheduler is asked this often even if nothing has happened: deadlines pass by themselves.
+RETRY_S = 0.25
+
+
+class SchedulerLike(Protocol):
+    """What engines need of `tridentserve.scheduling.scheduler.Scheduler`."""
+
+    @property
+    def num_pending(self) -> int: ...
+
+    def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TickOutcome:
+    """What one tick has brought."""
+
+    # What the engine is to carry out; of a tick that failed, what had been decided before.
+    effects: list[ev.Effect]
+    # False where nothing was decided, not even that a request waits for a worker of its own: nobody needs to know.
+    has_decided: bool
+    # The error of the policy, None where it did not fail.
+    failure: PolicyError | None = None
+    # Whether the tick before failed with the same message: whoever logs failures has logged this one.
+    is_repeated: bool = False
+
+
+class TickPacer:
+    """Decides when ticks are due, and makes them. Pure: the time is an argument, in seconds of any one clock.
+
+    A tick follows news at once, but no sooner than `tick_s` after the end of the last tick. While requests wait there
+    is a tick every `retry_s`. A policy that fails ends nothing: running plans continue, requests wait, and the next
+    tick is due as after any other.
+    """
+
+    def __init__(self, tick_s: float = TICK_S, retry_s: float = RETRY_S) -> None:
+        self._tick_s = tick_s
+        self._retry_s = retry_s
+        self._ended_s = -math.inf
+        self._has_news = False
+        self._last_failure = ""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has happened since the last tick that may change what it decides."""
+        return self._has_news
+
+    def heard(self, event: ev.Event) -> None:
+        """The scheduler has been given an event that is not a tick."""
+        self._has_news = self._has_news or ev.may_change_plans(event)
+
+    def due_s(self, num_pending: int) -> float:
+        """When the next tick is due, which may have passed; infinity: not before something happens.
+
+        `num_pending`: how many requests wait for a dispatch now."""
+        if self._has_news:
+            return self._ended_s + self._tick_s
+        return self._ended_s + self._retry_s if num_pending else math.inf
+
+    def tick(self, scheduler: SchedulerLike, now_s: float) -> TickOutcome:
+        """Ask the scheduler. `ended` must be called when the engine has its answer."""
+        self._has_news = False
+        waiting = scheduler.num_pending
+        effects, failure = process_event(scheduler, ev.Tick(), now_s)
+        message = str(failure) if failure is not None else ""
+        is_repeated, self._last_failure = message == self._last_failure != "", message
+        return TickOutcome(effects, bool(effects) or scheduler.num_pending != waiting, failure, is_repeated)
+
+    def ended(self, now_s: float) -> None:
+        """The tick has ended at `now_s`."""
+        self._ended_s = now_s
+
+
+def process_event(
+    scheduler: SchedulerLike, event: ev.Event, now_s: float
+) -> tuple[list[ev.Effect], PolicyError | None]:
+    """The effects of an event; where the policy fails on it, what had been decided before, and the error."""
+    try:
+        return scheduler.on(event, now_s), None
+    except PolicyError as error:
+        return error.effects, error
