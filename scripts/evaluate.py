@@ -20,7 +20,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from lib.command_line import Parser, not_negative, positive
+from lib.command_line import Parser, not_negative, policy_name, positive
 from lib.evaluate.cells import Cell, Settings, grid
 from lib.evaluate.report import write_markdown, write_report
 from lib.evaluate.runner import run_cells
@@ -117,10 +117,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--policies",
         nargs="+",
-        choices=list(POLICIES),
+        type=policy_name,
         default=["default", *BASELINES],
         metavar="P",
-        help=f"of {', '.join(POLICIES)}",
+        help=f"of {', '.join(POLICIES)}, or dotted paths (docs/write-a-policy.md)",
     )
     add("--gpus", type=whole, default=128, help="GPUs of the cluster (default 128)")
     add("--cluster", metavar="FILE", help="cluster as YAML (deployments/clusters); default: nodes of 8 NVIDIA L20")

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib.command_line import Parser, positive, whole_number
+from lib.command_line import Parser, policy_name, positive, whole_number
 
-from dispatch.policies import POLICIES
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
 from placement.describe import placement_lines
@@ -121,7 +120,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     what_if.add_argument(
         "--attainment", type=_share, metavar="A", help="the share of requests to be on time, like 0.95"
     )
-    what_if.add_argument("--policy", choices=list(POLICIES), metavar="P", help="who decides (default: default)")
+    what_if.add_argument(
+        "--policy", type=policy_name, metavar="P", help="dispatch policy, by name or dotted path (default: default)"
+    )
     what_if.add_argument(
         "--duration-s",
         type=positive(float),

@@ -55,7 +55,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     live = parser.add_argument_group("with --url")
     live.add_argument("--timeout-s", type=real, metavar="S", help="give up a request after S seconds (default 600)")
     simulated = parser.add_argument_group("with --simulate")
-    simulated.add_argument("--policy", metavar="P", help="who decides (default: default; docs/planning.md)")
+    simulated.add_argument(
+        "--policy", metavar="P", help="dispatch policy, by name or dotted path (default: default; docs/planning.md)"
+    )
     simulated.add_argument(
         "--profiles", nargs="+", metavar="P", help="shipped tables by name, CSV files or folders (default: l20)"
     )

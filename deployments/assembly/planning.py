@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from deployments.config.app import AppArgs
 from dispatch import DispatchOptions
 from dispatch.options import SolverName
-from dispatch.policies import Policy, make_policy
+from dispatch.policies import Policy, find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions, fixed_placement
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
@@ -19,9 +19,6 @@ from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import Stage
 
 _MIB = 2**20
-# Without a word of the configuration: policies that live on batches make them, the others leave pictures as they are
-# alone (in batches, tiny models differ by 2e-6 in latents, which is up to 1 of 255 in pixels).
-_MAX_BATCH = {"genserve": 8, "dit-serve": 8, "patchedserve": 8}
 _SOLVERS: dict[str, SolverName] = {"highs": "HiGHS", "cbc": "CBC"}
 
 
@@ -51,7 +48,7 @@ def policy_of(args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec]) -> 
         min_efficiency=args.dispatch.min_efficiency,
         max_degree=args.dispatch.max_degree,
         handoff_reserve_bytes=_reserve_bytes(args),
-        max_batch=args.dispatch.max_batch or _MAX_BATCH.get(args.dispatch.policy, 1),
+        max_batch=args.dispatch.max_batch or find_policy(args.dispatch.policy).default_max_batch,
         overdue_first=args.dispatch.overdue_first,
         solver=_SOLVERS[args.dispatch.solver],
         time_limit_s=args.dispatch.time_limit_ms / 1000,

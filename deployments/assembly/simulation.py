@@ -22,7 +22,7 @@ from deployments.assembly.planning import (
 )
 from deployments.config.app import AppArgs
 from dispatch import DispatchOptions
-from dispatch.policies import POLICIES_WITH_UNITS, make_policy
+from dispatch.policies import find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions
 from placement.cluster_file import ClusterSpec
 from placement.units import units_for
@@ -73,7 +73,7 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
     times, truth, workers = setup.make_times(), setup.make_times(), list(setup.workers)
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
-    if setup.policy in POLICIES_WITH_UNITS and (
+    if find_policy(setup.policy).supports_units and (
         units := units_for(times, load, workers, setup.dispatch.handoff_reserve_bytes)
     ):
         times, truth = times.divided(units), truth.divided(units)

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from deployments.config.base import Args, LocalPath, Name, absolute, config_error
-from deployments.config.planning import POLICIES_WITHOUT_LOAD, DispatchArgs, LoadArgs, ReplanArgs
+from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
+from dispatch.policies import find_policy
 from tridentserve.models import cache
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention
@@ -197,7 +198,7 @@ class AppArgs(Args):
         """The setting that cannot do without `expected_load`, if any."""
         if self.placement == "auto":
             return "placement: auto"
-        if self.dispatch.policy not in POLICIES_WITHOUT_LOAD:
+        if find_policy(self.dispatch.policy).needs_load:
             return f"dispatch.policy: {self.dispatch.policy}"
         return "replan.enabled: true" if self.replan.enabled else None
 

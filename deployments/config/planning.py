@@ -7,15 +7,9 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from deployments.config.base import Args, Name, config_error
-from dispatch.policies import POLICIES
+from dispatch.policies import find_policy
+from tridentserve.errors import ConfigError
 from tridentserve.requests import Shape
-
-# Their placement is the Orchestrator's; all others make one by hand, and size it by the load that is expected.
-POLICIES_WITHOUT_LOAD = ("default", "wo-switch", "wo-stage-aware", "wo-scheduler", "wo-pooling", "edf")
-
-
-# Their dispatchers are sized by the load of the start: models cannot come and go.
-POLICIES_FOR_ONE_LOAD = ("b1", "b2", "b5")
 
 
 class LoadArgs(Args):
@@ -36,7 +30,7 @@ class LoadArgs(Args):
 class DispatchArgs(Args):
     """How requests are assigned to workers (docs/planning.md)."""
 
-    policy: str = Field(default="default", description="who decides")
+    policy: str = Field(default="default", description="Name of the dispatch policy, or a dotted path to one.")
     tick_ms: float = Field(default=5, gt=0, description="shortest time between two ticks")
     solver: Literal["highs", "cbc"] = Field(default="highs", description="of the integer program")
     time_limit_ms: float = Field(default=100, gt=0, description="of one solve; then the greedy plan is used")
@@ -52,8 +46,10 @@ class DispatchArgs(Args):
     @field_validator("policy")
     @classmethod
     def _known(cls, policy: str) -> str:
-        if policy not in POLICIES:
-            raise config_error("", f"unknown policy; there are {', '.join(POLICIES)}")
+        try:
+            find_policy(policy)
+        except ConfigError as error:
+            raise config_error("", str(error)) from None
         return policy
 
     @field_validator("max_degree")

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from deployments.assembly.planning import plan_placement, policy_of
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
-from deployments.config.planning import POLICIES_FOR_ONE_LOAD, LoadArgs
+from deployments.config.planning import LoadArgs
 from deployments.models.served import ServedModel, served_model
 from deployments.validation.args import problems_of
+from dispatch.policies import find_policy
 from placement import align
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
@@ -58,7 +59,7 @@ def known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownMode
 def refusals(args: AppArgs, now: AppArgs) -> list[str]:
     """Why a running service cannot take on the models of `args`; none when it can."""
     policy = args.dispatch.policy
-    if policy in POLICIES_FOR_ONE_LOAD and args != now:
+    if find_policy(policy).one_load and args != now:
         return [f"dispatch.policy: {policy} is made for the models and the load of the start; restart the service"]
     return problems_of(args)
 

@@ -1,9 +1,19 @@
-"""The policies that the default is compared with: the paper's baselines and ablations, and simple ones, by name.
+"""Policies by name: the default, the paper's baselines and ablations, policies of related systems, and a simple one.
 
-A policy is a dispatcher with the placement that it stands for. All are pure, and run in the live and simulated engine.
+A policy is a dispatcher with the placement that it stands for. All are pure, and run in the live and the simulated
+engine.
 """
 
-from dispatch.policies.policy import LoadLike, Policy, PolicyFactory
-from dispatch.policies.registry import POLICIES, POLICIES_WITH_UNITS, make_policy
+from dispatch.policies.policy import Policy, PolicyContext, PolicyFactory, PolicySpec, register_policy
+from dispatch.policies.registry import POLICIES, find_policy, make_policy
 
-__all__ = ["POLICIES", "POLICIES_WITH_UNITS", "LoadLike", "Policy", "PolicyFactory", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Policy",
+    "PolicyContext",
+    "PolicyFactory",
+    "PolicySpec",
+    "find_policy",
+    "make_policy",
+    "register_policy",
+]

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.dispatcher import GreedyDispatcher
 from dispatch.policies.greedy.lanes import Offer
-from dispatch.policies.greedy.orders import edf as earliest_deadline_first
+from dispatch.policies.greedy.orders import edf
 from dispatch.policies.greedy.stage_level import StageLevel
-from dispatch.policies.policy import LoadLike, Policy
-from tridentserve.cluster import WorkerSpec
-from tridentserve.protocols import StageTimes
+from dispatch.policies.policy import Policy, PolicyContext, register_policy
 
 
-def edf(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions) -> Policy:
-    dispatcher = GreedyDispatcher(
-        times, options, order=earliest_deadline_first, level=StageLevel, by_deadline=smallest_sufficient
-    )
-    return Policy("edf", dispatcher, placement=None, replanner_wanted=True)
+@register_policy("edf", supports_units=True)
+def make_edf(context: PolicyContext) -> Policy:
+    return Policy(GreedyDispatcher(context.times, context.options, edf, StageLevel, by_deadline=smallest_sufficient))
 
 
 def smallest_sufficient(offers: Sequence[Offer], deadline_s: float) -> list[Offer]:

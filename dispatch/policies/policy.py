@@ -1,52 +1,108 @@
-"""What a policy is: a dispatcher, and the placement that it stands for."""
+"""What a policy is: a dispatcher with the placement that it stands for, and how the service finds and builds it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dispatch.options import DispatchOptions
 from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import ConfigError
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import Dispatcher, StageTimes
-from tridentserve.requests import RequestSpec, Shape
+from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.decode_queue import DecodeOrder
 
 
-class LoadLike(Protocol):
-    """Requests of one kind that are expected. `weight` is how many there are, per second or relative to others."""
+@dataclass(frozen=True, slots=True)
+class PolicyContext:
+    """All that a policy may be built from."""
 
-    @property
-    def model(self) -> str: ...
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def num_inference_steps(self) -> int: ...
-    @property
-    def weight(self) -> float: ...
+    times: StageTimes
+    """Expected times and memory of the stages. They are learned while the service runs: keep the object, not values."""
+    workers: Sequence[WorkerSpec]
+    """The workers of the cluster; at least one."""
+    load: Sequence[LoadShare]
+    """The requests that are expected, by kind. Empty where a configuration names none."""
+    options: DispatchOptions
+    """The dispatcher's settings; a policy reads those that concern it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`placement`: where the stages go at the start; None: ask the Orchestrator. `replanner_wanted`: whether the
-    placement follows the load afterwards. `decode_order`: which C goes first where several wait for an auxiliary.
-    `one_pool`: the Orchestrator gives each model one virtual replica; False: each request its own first one.
-    `decodes_in_tiles`: whether simulated workers that are short of memory do so (live ones always do). Pipelines as
-    they come run out of it instead."""
+    """A dispatcher, and what the engines must know of it beside its decisions."""
+
+    dispatcher: Dispatcher
+    """Decides at each tick which requests run where."""
+    placement: PlacementPlan | None = None
+    """Where the stages are at the start. None: the Orchestrator plans that for the expected load."""
+    replanner_wanted: bool = True
+    """Whether the placement follows the load afterwards."""
+    decode_order: DecodeOrder = "urgent"
+    """Which decode goes first where several wait for an auxiliary."""
+    one_pool: bool = True
+    """Whether the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
+    decodes_in_tiles: bool = True
+    """Whether simulated workers that are short of memory decode in tiles, as live ones always do. Stock pipelines run
+    out of memory instead."""
+    name: str = ""
+    """The name or the dotted path under which the policy was chosen; `make_policy` fills it in."""
+
+
+PolicyFactory = Callable[[PolicyContext], Policy]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What is known of a policy before it is built for a cluster."""
 
     name: str
-    dispatcher: Dispatcher
-    placement: PlacementPlan | None
-    replanner_wanted: bool
-    decode_order: DecodeOrder = "urgent"
-    one_pool: bool = True
-    decodes_in_tiles: bool = True
+    """Its name in configurations and on command lines."""
+    make: PolicyFactory
+    """Builds it. Each call gives a new one, as policies remember things."""
+    needs_load: bool = False
+    """Whether it cannot be built without an expected load, as it places the stages itself, by that load."""
+    supports_units: bool = False
+    """Whether it plans with units of workers that hold a stage's weights together (`placement.units`). For the others
+    a model that needs this does not fit."""
+    default_max_batch: int = 1
+    """How many requests may run as one batch in a service whose configuration does not say. Above 1 for policies that
+    live on batches only: in a batch, latents of tiny models differ by 2e-6, which is up to 1 of 255 in pixels."""
+    one_load: bool = False
+    """Whether its dispatcher is sized by the load of the start, so that models cannot come and go."""
 
 
-PolicyFactory = Callable[[StageTimes, Sequence[WorkerSpec], Sequence[LoadLike], DispatchOptions], Policy]
+# Filled by `register_policy`, in the order of the calls.
+_SPECS: dict[str, PolicySpec] = {}
 
 
-def spec_of(load: LoadLike) -> RequestSpec:
+def register_policy(
+    name: str,
+    *,
+    needs_load: bool = False,
+    supports_units: bool = False,
+    default_max_batch: int = 1,
+    one_load: bool = False,
+) -> Callable[[PolicyFactory], PolicyFactory]:
+    """Decorates a function that builds a policy, which can be chosen by this name from then on; the function itself
+    stays as it is. The arguments are the fields of `PolicySpec`. Raises `ConfigError` when the name is taken."""
+
+    def register(make: PolicyFactory) -> PolicyFactory:
+        if name in _SPECS:
+            module = _SPECS[name].make.__module__
+            raise ConfigError(f"a policy of {module} is named {name!r} already; choose another name")
+        _SPECS[name] = PolicySpec(name, make, needs_load, supports_units, default_max_batch, one_load)
+        return make
+
+    return register
+
+
+def registered_policies() -> dict[str, PolicySpec]:
+    """The policies that were registered so far, by name."""
+    return dict(_SPECS)
+
+
+def example_request(load: LoadShare) -> RequestSpec:
     """One request of this kind, to ask stage times for."""
     return RequestSpec("expected", load.model, load.shape, load.num_inference_steps)

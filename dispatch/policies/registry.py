@@ -1,71 +1,64 @@
-"""The policies by name. To add one: its factory here."""
+"""Policies by name, or by a dotted path to code of one's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
 from types import MappingProxyType
 
 from dispatch.options import DispatchOptions
-from dispatch.policies.ablations.wo_scheduler import wo_scheduler
-from dispatch.policies.ablations.wo_stage_aware import wo_stage_aware
-from dispatch.policies.b1 import b1
-from dispatch.policies.b2 import b2
-from dispatch.policies.b3 import b3
-from dispatch.policies.b4 import b4
-from dispatch.policies.b5 import b5
-from dispatch.policies.b6 import b6
-from dispatch.policies.default import default, wo_pooling, wo_switch
-from dispatch.policies.edf import edf
-from dispatch.policies.policy import LoadLike, Policy, PolicyFactory
-from dispatch.policies.related.dit_serve import dit_serve
-from dispatch.policies.related.genserve import genserve
-from dispatch.policies.related.patchedserve import patchedserve
-from dispatch.policies.related.tetriserve import tetriserve
+from dispatch.policies.dotted_path import is_dotted_path, load_policy
+from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, registered_policies
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
+from tridentserve.load import LoadShare
 from tridentserve.protocols import StageTimes
 
-POLICIES: Mapping[str, PolicyFactory] = MappingProxyType(
-    {
-        "default": default,
-        "b1": b1,
-        "b2": b2,
-        "b3": b3,
-        "b4": b4,
-        "b5": b5,
-        "b6": b6,
-        "wo-switch": wo_switch,
-        "wo-pooling": wo_pooling,
-        "wo-stage-aware": wo_stage_aware,
-        "wo-scheduler": wo_scheduler,
-        "tetriserve": tetriserve,
-        "genserve": genserve,
-        "dit-serve": dit_serve,
-        "patchedserve": patchedserve,
-        "edf": edf,
-    }
+# The modules of the policies that ship with TridentServe, in the order in which policies are listed. A new module is
+# added here.
+_SHIPPED = (
+    "default",
+    "baselines",
+    "ablations",
+    "related.tetriserve",
+    "related.genserve",
+    "related.dit_serve",
+    "related.patchedserve",
+    "edf",
 )
 
+for _module in _SHIPPED:
+    import_module(f"dispatch.policies.{_module}")
 
-# Those that plan with units of workers that hold a stage's weights together (`placement.units`). For the others such a
-# model does not fit.
-POLICIES_WITH_UNITS = ("default", "wo-switch", "wo-pooling", "wo-scheduler", "edf")
+POLICIES: Mapping[str, PolicySpec] = MappingProxyType(registered_policies())
+
+
+def find_policy(name: str) -> PolicySpec:
+    """The policy of this name, or at this dotted path (`my_package.my_module:MyPolicy`, see docs/write-a-policy.md).
+    Raises `ConfigError` that says what is wrong with it."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if is_dotted_path(name):
+        return load_policy(name)
+    raise ConfigError(
+        f"{name!r} is no policy; use one of {', '.join(POLICIES)}, or a dotted path such as my_module:MyPolicy"
+    )
 
 
 def make_policy(
     name: str,
     times: StageTimes,
     workers: Sequence[WorkerSpec],
-    load: Sequence[LoadLike],
+    load: Sequence[LoadShare],
     options: DispatchOptions | None = None,
 ) -> Policy:
-    """The policy for this cluster and the load that is expected there (what hand-made placements are sized by).
+    """Build the policy for this cluster and the load that is expected there.
 
-    Raises `ConfigError` for an unknown name or a load without work, `PlacementError` where the cluster is too small,
-    and `ProfileError` for a model or size of the load that is not profiled.
+    Raises `ConfigError` for an unknown name, a policy that cannot be built or a load without work, `PlacementError`
+    where the cluster is too small, and `ProfileError` for a model or size of the load that is not profiled.
     """
-    if name not in POLICIES:
-        raise ConfigError(f"{name!r} is no policy; use one of {', '.join(POLICIES)}")
+    spec = find_policy(name)
     if not workers:
         raise ConfigError(f"policy {name} needs a cluster; give at least one worker")
-    return POLICIES[name](times, workers, load, options or DispatchOptions())
+    return replace(spec.make(PolicyContext(times, workers, load, options or DispatchOptions())), name=name)

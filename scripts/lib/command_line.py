@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable
 from typing import NoReturn
 
+from dispatch.policies import find_policy
+from tridentserve.errors import ConfigError
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the whole usage, and exits with 2. All scripts use it."""
@@ -34,6 +37,14 @@ def not_negative(text: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(text)
     return value
+
+
+def policy_name(text: str) -> str:
+    """The name of a dispatch policy, or a dotted path to one."""
+    try:
+        return find_policy(text).name
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def whole_number(text: str) -> int:

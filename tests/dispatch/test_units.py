@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.policies import POLICIES_WITH_UNITS, make_policy
+from dispatch.policies import POLICIES, make_policy
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import Problem, RequestClass, Slot, is_feasible
 from dispatch.workers.auxiliaries import Auxiliaries
@@ -31,6 +31,8 @@ from tridentserve.plans import Replica
 from tridentserve.protocols import Assignment, PendingRequest, WorkerView
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+
+WITH_UNITS = [name for name, spec in POLICIES.items() if spec.supports_units]
 
 SMALL, LARGE = SHAPES[0], SHAPES[2]
 D, E, C = (Replica("one", stage) for stage in (Stage.DIFFUSE, Stage.ENCODE, Stage.DECODE))
@@ -153,7 +155,7 @@ entries = st.lists(st.tuples(shapes, st.floats(0, 60), st.integers(0, 20)), min_
 
 
 @settings(deadline=None)
-@given(entries, nodes, st.sampled_from(POLICIES_WITH_UNITS))
+@given(entries, nodes, st.sampled_from(WITH_UNITS))
 def test_assignments_take_whole_units_whatever_the_cluster(
     wanted: list[tuple[Shape, float, int]], members: list[tuple[list[str], set[int]]], policy: str
 ) -> None:

@@ -73,7 +73,7 @@ def test_the_rate_changes_the_plan_too(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "message"),
     [
         (["--attainment", "0.9", "--max-gpus", "4"], "--max-gpus is 4, and one node has 8"),
-        (["--attainment", "0.9", "--policy", "best"], "invalid choice: 'best'"),
+        (["--attainment", "0.9", "--policy", "best"], "'best' is no policy; use one of default, b1,"),
         (["--workload", "genserve", "--attainment", "0.9", "--rate", "0.001"], "no request comes in 20 s at 0.001/s"),
         (["--attainment", "1.5"], "is no share"),
         (["--rate", "0"], "invalid positive number value: '0'"),

@@ -7,14 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from dispatch.policies.greedy.work import WorkTimes, closest_degree, covered_degrees, fresh
-from dispatch.policies.policy import LoadLike, spec_of
+from dispatch.policies.policy import example_request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
+from tridentserve.load import LoadShare
 from tridentserve.plans import WorkerId
 
 
 def buckets(
-    work: WorkTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], max_degree: int | None
+    work: WorkTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare], max_degree: int | None
 ) -> dict[WorkerId, int]:
     """The bucket of each worker. Shares are the GPU-seconds that the load brings at each optimal degree: all stages at
     pipeline level, D alone at stage work."""
@@ -22,7 +23,7 @@ def buckets(
     widest = min(largest_node, max_degree or largest_node)
     shares: defaultdict[int, float] = defaultdict(float)
     for kind in load:
-        spec = spec_of(kind)
+        spec = example_request(kind)
         degrees = covered_degrees(work.times, spec, widest)
         if degrees:
             degree = closest_degree(degrees, work.optimal_degree(spec))

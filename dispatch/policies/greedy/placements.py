@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dispatch.policies.greedy.work import WorkTimes, fresh
-from dispatch.policies.policy import LoadLike, spec_of
+from dispatch.policies.policy import example_request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError, PlacementError
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.stages import Stage
 
 
-def co_located(workers: Sequence[WorkerSpec], load: Sequence[LoadLike]) -> PlacementPlan:
+def co_located(workers: Sequence[WorkerSpec], load: Sequence[LoadShare]) -> PlacementPlan:
     """E, D and C of every model of the load on every worker, whether they fit or not (B1 to B4)."""
     replicas = frozenset(Replica(model, stage) for model in models_of(load) for stage in Stage)
     return PlacementPlan({worker.worker_id: replicas for worker in workers}, reason="all stages on every worker")
 
 
-def disaggregated(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike]) -> PlacementPlan:
+def disaggregated(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]) -> PlacementPlan:
     """A cluster for each stage, which holds that stage of every model of the load (B5 and B6). D has the first nodes,
     as far as possible whole ones. Raises `PlacementError` for fewer than three workers."""
     models = models_of(load)
@@ -34,12 +35,12 @@ def disaggregated(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequen
     return PlacementPlan(replicas, reason=f"a cluster for each stage, by measured rates: {split}")
 
 
-def stage_gpu_seconds(times: StageTimes, load: Sequence[LoadLike]) -> dict[Stage, float]:
+def stage_gpu_seconds(times: StageTimes, load: Sequence[LoadShare]) -> dict[Stage, float]:
     """GPU-seconds of each stage that the load brings at the optimal degrees: demand over rate."""
     work = WorkTimes(times, aligned=False)
     totals = dict.fromkeys(Stage, 0.0)
     for kind in load:
-        spec = spec_of(kind)
+        spec = example_request(kind)
         request, degree = fresh(spec), work.optimal_degree(spec)
         totals[Stage.ENCODE] += kind.weight * work.encode_s(request, degree)
         totals[Stage.DIFFUSE] += kind.weight * degree * work.diffuse_s(request, degree)
@@ -61,7 +62,7 @@ def stage_sizes(gpu_seconds: Mapping[Stage, float], total: int) -> dict[Stage, i
     return sizes
 
 
-def models_of(load: Sequence[LoadLike]) -> tuple[str, ...]:
+def models_of(load: Sequence[LoadShare]) -> tuple[str, ...]:
     """The models of a load, sorted. `ConfigError` when there are none: these placements are made for a load."""
     if not load:
         raise ConfigError("this policy places stages by hand and needs the expected load; give at least one kind")

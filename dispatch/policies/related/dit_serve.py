@@ -10,14 +10,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
-from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, batch_kind
 from dispatch.policies.step_level.placing import Placing
 from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
-from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import (
     Assignment,
@@ -26,18 +24,15 @@ from tridentserve.protocols import (
     PendingRequest,
     Preemption,
     RunningRequest,
-    StageTimes,
 )
 from tridentserve.requests import RequestSpec
 
 
-def dit_serve(
-    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
-) -> Policy:
-    """The whole pipeline on every worker, as in the paper."""
-    return Policy(
-        "dit-serve", DitServe(times, options, options.max_batch), co_located(workers, load), replanner_wanted=False
-    )
+@register_policy("dit-serve", needs_load=True, default_max_batch=8)
+def make_dit_serve(context: PolicyContext) -> Policy:
+    """The whole pipeline is on every worker, as in the paper."""
+    dispatcher = DitServe(context.times, context.options, context.options.max_batch)
+    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
 
 
 class DitServe(StepLevelDispatcher):

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.classes import by_deadline
-from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
-from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick
 from dispatch.policies.step_level.placing import Placing
-from tridentserve.cluster import WorkerSpec
 from tridentserve.protocols import (
     Assignment,
     ClusterView,
@@ -21,7 +19,6 @@ from tridentserve.protocols import (
     PendingRequest,
     Preemption,
     RunningRequest,
-    StageTimes,
 )
 from tridentserve.stages import Stage
 
@@ -34,13 +31,11 @@ class _Batch:
     degree: int
 
 
-def genserve(
-    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
-) -> Policy:
-    """The whole pipeline on every worker, as in the paper."""
-    return Policy(
-        "genserve", GenServe(times, options, options.max_batch), co_located(workers, load), replanner_wanted=False
-    )
+@register_policy("genserve", needs_load=True, default_max_batch=8)
+def make_genserve(context: PolicyContext) -> Policy:
+    """The whole pipeline is on every worker, as in the paper."""
+    dispatcher = GenServe(context.times, context.options, context.options.max_batch)
+    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
 
 
 class GenServe(StepLevelDispatcher):

@@ -8,30 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
-from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, Way, batch_kind
 from dispatch.policies.step_level.placing import Placing
 from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
-from tridentserve.cluster import WorkerSpec
-from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal, StageTimes
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
 
 # The most urgent request is relaxed from this slack score on: one whole latency to spare. The paper gives no figure.
 RELAXED_SLACK = 1.0
 
 
-def patchedserve(
-    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
-) -> Policy:
-    """The whole pipeline on every worker, as in the paper."""
-    return Policy(
-        "patchedserve",
-        PatchedServe(times, options, options.max_batch),
-        co_located(workers, load),
-        replanner_wanted=False,
-    )
+@register_policy("patchedserve", needs_load=True, default_max_batch=8)
+def make_patchedserve(context: PolicyContext) -> Policy:
+    """The whole pipeline is on every worker, as in the paper."""
+    dispatcher = PatchedServe(context.times, context.options, context.options.max_batch)
+    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
 
 
 class PatchedServe(StepLevelDispatcher):

@@ -10,11 +10,10 @@ from dispatch.candidates.classes import by_deadline
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
-from dispatch.policies.policy import LoadLike, Policy
+from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.round_packing import RoundRequest, pack_round, steps_in_round
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, Way, batch_kind
 from dispatch.policies.step_level.placing import Placing
-from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes
 
@@ -31,11 +30,11 @@ class _Chosen:
     degree: int
 
 
-def tetriserve(
-    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
-) -> Policy:
-    """The whole pipeline on every worker, as in the paper."""
-    return Policy("tetriserve", TetriServe(times, options), co_located(workers, load), replanner_wanted=False)
+@register_policy("tetriserve", needs_load=True)
+def make_tetriserve(context: PolicyContext) -> Policy:
+    """The whole pipeline is on every worker, as in the paper."""
+    dispatcher = TetriServe(context.times, context.options)
+    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
 
 
 class TetriServe(StepLevelDispatcher):

@@ -11,20 +11,18 @@ from typing import NoReturn
 from tqdm import tqdm
 
 from deployments.assembly.simulation import SimulationSetup, simulate, times_of, with_deadlines
-from dispatch.policies import POLICIES
+from dispatch.policies import find_policy
 from dispatch.solver.ilp import is_cut_short
 from placement.cluster_file import read_cluster
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
 from traces.simulated import arrivals_of, check_profiled, results_of
 from tridentserve.engine.simulated import SimulationResult
-from tridentserve.errors import ConfigError
 
 
 def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[ReplayResult]:
     """The results of all requests. Raises `TridentServeError` for what cannot be simulated."""
-    if arguments.policy not in POLICIES:
-        raise ConfigError(f"{arguments.policy!r} is no policy; use one of {', '.join(POLICIES)}")
+    find_policy(arguments.policy)  # raises for an unknown one, before anything is read
     cluster = read_cluster(arguments.simulate)
     make_times = times_of(cluster, arguments.profiles)
     times = make_times()

@@ -10,7 +10,7 @@ import pytest
 from deployments.assembly.planning import make_scheduler, plan_placement, policy_of, worker_specs
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
-from deployments.config.planning import POLICIES_WITHOUT_LOAD, ReplanArgs
+from deployments.config.planning import ReplanArgs
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES, make_policy
 from placement import ReplanOptions
@@ -87,7 +87,7 @@ def test_which_policies_need_no_load(policy: str) -> None:
         | {"placement": ["EDC"] * 4}
     )
     specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
-    if policy in POLICIES_WITHOUT_LOAD:
+    if not POLICIES[policy].needs_load:
         assert make_policy(policy, times, specs, [], DispatchOptions()).placement is None
     else:
         with pytest.raises(ConfigError):

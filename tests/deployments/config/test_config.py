@@ -99,7 +99,7 @@ def test_paths_are_absolute_and_know_the_home_folder() -> None:
         ({"dispatch": {"max_degree": 8}}, "args.dispatch.max_degree: 8 is more than cluster.workers_per_node (4)"),
         ({"dispatch": {"tick_ms": float("nan")}}, "args.dispatch.tick_ms: "),
         ({"dispatch": {"solver": "glpk"}}, "args.dispatch.solver: "),
-        ({"dispatch": {"policy": "b7"}}, "args.dispatch.policy: unknown policy; there are default, b1, "),
+        ({"dispatch": {"policy": "b7"}}, "args.dispatch.policy: 'b7' is no policy; use one of default, b1, "),
         ({"dispatch": {"max_batch": 0}}, "args.dispatch.max_batch: "),
         ({"dispatch": {"min_efficiency": 1.1}}, "args.dispatch.min_efficiency: "),
         ({"dispatch": {"policy": "tetriserve"}}, "args.expected_load: `dispatch.policy: tetriserve` needs a size"),

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from tests.profiler.synthetic import EDC_BYTES, SHAPES
 from tridentserve.cluster import WorkerSpec
+from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Dispatcher, PendingRequest, WorkerView
-from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 TINY, SMALL, LARGE, HUGE = SHAPES
 
 
-@dataclass(frozen=True)
-class Load:
-    """Satisfies `dispatch.policies.LoadLike`."""
-
-    model: str
-    shape: Shape
-    num_inference_steps: int
-    weight: float
-
-
-LOAD = (Load("one", TINY, 20, 8.0), Load("one", SMALL, 20, 4.0), Load("one", LARGE, 20, 2.0))
+LOAD = (LoadShare("one", TINY, 20, 8.0), LoadShare("one", SMALL, 20, 4.0), LoadShare("one", LARGE, 20, 2.0))
 
 
 def cluster(*nodes: int, memory_bytes: int = EDC_BYTES) -> list[WorkerSpec]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch.policies import make_policy
-from dispatch.policies.b1 import static_degrees
+from dispatch.policies.baselines import static_degrees
 from tests.dispatch.cluster import request
 from tests.dispatch.policies.scenes import HUGE, LARGE, LOAD, SMALL, TINY, cluster, holding, started, views
 from tests.profiler.synthetic import MIB, cost_model, step_seconds

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch.policies.greedy.placements import co_located, disaggregated, stage_gpu_seconds, stage_sizes
-from tests.dispatch.policies.scenes import LOAD, Load, cluster, holding
+from tests.dispatch.policies.scenes import LOAD, cluster, holding
 from tests.profiler.synthetic import SHAPES, cost_model, step_seconds
 from tridentserve.errors import ConfigError, PlacementError
+from tridentserve.load import LoadShare
 from tridentserve.stages import Stage
 
 TIMES = cost_model()
@@ -33,7 +34,7 @@ def test_sizes_follow_the_rates() -> None:
 
 
 def test_gpu_seconds_are_demand_over_rate() -> None:
-    load = [Load("one", SHAPES[0], 20, 3.0), Load("two", SHAPES[2], 10, 2.0)]
+    load = [LoadShare("one", SHAPES[0], 20, 3.0), LoadShare("two", SHAPES[2], 10, 2.0)]
     found = stage_gpu_seconds(TIMES, load)
     assert found[Stage.ENCODE] == pytest.approx(5 * 0.02)
     assert found[Stage.DIFFUSE] == pytest.approx(
@@ -52,7 +53,7 @@ def test_each_worker_holds_one_stage_and_d_has_whole_nodes() -> None:
 
 
 def test_co_located_workers_hold_all_of_all_models() -> None:
-    placement = co_located(cluster(1, 1), [*LOAD, Load("two", SHAPES[0], 20, 1.0)])
+    placement = co_located(cluster(1, 1), [*LOAD, LoadShare("two", SHAPES[0], 20, 1.0)])
     assert all(len(held) == 6 for held in placement.replicas.values())
 
 
@@ -62,4 +63,4 @@ def test_what_cannot_be_placed_is_said() -> None:
     with pytest.raises(ConfigError, match="needs the expected load"):
         co_located(cluster(2), [])
     with pytest.raises(ConfigError, match="brings no work"):
-        disaggregated(TIMES, cluster(3), [Load("one", SHAPES[0], 20, 0.0)])
+        disaggregated(TIMES, cluster(3), [LoadShare("one", SHAPES[0], 20, 0.0)])

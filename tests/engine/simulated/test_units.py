@@ -13,7 +13,7 @@ import pytest
 from deployments.assembly.simulation import SimulationSetup, simulate
 from deployments.validation.args import args_problems
 from dispatch import DispatchOptions
-from dispatch.policies import POLICIES_WITH_UNITS
+from dispatch.policies import POLICIES
 from placement.units import units_for
 from profiler import CostModel, shipped_table
 from tests.decision_log import read_log
@@ -26,6 +26,8 @@ from tridentserve.plans import Replica, WorkerId
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.events import ReplicaLoaded
 from tridentserve.stages import Stage
+
+WITH_UNITS = [name for name, spec in POLICIES.items() if spec.supports_units]
 
 MODEL, GPU = "hunyuanvideo", "NVIDIA L20"
 TIMES = partial(CostModel, [shipped_table("l20")], GPU)
@@ -71,7 +73,7 @@ def incomplete(result: SimulationResult, workers: Sequence[WorkerSpec], replica:
     return [f"plan {plan.plan_id}: {plan.workers}" for plan in plans if not is_whole(plan.workers)]
 
 
-@pytest.mark.parametrize("policy", POLICIES_WITH_UNITS)
+@pytest.mark.parametrize("policy", WITH_UNITS)
 def test_a_model_of_26_gb_is_served_by_gpus_of_24(policy: str) -> None:
     """HunyuanVideo's D is 13 B parameters in bfloat16."""
     workers = cluster(2, 24)

@@ -1,8 +1,4 @@
-"""Ablation wo-stage-aware: all stages are given as many workers as D (section 8.4, "align all GPU demand with D").
-
-The default decides; then C stays on all of D's workers where they hold it, and E and C elsewhere take as many
-auxiliaries of one node as D has workers, or as many as there are.
-"""
+"""The default without one of its parts: the ablations of TridentServe (arXiv 2510.02838, section 8.4), and another."""
 
 from __future__ import annotations
 
@@ -11,25 +7,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dispatch.dispatcher import IlpDispatcher
-from dispatch.options import DispatchOptions
-from dispatch.policies.policy import LoadLike, Policy
-from tridentserve.cluster import WorkerSpec
+from dispatch.policies.greedy.dispatcher import GreedyDispatcher
+from dispatch.policies.greedy.orders import srtf
+from dispatch.policies.greedy.stage_level import StageLevel
+from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from tridentserve.plans import Replica, WorkerId
-from tridentserve.protocols import Assignment, ClusterView, Decisions, Dispatcher, StageTimes, WorkerView
+from tridentserve.protocols import Assignment, ClusterView, Decisions, Dispatcher, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage
 
 
-def wo_stage_aware(
-    times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadLike], options: DispatchOptions
-) -> Policy:
-    dispatcher = AlignedDispatcher(IlpDispatcher(times, options))
-    return Policy("wo-stage-aware", dispatcher, placement=None, replanner_wanted=True)
+@register_policy("wo-switch", supports_units=True)
+def make_wo_switch(context: PolicyContext) -> Policy:
+    """The first placement stays."""
+    return Policy(IlpDispatcher(context.times, context.options), replanner_wanted=False)
+
+
+@register_policy("wo-pooling", supports_units=True)
+def make_wo_pooling(context: PolicyContext) -> Policy:
+    """Placements are those of the paper's Algorithm 2; no ablation of the paper, which has no pooling."""
+    return Policy(IlpDispatcher(context.times, context.options), one_pool=False)
+
+
+@register_policy("wo-stage-aware")
+def make_wo_stage_aware(context: PolicyContext) -> Policy:
+    """All stages are given as many workers as D ("align all GPU demand with the Diffuse stage")."""
+    return Policy(AlignedDispatcher(IlpDispatcher(context.times, context.options)))
+
+
+@register_policy("wo-scheduler", supports_units=True)
+def make_wo_scheduler(context: PolicyContext) -> Policy:
+    """B6's greedy dispatcher takes the place of the integer program: shortest remaining time first, D at its optimal
+    degree, on the primaries with the least communication."""
+    return Policy(GreedyDispatcher(context.times, context.options, srtf, StageLevel))
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedDispatcher:
-    """Widens the E and C of what `inner` decides. Satisfies `tridentserve.protocols.Dispatcher`."""
+    """Widens the E and C of what another dispatcher decides: C stays on all of D's workers where they hold it; E and C
+    elsewhere take as many auxiliaries of one node as D has workers, or as many as there are."""
 
     inner: Dispatcher
 

@@ -1,1 +1,0 @@
-"""The default policy without one of its parts."""
