@@ -165,7 +165,7 @@ def _example(url: str, model: ServedModel) -> str:
     """A command that asks for one picture or video, small enough to come soon."""
     steps, prompt = min(_STEPS, model.limits.max_steps), _PROMPT[: model.limits.max_prompt_chars]
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
-    save = f"""| python3 -c "import base64, json, sys; open('picture.png', 'wb').write({decode})\""""
+    save = f"""| python3 -c "import base64, json, sys; open('image.png', 'wb').write({decode})\""""
     if model.makes_videos or model.takes_image:
         route, field = ("videos/sync", "input_reference") if model.makes_videos else ("images/edits", "image")
         form = {"model": model.name, "prompt": f"'{prompt}'", "num_inference_steps": steps}
