@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,12 +50,7 @@ class Greedy:
             waiting = [request for request in waiting if request not in members]
             for worker_id in diffuse:
                 del idle[worker_id]
-        preemptions = []
-        if self.preempts and waiting:
-            latest = max(view.running, key=lambda running: (running.deadline_s, running.spec.request_id), default=None)
-            if latest is not None and latest.deadline_s > waiting[0].deadline_s and not latest.yielding:
-                preemptions.append(Preemption(latest.spec.request_id, "another is due earlier"))
-        return Decisions(assignments, preemptions)
+        return Decisions(assignments, _preemptions(view, waiting) if self.preempts and waiting else ())
 
     def _assignment(
         self, view: ClusterView, members: list[PendingRequest], leader: WorkerView, diffuse: tuple[WorkerId, ...]
@@ -65,6 +61,19 @@ class Greedy:
         names = tuple(member.spec.request_id for member in members)
         kind = PlacementType.of(replica.stage for replica in leader.replicas) or PlacementType.D
         return Assignment(names, kind, encode, diffuse, decode, view.now_s, "first idle, greedy", self.segment)
+
+
+def _preemptions(view: ClusterView, waiting: list[PendingRequest]) -> list[Preemption]:
+    """The batch that is due last yields to the first waiting request, if that is due before the whole batch.
+
+    If one later member were enough, two batches could preempt each other at every tick."""
+    due_s: dict[tuple[WorkerId, ...], float] = {}
+    for running in view.running:
+        due_s[running.diffuse] = min(running.deadline_s, due_s.get(running.diffuse, math.inf))
+    latest = max(view.running, key=lambda running: (due_s[running.diffuse], running.spec.request_id), default=None)
+    if latest is None or latest.yielding or due_s[latest.diffuse] <= waiting[0].deadline_s:
+        return []
+    return [Preemption(latest.spec.request_id, "another is due earlier")]
 
 
 def _alike(one: PendingRequest, other: PendingRequest) -> bool:

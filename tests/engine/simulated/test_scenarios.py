@@ -65,9 +65,27 @@ LOST_WHILE_LOADING = Scenario(
     checkpoint_s=0.5,
 )
 
+# Batches whose deadlines overlap: a policy that compares those of single members lets two of them preempt each other at
+# every tick, before either has done a step.
+OVERLAPPING_BATCHES = Scenario(
+    seed=2894,
+    policy=Greedy(degree=4, batch=3, segment=1, preempts=True),
+    num_nodes=1,
+    num_requests=19,
+    num_failures=0,
+    switch_every_s=11.0,
+    memory_bytes=56,
+    solve_time=0.0,
+    jitter=0.3,
+    overhead_s=0.2,
+    slowdown=(1.0, 1.5, 2.0),
+    checkpoint_s=2.0,
+)
+
 
 @given(scenarios)
 @example(LOST_WHILE_LOADING)
+@example(OVERLAPPING_BATCHES)
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     watched = Watched(scenario.scheduler())
