@@ -1,36 +1,23 @@
-"""What the HTTP routes and the Python handle need of the service behind them, as a protocol.
-
-Updates of one request, in order (plain values, but for the pictures or videos):
-
-    {"type": "queued", "request_id"}
-    {"type": "progress", "request_id", "step", "num_steps"}
-    {"type": "completed", "request_id", "model", "images": [PNG bytes], "seed", "width", "height", "created", "queue_s",
-     "latency_s", "slo_s", "slo_met", "stage_durations": {"encode", "diffuse", "decode"},
-     "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb"}
-        of a video, with "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] in place of "images", and
-        "num_frames" and "fps"
-    {"type": "failed", "request_id", "error": {"message", "type", "param", "code"}, "http_status"}
-"""
+"""What the HTTP routes and the Python handle need of the service behind them, as a protocol."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from tridentserve.errors import InvalidRequestError, TridentServeError, error_class
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.errors import TridentServeError, make_error
 from tridentserve.requests import GenerationInputs, RequestSpec
 
-Update = dict[str, Any]
-# The key of what was made, one of these.
-OUTPUTS = frozenset({"images", "videos", "frames"})
+U = TypeVar("U")
 
 
 class Backend(Protocol):
     """The service as its front ends see it. All it raises on purpose is a `TridentServeError`."""
 
     def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        """The updates of one request; the last one has type "completed" or "failed".
+        """The updates of one request; the last one is a `CompletedUpdate` or a `FailedUpdate`.
 
         Closing the iterator early, or cancelling the task that waits for it, means that this client has left.
         A request that the service does not take at all raises before the first update (`OverloadedError`, say).
@@ -45,7 +32,7 @@ class Backend(Protocol):
 
 
 @asynccontextmanager
-async def closing(updates: AsyncIterator[Update]) -> AsyncIterator[AsyncIterator[Update]]:
+async def closing(updates: AsyncIterator[U]) -> AsyncIterator[AsyncIterator[U]]:
     """Closes the updates at the end in any case: like `contextlib.aclosing`, for iterators with or without `aclose`."""
     try:
         yield updates
@@ -55,21 +42,22 @@ async def closing(updates: AsyncIterator[Update]) -> AsyncIterator[AsyncIterator
             await aclose()
 
 
-async def outcome_of(updates: AsyncIterator[Update]) -> AsyncIterator[Update]:
-    """The updates up to "completed". Raises what a "failed" one stands for; closes `updates` in any case."""
+async def raise_failure(
+    updates: AsyncIterator[Update],
+) -> AsyncIterator[QueuedUpdate | ProgressUpdate | CompletedUpdate]:
+    """The updates up to the `CompletedUpdate`. Raises the error of a `FailedUpdate`; closes `updates` in any case."""
     async with closing(updates):
         async for update in updates:
-            if update["type"] == "failed":
-                raise error_of(update)
+            if isinstance(update, FailedUpdate):
+                raise make_error(update.code, update.message, update.param)
             yield update
-            if update["type"] == "completed":
+            if isinstance(update, CompletedUpdate):
                 return
     raise TridentServeError("the request ended without a result")
 
 
-def error_of(update: Update) -> TridentServeError:
-    """The exception that a "failed" update stands for, chosen by its code."""
-    told = update["error"]
-    kind = error_class(str(told.get("code")))
-    message = str(told["message"])
-    return kind(message, told.get("param")) if issubclass(kind, InvalidRequestError) else kind(message)
+async def wait_for_result(updates: AsyncIterator[Update]) -> CompletedUpdate:
+    """The last update; closes the iterator. Raises the error of a `FailedUpdate`."""
+    async with closing(raise_failure(updates)) as checked:
+        completed = [update async for update in checked if isinstance(update, CompletedUpdate)]
+    return completed[0]

@@ -13,10 +13,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.backend import Backend, Update
+from deployments.backend import Backend, wait_for_result
 from deployments.http.body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, read_fields, read_json, until_disconnect
 from deployments.http.errors import install_error_handlers
-from deployments.http.python_handle import final_update
+from deployments.http.plain_updates import to_plain
 from deployments.http.sse import EventStreamResponse
 from deployments.http.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
@@ -24,6 +24,7 @@ from deployments.schemas.edit import EditRequest, to_edit_request
 from deployments.schemas.image import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
 from deployments.schemas.image_field import decoded, picture_bytes
 from deployments.video_backend import VideoBackend
+from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -84,7 +85,7 @@ def create_api(
         updates = backend.generate(*made)
         if asked.stream:
             return EventStreamResponse(updates, heartbeat_s, events)
-        return JSONResponse(_images_answer(await until_disconnect(request.receive, final_update(updates))))
+        return JSONResponse(_images_answer(await until_disconnect(request.receive, wait_for_result(updates))))
 
     add_video_routes(api, backend, models, videos, max_body_bytes)
 
@@ -125,14 +126,14 @@ async def _health(backend: Backend) -> dict[str, Any]:
         return {"status": "unavailable", "workers": 0}
 
 
-def _images_answer(update: Update) -> dict[str, Any]:
-    """OpenAI's form, with what we know of the request beside it."""
-    about = {key: value for key, value in update.items() if key not in ("type", "images", "created")}
+def _images_answer(update: CompletedUpdate) -> dict[str, Any]:
+    """OpenAI's form, and in addition all that is known of the request."""
+    about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images", "created")}
     return {
-        "created": update["created"],
-        "data": [{"b64_json": b64encode(image).decode()} for image in update["images"]],
+        "created": update.created_s,
+        "data": [{"b64_json": b64encode(image).decode()} for image in update.outputs],
         "output_format": "png",
-        "size": f"{update['width']}x{update['height']}",
-        "usage": {"peak_memory_mb": update["peak_memory_mb"]},
+        "size": f"{update.shape.width}x{update.shape.height}",
+        "usage": {"peak_memory_mb": about["peak_memory_mb"]},
         **about,
     }

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tridentserve.errors import InvalidRequestError, RequestCancelledError, TridentServeError
+from tridentserve.errors import InvalidRequestError, RequestCancelledError, TridentServeError, http_status_of
 
 CLIENT_CLOSED_REQUEST = RequestCancelledError.http_status
 RETRY_AFTER_S = 1
@@ -32,6 +32,12 @@ def error_body(message: str, status: int, code: str, param: str | None = None) -
 
 def body_of(error: TridentServeError) -> dict[str, Any]:
     return error_body(str(error), error.http_status, error.code, getattr(error, "param", None))
+
+
+def openai_error(code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    """What stands under "error" for a request that failed with this code."""
+    fields: dict[str, Any] = error_body(message, http_status_of(code), code, param)["error"]
+    return fields
 
 
 def _answer(status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -6,7 +6,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from deployments.backend import Backend, Update, closing, outcome_of
+from deployments.backend import Backend, closing, raise_failure, wait_for_result
+from deployments.http.plain_updates import to_plain
 from deployments.models.served import ServedModel
 from deployments.schemas.edit import EditRequest, to_edit_request
 from deployments.schemas.image import not_served, parse_as, to_request
@@ -25,22 +26,22 @@ async def generate(backend: Backend, models: Mapping[str, ServedModel], body: Ma
     Cancelling the call stops the request.
     """
     spec, inputs = await _asked(body, models)
-    result = dict(await final_update(backend.generate(spec, inputs)))
+    result = to_plain(await wait_for_result(backend.generate(spec, inputs)))
     del result["type"]
     return result
 
 
 async def generate_stream(
     backend: Backend, models: Mapping[str, ServedModel], body: Mapping[str, Any]
-) -> AsyncIterator[Update]:
+) -> AsyncIterator[dict[str, Any]]:
     """The updates of one request as they come, "completed" last. Raises as `generate` does.
 
     Closing the iterator early stops the request.
     """
     spec, inputs = await _asked(body, models)
-    async with closing(outcome_of(backend.generate(spec, inputs))) as updates:
+    async with closing(raise_failure(backend.generate(spec, inputs))) as updates:
         async for update in updates:
-            yield update
+            yield to_plain(update)
 
 
 async def _asked(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
@@ -72,9 +73,3 @@ def _model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> Served
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-async def final_update(updates: AsyncIterator[Update]) -> Update:
-    """Waits for the "completed" update, and closes the iterator. Raises what a "failed" update stands for."""
-    async with closing(outcome_of(updates)) as checked:
-        return [update async for update in checked][-1]

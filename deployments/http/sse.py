@@ -13,11 +13,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.backend import Update, closing, outcome_of
+from deployments.backend import closing, raise_failure
 from deployments.http.body import until_disconnect
 from deployments.http.errors import body_of, internal_error
+from deployments.http.plain_updates import to_plain
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import TridentServeError
 
+_Event = QueuedUpdate | ProgressUpdate | CompletedUpdate
 _HEARTBEAT = b": waiting\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -37,7 +40,7 @@ class EventStreamResponse(Response):
     def __init__(self, updates: AsyncIterator[Update], heartbeat_s: float, kind: str) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._updates = outcome_of(updates)
+        self._updates = raise_failure(updates)
         self._kind = kind
         self._heartbeat_s = heartbeat_s
 
@@ -57,7 +60,7 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _chunks(updates: AsyncIterator[Update], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
+async def _chunks(updates: AsyncIterator[_Event], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
     """The updates and pauses as bytes; what is raised becomes the last event, since the status is long sent."""
     waiting = asyncio.ensure_future(_next(updates))
     try:
@@ -81,23 +84,21 @@ async def _chunks(updates: AsyncIterator[Update], heartbeat_s: float, kind: str)
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def _next(updates: AsyncIterator[Update]) -> Update | None:
+async def _next(updates: AsyncIterator[_Event]) -> _Event | None:
     return await anext(updates, None)
 
 
-def events_of(update: Update, kind: str) -> bytes:
-    """One event, or one per picture when the request is completed; nothing for an update that is not known here."""
-    match update["type"]:
-        case "queued" | "progress" as state:
-            return _event(f"{kind}.{state}", {key: update[key] for key in update if key != "type"})
-        case "completed":
-            about = {key: update[key] for key in update if key not in ("type", "images")}
-            events = (
-                _event(f"{kind}.completed", {**about, "index": index, "b64_json": b64encode(image).decode()})
-                for index, image in enumerate(update["images"])
-            )
-            return b"".join(events)
-    return b""
+def events_of(update: _Event, kind: str) -> bytes:
+    """The event of an update; of a completed request, one event per image."""
+    fields = to_plain(update)
+    name = f"{kind}.{fields.pop('type')}"
+    if not isinstance(update, CompletedUpdate):
+        return _event(name, fields)
+    images = fields.pop("images")
+    return b"".join(
+        _event(name, {**fields, "index": index, "b64_json": b64encode(image).decode()})
+        for index, image in enumerate(images)
+    )
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:

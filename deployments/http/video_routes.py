@@ -9,15 +9,16 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from deployments.backend import Backend
+from deployments.backend import Backend, wait_for_result
 from deployments.http.body import FORMS, JSON, openapi_body, read_fields, until_disconnect
-from deployments.http.python_handle import final_update
+from deployments.http.plain_updates import to_plain
 from deployments.http.video_files import MP4, VideoContent, VideoFile
 from deployments.models.served import ServedModel
 from deployments.schemas.image import REQUEST_ID
 from deployments.schemas.image_field import decoded, picture_bytes
 from deployments.schemas.video import VideoRequest, parse_video, to_video_request
 from deployments.video_backend import VideoBackend
+from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -66,8 +67,8 @@ def add_video_routes(
         _, spec, inputs = await asked(request)
         if spec.num_outputs != 1:
             raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
-        update = await until_disconnect(request.receive, final_update(backend.generate(spec, inputs)))
-        return Response(update["videos"][0], media_type=MP4, headers=_facts(update))
+        update = await until_disconnect(request.receive, wait_for_result(backend.generate(spec, inputs)))
+        return Response(update.outputs[0], media_type=MP4, headers=_facts(update))
 
     @api.get("/v1/videos")
     async def list_videos(
@@ -108,18 +109,19 @@ def _told(video: dict[str, Any], request: Request) -> dict[str, Any]:
     return {**video, "url": f"{str(request.base_url).rstrip('/')}/v1/videos/{video['id']}/content"}
 
 
-def _facts(update: Mapping[str, Any]) -> dict[str, str]:
+def _facts(update: CompletedUpdate) -> dict[str, str]:
     """What is known of a video that is answered at once, as headers: those that clients look for, and all in one."""
-    facts = {key: value for key, value in update.items() if key not in ("type", "videos", "timeline")}
-    whole = json.dumps({**facts, "timeline": update["timeline"]})
+    told = to_plain(update)
+    facts = {key: value for key, value in told.items() if key not in ("type", "videos", "timeline")}
+    whole = json.dumps({**facts, "timeline": told["timeline"]})
     return {
         "X-Request-Facts": whole if len(whole) <= _MAX_HEADER_BYTES else json.dumps(facts),
-        "X-Video-Id": update["request_id"],
-        "X-Model": update["model"],
-        "X-Seed": str(update["seed"]),
-        "X-Inference-Time-S": str(update["latency_s"]),
-        "X-Stage-Durations": json.dumps(update["stage_durations"]),
-        "X-Peak-Memory-MB": str(update["peak_memory_mb"]),
+        "X-Video-Id": update.request_id,
+        "X-Model": update.model,
+        "X-Seed": str(update.seed),
+        "X-Inference-Time-S": str(update.latency_s),
+        "X-Stage-Durations": json.dumps(update.stage_durations_s),
+        "X-Peak-Memory-MB": str(facts["peak_memory_mb"]),
     }
 
 

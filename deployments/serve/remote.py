@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from deployments.backend import OUTPUTS, Update
 from deployments.model_updates.catalogue import Catalogue
+from tridentserve.engine.live.updates import CompletedUpdate, Update
 from tridentserve.errors import OverloadedError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 
 class RemoteBackend:
-    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator, whose "completed"
-    update holds references to the pictures instead of their bytes)."""
+    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator, whose last update
+    holds references to the outputs instead of their bytes)."""
 
     def __init__(self, handle: Any) -> None:
         """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of streaming."""
@@ -30,11 +31,11 @@ class RemoteBackend:
             updates = self._streaming.generate.remote(spec, inputs)
             try:
                 async for update in updates:
-                    if update["type"] == "completed":
+                    if isinstance(update, CompletedUpdate):
                         # The scheduler hands on references: the outputs come straight from their worker's node.
-                        for kind in OUTPUTS & update.keys():
-                            update[kind] = list(await asyncio.gather(*update[kind]))
-                    yield update
+                        yield replace(update, outputs=tuple(await asyncio.gather(*update.outputs)))
+                    else:
+                        yield update
             finally:
                 # Tells the replica that this client has left; without effect once all updates have come.
                 updates.cancel()

@@ -15,7 +15,7 @@ from deployments.model_updates.reconciler import ModelKeeper
 from deployments.schemas.image_limits import MAX_HELD_BYTES, PictureRoom
 from deployments.serve.start import start
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.updates import Update, failed
+from tridentserve.engine.live.updates import FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -53,7 +53,7 @@ class Scheduler:
         """See `deployments.backend.Backend`; pictures come as references, not as bytes."""
         if not self._pictures.has_room(inputs.image):
             message = "the pictures of unfinished requests take all their room, try again later"
-            yield failed(spec.request_id, OverloadedError.code, message)
+            yield FailedUpdate(spec.request_id, OverloadedError.code, message)
             return
         with self._pictures.holding(inputs.image):
             async with aclosing(self._started().generate(spec, inputs)) as updates:

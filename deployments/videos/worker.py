@@ -17,15 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deployments.backend import Backend, Update, closing
+from deployments.backend import Backend, closing
 from deployments.config.videos import VideosArgs
-from deployments.http.errors import body_of
+from deployments.http.errors import body_of, openai_error
+from deployments.http.plain_updates import to_plain
 from deployments.schemas.image_limits import MAX_JOBS_BYTES
 from deployments.videos.model_absence import REFUSALS, AwayModels
 from deployments.videos.retention import MIB, VideoFiles
 from deployments.videos.storage import VideoResults
 from deployments.videos.store import VideoJob, VideoStore, client_error
 from deployments.videos.view import video_view
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate
 from tridentserve.errors import (
     OverloadedError,
     RequestCancelledError,
@@ -241,14 +243,14 @@ class VideoJobs:
             return
         if update is None:
             raise TridentServeError("the request ended without a result")
-        if update["type"] == "completed":
+        if isinstance(update, CompletedUpdate):
             await self._completed(run, update)
-        elif update["error"].get("code") == OverloadedError.code:
+        elif update.code == OverloadedError.code:
             await self._give_back(run, OverloadedError("the queue is full"))
-        elif update["error"].get("code") in REFUSALS and await self._may_come_back(run.job.spec.model):
+        elif update.code in REFUSALS and await self._may_come_back(run.job.spec.model):
             await self._wait_for_model(run)
         else:
-            await self._failed(run, update["error"])
+            await self._failed(run, openai_error(update.code, update.message, update.param))
 
     async def _may_come_back(self, model: str) -> bool:
         """Whether a model that refuses requests is expected to take them again."""
@@ -258,7 +260,7 @@ class VideoJobs:
             return True
         return self._away.may_come_back(model, health.get("models", {}).get(model))
 
-    async def _last_update(self, run: _Run) -> Update | None:
+    async def _last_update(self, run: _Run) -> CompletedUpdate | FailedUpdate | None:
         job = run.job
         picture = await self._stored(partial(self._store.picture, job.number)) if job.picture_sha256 else None
         if job.picture_sha256 and picture is None:  # it was deleted just now, and its picture with it
@@ -266,12 +268,12 @@ class VideoJobs:
         spec = replace(job.spec, request_id=request_id_of(job))
         async with closing(self._backend.generate(spec, replace(job.inputs, image=picture))) as updates:
             async for update in updates:
-                run.began = run.began or update["type"] in ("queued", "progress")
-                if update["type"] == "progress":
-                    run.steps_done = update["step"]
-                    self._away.is_back(job.spec.model)
-                elif update["type"] in ("completed", "failed"):
+                if isinstance(update, CompletedUpdate | FailedUpdate):
                     return update
+                run.began = True
+                if isinstance(update, ProgressUpdate):
+                    run.steps_done = update.step
+                    self._away.is_back(job.spec.model)
         return None
 
     async def _give_back(self, run: _Run, error: TridentServeError) -> None:
@@ -286,11 +288,11 @@ class VideoJobs:
         again_s, number = self._clock() + pause_s, run.job.number
         await self._stored(lambda: self._store.release(self._owner, number, again_s, counted))
 
-    async def _completed(self, run: _Run, update: Update) -> None:
+    async def _completed(self, run: _Run, update: CompletedUpdate) -> None:
         job, run.is_made = run.job, True
-        told = {name: update[name] for name in _TOLD if name in update}
+        told = {name: value for name, value in to_plain(update).items() if name in _TOLD}
         try:
-            num_bytes = await self._files.write(job, update["videos"])
+            num_bytes = await self._files.write(job, update.outputs)
             ended_s = self._clock()
             kept = await self._stored(lambda: self._store.complete(self._owner, job.number, told, num_bytes, ended_s))
         except VideoStorageError as error:

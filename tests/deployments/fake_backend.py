@@ -10,12 +10,14 @@ from typing import Any
 
 from PIL import Image
 
-from deployments.backend import Update
 from deployments.config.app import Limits
 from deployments.models.served import ServedModel
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import RequestCancelledError
 from tridentserve.models.families import FAMILIES
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.request_records import StageRun
+from tridentserve.stages import Stage
 
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
 MODELS = {
@@ -59,18 +61,13 @@ class FakeBackend:
         self.seen.append((spec, inputs))
         self.ended[request_id] = "closed"
         try:
-            yield {"type": "queued", "request_id": request_id}
+            yield QueuedUpdate(request_id)
             if self.refuse_with is not None:
                 yield self.refuse_with
                 return
             for step in range(1, spec.num_inference_steps + 1):
                 await asyncio.sleep(self.step_s)
-                yield {
-                    "type": "progress",
-                    "request_id": request_id,
-                    "step": step,
-                    "num_steps": spec.num_inference_steps,
-                }
+                yield ProgressUpdate(request_id, step, spec.num_inference_steps)
                 if request_id in self.deleted:
                     raise RequestCancelledError("the request was deleted")
                 if self.stop_after == step:
@@ -98,33 +95,32 @@ class FakeBackend:
         return self.state
 
 
-def completed(spec: RequestSpec, inputs: GenerationInputs) -> Update:
-    return {
-        "type": "completed",
-        "request_id": spec.request_id,
-        "model": spec.model,
-        **_outputs(spec, inputs),
-        "seed": inputs.seed,
-        "width": spec.shape.width,
-        "height": spec.shape.height,
-        "created": 1_800_000_000,
-        "queue_s": 0.01,
-        "latency_s": 0.5,
-        "slo_s": spec.slo_s or 2.5,
-        "slo_met": True,
-        "stage_durations": {"encode": 0.1, "diffuse": 0.3, "decode": 0.1},
-        "timeline": [
-            {"stage": "encode", "workers": ["n0w0"], "degree": 1, "start_s": 1.0, "end_s": 1.1, "steps": None}
-        ],
-        "peak_memory_mb": 12.5,
-    }
+def completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:
+    return CompletedUpdate(
+        request_id=spec.request_id,
+        model=spec.model,
+        outputs=_outputs(spec, inputs),
+        output_format=inputs.output_format,
+        seed=inputs.seed,
+        shape=spec.shape,
+        created_s=1_800_000_000,
+        queue_s=0.01,
+        latency_s=0.5,
+        slo_s=spec.slo_s or 2.5,
+        slo_met=True,
+        retries=0,
+        stage_durations_s={"encode": 0.1, "diffuse": 0.3, "decode": 0.1},
+        timeline=(StageRun(Stage.ENCODE, ("n0w0",), 1.0, 1.1),),
+        peak_memory_bytes=12_500 * 2**20 // 1000,
+        tiled=False,
+        fps=inputs.fps,
+    )
 
 
-def _outputs(spec: RequestSpec, inputs: GenerationInputs) -> dict[str, Any]:
+def _outputs(spec: RequestSpec, inputs: GenerationInputs) -> tuple[bytes, ...]:
     if inputs.output_format == "png":
-        return {"images": [png(spec.shape.width, spec.shape.height)] * spec.num_outputs}
-    videos = [video(inputs.prompt, index) for index in range(spec.num_outputs)]
-    return {"videos": videos, "num_frames": spec.shape.num_frames, "fps": inputs.fps}
+        return (png(spec.shape.width, spec.shape.height),) * spec.num_outputs
+    return tuple(video(inputs.prompt, index) for index in range(spec.num_outputs))
 
 
 def video(prompt: str, index: int = 0) -> bytes:

@@ -102,9 +102,9 @@ async def measure_service_pause(folder: Path, host_dir: Path, side: int, steps: 
     async with serving(args, folder, host_dir, _Halves) as service:
         for run in range(1 + runs):
             answer = await service.ask(f"r{run}", _MODEL, inputs)
-            first, second = (ran for ran in answer["timeline"] if ran["stage"] == Stage.DIFFUSE.value)
+            first, second = (ran for ran in answer.timeline if ran.stage is Stage.DIFFUSE)
             if run > 0:
-                gaps_s.append(second["start_s"] - first["end_s"])
+                gaps_s.append(second.start_s - first.end_s)
     return {
         "service_ms": median_ms(gaps_s),
         "service_range_ms": [round(1000 * gap, 3) for gap in (min(gaps_s), max(gaps_s))],

@@ -10,11 +10,13 @@ from typing import Any, Generic, TypeVar
 
 from deployments.assembly.planning import plan_placement, policy_of, worker_specs
 from deployments.assembly.profiles import cost_model
+from deployments.backend import wait_for_result
 from deployments.config.app import AppArgs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import Fetch, ModelSource, WorkerConfig
+from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.parallel import connect_store
 from tridentserve.protocols import Dispatcher, Replanner
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -29,13 +31,10 @@ class Service(Generic[D]):
     dispatcher: D
     specs: list[WorkerSpec]
 
-    async def ask(self, name: str, model: str, inputs: GenerationInputs) -> dict[str, Any]:
-        """The last update of a request. Raises `RuntimeError` when it fails."""
+    async def ask(self, name: str, model: str, inputs: GenerationInputs) -> CompletedUpdate:
+        """The result of a request. Raises the `TridentServeError` with which it failed."""
         spec = RequestSpec(name, model, inputs.shape, inputs.num_inference_steps, slo_s=600.0)
-        updates = [update async for update in self.engine.generate(spec, inputs)]
-        if updates[-1]["type"] != "completed":
-            raise RuntimeError(f"{name} failed: {updates[-1]['error']['message']}")
-        return updates[-1]
+        return await wait_for_result(self.engine.generate(spec, inputs))
 
 
 @asynccontextmanager

@@ -134,11 +134,12 @@ async def _run(switch: _Switch, how: str, requests: int, gap_s: float) -> dict[s
     answers = await asyncio.gather(*tasks)
     if switching is not None:
         await switching
-    ends_s = sorted(run["end_s"] for answer in answers for run in answer["timeline"])
+    ends_s = sorted(run.end_s for answer in answers for run in answer.timeline)
     after = [end_s for end_s in ends_s if end_s >= switched_s]
     gaps = [later - earlier for earlier, later in zip([switched_s, *after], after, strict=False)]
-    usual_s = statistics.median(answer["latency_s"] for answer in answers[: requests // 2])
-    later_s = [answer["latency_s"] for answer in answers[requests // 2 :]]
+    latencies_s = [answer.latency_s for answer in answers if answer.latency_s is not None]
+    usual_s = statistics.median(latencies_s[: requests // 2])
+    later_s = latencies_s[requests // 2 :]
     return {
         "longest_gap_ms": round(1000 * max(gaps), 1),
         "median_latency_before_ms": round(1000 * usual_s, 1),

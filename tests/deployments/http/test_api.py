@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.deployments.clients import IMAGES, client, error_of, events
 from tests.deployments.fake_backend import FakeBackend
+from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError, RequestCancelledError, WorkerError
 
 CANARY = "canary-7f3a"
@@ -92,17 +93,9 @@ async def test_a_refused_request_has_its_status(
     [
         (RequestCancelledError("deleted"), 499, "cancelled"),
         (KeyError(CANARY), 500, "internal_error"),
-        (
-            {"type": "failed", "error": {"message": "lost", "type": "", "param": None, "code": "worker_failed"}},
-            503,
-            "worker_failed",
-        ),
-        (
-            {"type": "failed", "error": {"message": "bad", "type": "", "param": "size", "code": "invalid_request"}},
-            422,
-            "invalid_request",
-        ),
-        ({"type": "failed", "error": {"message": "odd", "code": "no_such_code"}}, 500, "internal_error"),
+        (FailedUpdate("r1", "worker_failed", "lost"), 503, "worker_failed"),
+        (FailedUpdate("r1", "invalid_request", "bad", "size"), 422, "invalid_request"),
+        (FailedUpdate("r1", "no_such_code", "odd"), 500, "internal_error"),
     ],
 )
 async def test_a_request_that_fails_halfway(fail: Any, status: int, code: str) -> None:

@@ -21,6 +21,7 @@ from deployments.schemas.image import REQUEST_ID
 from deployments.videos.worker import VideoJobs
 from tests.deployments.clients import error_of, picture_client, video_client
 from tests.deployments.fake_backend import FakeBackend, png, video
+from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError
 from tridentserve.models.input_image import png_of, read_picture
 
@@ -235,7 +236,7 @@ async def test_delete(served: Served) -> None:
 
 
 async def test_a_job_that_failed_is_told_with_200(served: Served) -> None:
-    served.backend.fail = {"type": "failed", "error": {"message": "m", "type": "t", "param": None, "code": "c"}}
+    served.backend.fail = FailedUpdate("a", "c", "m")
     await served.submit(request_id="a")
     job = await served.until_ended("a")
     assert (job["status"], job["error"]["code"], "url" in job) == ("failed", "c", False)

@@ -18,7 +18,8 @@ from deployments.serve.scheduler_deployment import Scheduler
 from tests.deployments.clients import error_of, picture_client, until
 from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png
 from tests.deployments.videos.test_store import request
-from tridentserve.errors import InvalidRequestError, OverloadedError
+from tridentserve.engine.live.updates import FailedUpdate, QueuedUpdate
+from tridentserve.errors import InvalidRequestError, OverloadedError, http_status_of
 from tridentserve.models.input_image import read_picture
 
 EDITS = "/v1/images/edits"
@@ -128,10 +129,11 @@ async def test_the_scheduler_refuses_pictures_that_have_no_room(monkeypatch: pyt
         return await anext(updates), updates
 
     told, held = await first("a", bytes(60))
-    assert told["type"] == "queued"
+    assert isinstance(told, QueuedUpdate)
     told, _ = await first("b", bytes(60))
-    assert (told["type"], told["http_status"], told["error"]["code"]) == ("failed", 429, "overloaded")
+    assert isinstance(told, FailedUpdate)
+    assert (http_status_of(told.code), told.code) == (429, "overloaded")
     for name, image in (("c", None), ("d", bytes(40))):
-        assert (await first(name, image))[0]["type"] == "queued"
+        assert isinstance((await first(name, image))[0], QueuedUpdate)
     await held.aclose()  # type: ignore[attr-defined]
-    assert (await first("b", bytes(60)))[0]["type"] == "queued"
+    assert isinstance((await first("b", bytes(60)))[0], QueuedUpdate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from deployments.backend import Update, closing
+from deployments.backend import closing
 from deployments.schemas.image import to_request
 from deployments.serve.remote import RemoteBackend
-from tests.deployments.fake_backend import MODELS, FakeBackend, png
+from tests.deployments.fake_backend import MODELS, FakeBackend, completed, png
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError
 
 ARGS = to_request({"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1"}, MODELS)
@@ -60,7 +62,10 @@ class FakeResponse:
 
     async def __aiter__(self) -> AsyncIterator[Update]:
         async for update in self._updates:
-            yield {**update, **{key: [_fetched(one) for one in update[key]] for key in update if key == "images"}}
+            if isinstance(update, CompletedUpdate):
+                yield replace(update, outputs=tuple(_fetched(one) for one in update.outputs))
+            else:
+                yield update
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -69,8 +74,12 @@ class FakeResponse:
 async def test_updates_come_through() -> None:
     backend = FakeBackend()
     updates = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
-    assert [update["type"] for update in updates] == ["queued", "progress", "progress", "completed"]
-    assert updates[-1]["images"] == [png(64, 32)]
+    assert updates == [
+        QueuedUpdate("r1"),
+        ProgressUpdate("r1", 1, 2),
+        ProgressUpdate("r1", 2, 2),
+        replace(completed(*ARGS), outputs=(png(64, 32),)),
+    ]
     assert backend.seen == [ARGS]
 
 
@@ -109,7 +118,7 @@ async def test_errors_of_ray(error: Exception, expected: type[Exception]) -> Non
 async def test_a_picture_that_is_lost() -> None:
     lost: Any = ObjectLostError
     image = lost("00" * 28, "", "")
-    backend = FakeBackend(fail={"type": "completed", "images": [image]})
+    backend = FakeBackend(fail=replace(completed(*ARGS), outputs=(image,)))
     with pytest.raises(WorkerError, match="lost"):
         _ = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
 

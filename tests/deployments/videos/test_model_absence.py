@@ -11,12 +11,12 @@ from deployments.videos.worker import VideoJobs
 from tests.deployments.clients import until
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_worker import Clock, Service, submit, until_status
+from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import WorkerError
 
 
-def refusal(code: str) -> dict[str, object]:
-    error = {"message": "tiny-wan is not there", "type": "server_error", "param": None, "code": code}
-    return {"type": "failed", "error": error}
+def refusal(code: str) -> FailedUpdate:
+    return FailedUpdate("a", code, "tiny-wan is not there")
 
 
 def health(tiny: str | None = None, other: str = "serving") -> dict[str, object]:

@@ -17,6 +17,7 @@ from deployments.videos.worker import DATABASE, VideoJobs
 from tests.deployments.clients import until
 from tests.deployments.fake_backend import FakeBackend, video
 from tests.deployments.videos.test_store import request
+from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError, RequestNotFoundError, WorkerError
 
 LEASE_S = 3.0
@@ -114,11 +115,10 @@ async def test_jobs_beyond_those_in_flight_go_by_priority(service: Service) -> N
 
 
 async def test_a_failure_is_told(service: Service) -> None:
-    failed = {"type": "failed", "error": {"message": "out", "type": "server_error", "param": None, "code": "lost"}}
-    async with service.running(FakeBackend(fail=failed)) as jobs:
+    async with service.running(FakeBackend(fail=FailedUpdate("a", "lost", "out"))) as jobs:
         await submit(jobs, "a")
         job = await until_status(jobs, "a", "failed")
-        assert job["error"] == failed["error"]
+        assert job["error"] == {"message": "out", "type": "server_error", "param": None, "code": "lost"}
         assert not service.files()
     async with service.running(FakeBackend()) as jobs:
         await submit(jobs, "a")  # again: what failed may be tried once more

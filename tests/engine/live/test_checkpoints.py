@@ -24,6 +24,7 @@ from tests.scheduling.fakes import MODEL
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter
@@ -65,12 +66,12 @@ class Service:
     log: Path
     steps_seen: list[int]
 
-    async def generate(self, name: str) -> dict[str, Any]:
+    async def generate(self, name: str) -> Update | None:
         self.steps_seen.clear()
-        update: dict[str, Any] = {}
+        update: Update | None = None
         async for update in self.engine.generate(spec_of(name), INPUTS):
-            if update["type"] == "progress":
-                self.steps_seen.append(update["step"])
+            if isinstance(update, ProgressUpdate):
+                self.steps_seen.append(update.step)
         return update
 
     async def parcels(self) -> list[int]:
@@ -132,9 +133,9 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     await wait_for(lambda: service.saved(before) == 2)
     ray.kill(service.engine._fleet.handle(service.leader(before)))
     answer = await asyncio.wait_for(answering, 60.0)
-    assert answer["type"] == "completed", answer
+    assert isinstance(answer, CompletedUpdate), answer
     saved = recovery.check(read_log(service.log)[before:], f"r-{degree}", degree)
-    (png,) = await asyncio.gather(*answer["images"])
+    (png,) = await asyncio.gather(*answer.outputs)
     difference = np.abs(np.asarray(Image.open(io.BytesIO(png))).astype(int) - undisturbed.astype(int)).max()
     assert difference <= (0 if degree == 1 else 1)
     done_before_the_loss = service.steps_seen[service.steps_seen.index(saved + 1) :].index(saved + 1)

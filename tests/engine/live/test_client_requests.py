@@ -6,6 +6,7 @@ import asyncio
 
 from tridentserve.engine.live.client_requests import Job, JobBook
 from tridentserve.engine.live.plan_calls import contents
+from tridentserve.engine.live.updates import ProgressUpdate, QueuedUpdate
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.stages import Stage
@@ -24,13 +25,13 @@ def admitted() -> tuple[JobBook, Job]:
 
 async def test_clients_join_and_begin_with_the_latest_update() -> None:
     book, job = admitted()
-    job.tell({"type": "queued"})
+    job.tell(QueuedUpdate("id"))
     first = job.join()
-    job.tell({"type": "progress"})
+    job.tell(ProgressUpdate("id", 1, 4))
     second = job.join()
     assert book.joinable("id") is job
-    assert [first.get_nowait()["type"], first.get_nowait()["type"]] == ["queued", "progress"]
-    assert second.get_nowait()["type"] == "progress"
+    assert [first.get_nowait(), first.get_nowait()] == [QueuedUpdate("id"), ProgressUpdate("id", 1, 4)]
+    assert second.get_nowait() == ProgressUpdate("id", 1, 4)
 
 
 async def test_only_the_last_client_that_leaves_ends_a_request() -> None:

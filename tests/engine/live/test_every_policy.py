@@ -32,6 +32,7 @@ from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.nixl_link import NixlLink
+from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.plans import DispatchPlan
@@ -114,9 +115,9 @@ class Service:
     async def generate(self, request_id: str, content: str) -> np.ndarray[Any, Any]:
         inputs = CONTENTS[content]
         spec = RequestSpec(request_id, MODEL, inputs.shape, inputs.num_inference_steps, slo_s=1000.0)
-        updates = [update async for update in self.engine.generate(spec, inputs)]
-        assert updates[-1]["type"] == "completed", updates[-1]
-        (png,) = await asyncio.gather(*updates[-1]["images"])
+        *_, last = [update async for update in self.engine.generate(spec, inputs)]
+        assert isinstance(last, CompletedUpdate), last
+        (png,) = await asyncio.gather(*last.outputs)
         return np.asarray(Image.open(io.BytesIO(png)))
 
     def plans_of(self, request_id: str) -> list[tuple[DispatchPlan, str]]:

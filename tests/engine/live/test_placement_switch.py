@@ -25,7 +25,9 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.errors import http_status_of
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter
 from tridentserve.plans import PlacementPlan, Replica
@@ -97,7 +99,7 @@ class Service:
     folder: Path
     log: Path
 
-    async def generate(self, name: str, inputs: GenerationInputs) -> dict[str, Any]:
+    async def generate(self, name: str, inputs: GenerationInputs) -> Update:
         spec = RequestSpec(name, MODEL, inputs.shape, inputs.num_inference_steps, slo_s=60.0)
         updates = [update async for update in self.engine.generate(spec, inputs)]
         return updates[-1]
@@ -162,9 +164,9 @@ async def test_switches_under_load_lose_nothing_and_change_no_bit(
 ) -> None:
     answers = await asyncio.gather(*(service.generate(f"r{index}", inputs_of(index % 3)) for index in range(12)))
     for index, answer in enumerate(answers):
-        assert answer["type"] == "completed", answer
-        assert answer["retries"] == 0
-        (png,) = await asyncio.gather(*answer["images"])
+        assert isinstance(answer, CompletedUpdate), answer
+        assert answer.retries == 0
+        (png,) = await asyncio.gather(*answer.outputs)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), expected[index % 3])
     decisions = service.decisions()
     placed = [effect.plan.epoch for one in decisions for effect in one.effects if isinstance(effect, ev.Place)]
@@ -178,12 +180,13 @@ async def test_switches_under_load_lose_nothing_and_change_no_bit(
 
 async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Service) -> None:
     answer = await service.generate("large", inputs_of(0, TOO_LARGE))
-    assert (answer["error"]["code"], answer["http_status"]) == ("out_of_memory", 507)
-    numbers = {int(number) for number in re.findall(r"\d{4,}", answer["error"]["message"])}
+    assert isinstance(answer, FailedUpdate)
+    assert (answer.code, http_status_of(answer.code)) == ("out_of_memory", 507)
+    numbers = {int(number) for number in re.findall(r"\d{4,}", answer.message)}
     assert {EXPECTED_BYTES, HANDOFF_BYTES, MAX_GROUPS * GROUP_BYTES["cpu"], service.specs[0].memory_bytes} <= numbers
     assert not any(isinstance(effect, ev.Requeue) for one in service.decisions() for effect in one.effects)
     after = await service.generate("after", inputs_of(1))
-    assert after["type"] == "completed", "the worker is as good as before"
+    assert isinstance(after, CompletedUpdate), "the worker is as good as before"
 
 
 async def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
@@ -198,7 +201,7 @@ async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(servi
     ray.kill(service.engine._fleet.handle("w0"))
     await wait_for(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
     answer = await service.generate("elsewhere", inputs_of(2))
-    assert answer["type"] == "completed"
+    assert isinstance(answer, CompletedUpdate)
     await wait_for(lambda: "w0" in service.engine.workers_alive())
     handle = service.engine._fleet.handle("w0")
     assert (await handle.offers.remote(D), await handle.offers.remote(E)) == (0, None)

@@ -23,6 +23,7 @@ from tests.scheduling.fakes import MODEL
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter
@@ -68,17 +69,17 @@ class Service:
     folder: Path
     log: Path
 
-    async def ended(self, name: str, inputs: GenerationInputs, model: str = MODEL) -> dict[str, Any]:
+    async def ended(self, name: str, inputs: GenerationInputs, model: str = MODEL) -> Update:
         spec = replace(spec_of(name, inputs.shape, inputs.lora), model=model)
         updates = [update async for update in self.engine.generate(spec, inputs)]
-        return dict(updates[-1])
+        return updates[-1]
 
     async def generate(
         self, name: str, inputs: GenerationInputs, model: str = MODEL
-    ) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+    ) -> tuple[CompletedUpdate, np.ndarray[Any, Any]]:
         answer = await self.ended(name, inputs, model)
-        assert answer["type"] == "completed", answer
-        (png,) = await asyncio.gather(*answer["images"])
+        assert isinstance(answer, CompletedUpdate), answer
+        (png,) = await asyncio.gather(*answer.outputs)
         return answer, np.asarray(Image.open(io.BytesIO(png)))
 
 
@@ -133,7 +134,7 @@ async def test_live_workers_encode_together_what_comes_together(service: Service
     answers = await asyncio.gather(*(service.generate(name, inputs) for name, inputs in requests.items()))
     for (answer, picture), inputs in zip(answers, requests.values(), strict=True):
         assert np.array_equal(picture, picture_of(alone, inputs)), "FLUX pads prompts to one length"
-        assert answer["tiled"] is False
+        assert answer.tiled is False
     sharing.check_shared(read_log(service.log), AT_ONCE)
 
 
@@ -145,14 +146,15 @@ async def test_what_cannot_be_encoded_does_not_take_the_rest_of_its_batch_with_i
         service.generate("at-once-good", good), service.ended("at-once-bad", bad)
     )
     assert ("at-once-good", "at-once-bad") in sharing.plans_of_several(read_log(service.log))
-    assert (answer["retries"], failed["type"]) == (1, "failed")
+    assert answer.retries == 1
+    assert isinstance(failed, FailedUpdate)
     assert np.array_equal(picture, picture_of(alone, good))
 
 
 async def test_live_workers_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
     answer, picture = await service.generate("lone", inputs_of("a lone one"))
     sharing.check_decoded_by_two(read_log(service.log), "lone")
-    assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
+    assert [(run.stage, len(run.workers)) for run in answer.timeline] == [
         ("encode", 1),
         ("diffuse", 2),
         ("decode", 2),
@@ -164,7 +166,7 @@ async def test_a_lora_changes_the_picture_of_its_request_only(service: Service, 
     """On two workers, who each read the file; the next request on them sees nothing of it."""
     styled, plain = inputs_of("in ink", lora="ink"), inputs_of("in ink")
     answer, picture = await service.generate("styled", styled)
-    assert [run["degree"] for run in answer["timeline"]] == [1, 2, 2]
+    assert [len(run.workers) for run in answer.timeline] == [1, 2, 2]
     assert_rounded_alike(picture, picture_of(alone, styled))
     _, unstyled = await service.generate("unstyled", plain)
     assert_rounded_alike(unstyled, picture_of(alone, plain))
@@ -176,19 +178,19 @@ async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
 ) -> None:
     inputs = inputs_of("a wide one", sharing.LARGE)
     answer, picture = await service.generate("large", inputs)
-    assert answer["tiled"] is True
+    assert answer.tiled is True
     whole, in_tiles = picture_of(alone, inputs), picture_of(alone, inputs, tile=512)
     assert_rounded_alike(picture, in_tiles)
     assert np.abs(whole.astype(int) - in_tiles.astype(int)).max() > 1
     small, _ = await service.generate("small", replace(inputs, shape=sharing.SMALL))
-    assert small["tiled"] is False
+    assert small.tiled is False
 
 
 async def test_live_auxiliaries_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
     """They get the latents of a worker that stays out of it."""
     answer, picture = await service.generate("apart", inputs_of("one apart"))
     sharing.check_decoded_by_two_auxiliaries(read_log(service.log), "apart")
-    assert [(run["stage"], run["degree"]) for run in answer["timeline"]] == [
+    assert [(run.stage, len(run.workers)) for run in answer.timeline] == [
         ("encode", 1),
         ("diffuse", 1),
         ("decode", 2),
@@ -208,7 +210,7 @@ async def test_a_model_that_comes_later_is_served_and_goes_again(service: Servic
     models.close("late")
     await models.drained("late")
     await models.remove(ev.ModelRemoved("late", replace(before, epoch=3)))
-    assert (await service.ended("too late", inputs, model="late"))["type"] == "failed"
+    assert isinstance(await service.ended("too late", inputs, model="late"), FailedUpdate)
 
 
 async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:

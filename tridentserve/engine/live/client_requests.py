@@ -7,9 +7,10 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tridentserve.engine.live.updates import Update
+from tridentserve.engine.live.updates import CompletedUpdate, Update
 from tridentserve.plans import WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.request_records import RequestRecord
 
 
 @dataclass(slots=True)
@@ -51,6 +52,33 @@ class Job:
         """Whether a client asks for the same again. Who leaves the seed to the service takes that of this request."""
         same_seed = inputs.seed_drawn or inputs.seed == self.inputs.seed
         return self.spec == spec and same_seed and self.asked == _asked(inputs)
+
+    def completed(self, record: RequestRecord, clock_offset_s: float) -> CompletedUpdate:
+        """The last update of the request, which has ended with a result. The scheduler's time plus `clock_offset_s` is
+        the Unix clock's."""
+        runs = (
+            replace(run, start_s=run.start_s + clock_offset_s, end_s=run.end_s + clock_offset_s)
+            for run in record.timeline
+        )
+        return CompletedUpdate(
+            request_id=self.spec.request_id,
+            model=self.spec.model,
+            outputs=tuple(self.images),
+            output_format=self.inputs.output_format,
+            seed=self.inputs.seed,
+            shape=self.spec.shape,
+            created_s=int(record.arrival_s + clock_offset_s),
+            queue_s=record.queue_s,
+            latency_s=record.latency_s,
+            slo_s=record.slo_s,
+            slo_met=record.slo_met,
+            retries=record.retries,
+            stage_durations_s=record.stage_seconds(),
+            timeline=tuple(runs),
+            peak_memory_bytes=self.peak_memory_bytes,
+            tiled=self.tiled,
+            fps=self.inputs.fps,
+        )
 
 
 class JobBook:

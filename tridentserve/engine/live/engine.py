@@ -15,7 +15,6 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from tridentserve.engine.live import updates
 from tridentserve.engine.live.client_requests import Job, JobBook
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import Fleet, PlanCall, WorkerResources
@@ -30,8 +29,8 @@ from tridentserve.engine.live.plan_calls import (
     take_images,
     untold_steps,
 )
-from tridentserve.engine.live.updates import Update
-from tridentserve.errors import WorkerError
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -125,28 +124,28 @@ class LiveEngine:
         return self._fleet.alive
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncGenerator[Update, None]:
-        """Take in a request, or join the one with the same id; yields updates, the last one `completed` or `failed`.
+        """Accept a request, or join the one with the same id. Yields its updates (see `updates`).
 
         Closing this iterator early means that the client has left: when the last one has, the request stops."""
         job = self._jobs.joinable(spec.request_id)
         if job is not None and not job.is_same(spec, inputs):
             message = "request_id has been used for another request: choose a new one"
-            yield updates.failed(spec.request_id, "invalid_request", message, "request_id")
+            yield FailedUpdate(spec.request_id, InvalidRequestError.code, message, "request_id")
             return
         if job is None and self._jobs.num_unfinished >= self._options.max_requests:
             self._metrics.refused(spec.model)
-            yield updates.failed(spec.request_id, "overloaded", "the queue is full, try again later")
+            yield FailedUpdate(spec.request_id, OverloadedError.code, "the queue is full, try again later")
             return
         if job is None:
             job = self._jobs.admit(spec, inputs)
-            job.tell(updates.queued(spec.request_id))
+            job.tell(QueuedUpdate(spec.request_id))
             self._core.post(ev.RequestArrived(replace(spec, request_id=job.key)))
         inbox = job.join()
         try:
             while True:
                 update = await inbox.get()
                 yield update
-                if update["type"] in ("completed", "failed"):
+                if isinstance(update, CompletedUpdate | FailedUpdate):
                     return
         finally:
             if self._jobs.leave(job, inbox):
@@ -215,12 +214,10 @@ class LiveEngine:
             job.tell(self._final_update(job, record))
 
     def _final_update(self, job: Job, record: RequestRecord) -> Update:
-        request_id = job.spec.request_id
-        if record.state is not RequestState.COMPLETED:
-            return updates.failed(request_id, record.error_code or "internal_error", record.error or "no reason given")
-        return updates.completed(
-            request_id, record, job.inputs, job.images, job.peak_memory_bytes, job.tiled, self._clock_offset_s
-        )
+        if record.state is RequestState.COMPLETED:
+            return job.completed(record, self._clock_offset_s)
+        code, message = record.error_code or TridentServeError.code, record.error or "no reason given"
+        return FailedUpdate(job.spec.request_id, code, message)
 
     # To and from the workers.
 
@@ -305,7 +302,7 @@ class LiveEngine:
     def _progressed(self, job: Job, note: StepNote) -> None:
         self._lifecycle.progress(job.key, note.steps_done)
         if self._jobs.unfinished(job.key) is not None:
-            job.tell(updates.progress(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
+            job.tell(ProgressUpdate(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
 
     def _forget(self, job: Job, copies: bool = True) -> None:
         self._call(job.workers, "forget", job.key, job.last_plan_id, copies)

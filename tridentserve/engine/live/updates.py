@@ -1,76 +1,81 @@
-"""The updates a client of a request sees: plain dicts, so that callers need no import of ours."""
+"""The updates that a client of one request gets, in this order: one `QueuedUpdate`, any number of `ProgressUpdate`, and
+at the end one `CompletedUpdate` or one `FailedUpdate`.
+
+The service turns them into the forms that clients see (JSON, plain dicts, OpenAI's errors) at its outer edge only.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from tridentserve.errors import http_status_of
-from tridentserve.requests import GenerationInputs, OutputFormat
-from tridentserve.scheduling.request_records import RequestRecord
-
-Update = dict[str, Any]
-# Under which key the outputs of a request stand.
-_OUTPUTS: dict[OutputFormat, str] = {"png": "images", "mp4": "videos", "frames": "frames"}
+from tridentserve.requests import OutputFormat, Shape
+from tridentserve.scheduling.request_records import StageRun
 
 
-def queued(request_id: str) -> Update:
-    """The first update: the request has been taken in."""
-    return {"type": "queued", "request_id": request_id}
+@dataclass(frozen=True, slots=True)
+class QueuedUpdate:
+    """The request has been accepted."""
+
+    request_id: str
 
 
-def progress(request_id: str, step: int, num_steps: int) -> Update:
-    """`step` of `num_steps` denoising steps are done. Falls back to 0 when a request starts again."""
-    return {"type": "progress", "request_id": request_id, "step": step, "num_steps": num_steps}
+@dataclass(frozen=True, slots=True)
+class ProgressUpdate:
+    """A denoising step has ended."""
+
+    request_id: str
+    step: int
+    """Denoising steps that are done. The number falls when the request resumes from an earlier state."""
+    num_steps: int
+    """Denoising steps that the request asks for."""
 
 
-def failed(request_id: str, code: str, message: str, param: str | None = None) -> Update:
-    """The last update of a request without a result, with the error in OpenAI's form."""
-    status = http_status_of(code)
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return {"type": "failed", "request_id": request_id, "error": error, "http_status": status}
+@dataclass(frozen=True, slots=True)
+class CompletedUpdate:
+    """The request has ended with a result."""
+
+    request_id: str
+    model: str
+    outputs: tuple[Any, ...]
+    """PNG files, MP4 files or arrays of frames (see `output_format`), or references to them inside the cluster."""
+    output_format: OutputFormat
+    seed: int
+    shape: Shape
+    """Size of each output."""
+    created_s: int
+    """Time of arrival, in seconds of the Unix clock."""
+    queue_s: float
+    """Seconds from arrival to the start of the first stage."""
+    latency_s: float | None
+    """Seconds from arrival to the result."""
+    slo_s: float | None
+    """Seconds from arrival to the deadline."""
+    slo_met: bool
+    retries: int
+    """How many times the request was put back into the queue."""
+    stage_durations_s: dict[str, float]
+    """Seconds per stage, by the stage's name."""
+    timeline: tuple[StageRun, ...]
+    """Stages as they ran, in seconds of the Unix clock."""
+    peak_memory_bytes: int
+    """Largest memory that a worker used while it ran a plan of the request."""
+    tiled: bool
+    """The outputs were decoded in tiles, because memory was short."""
+    fps: float | None = None
+    """Frames per second of a video; None for an image."""
 
 
-def completed(
-    request_id: str,
-    record: RequestRecord,
-    inputs: GenerationInputs,
-    images: list[Any],
-    peak_memory_bytes: int,
-    tiled: bool,
-    clock_offset_s: float,
-) -> Update:
-    """The last update of a request with a result. `images` are its outputs (PNG or MP4 files, arrays of frames), or
-    references to them inside the cluster. Times of the timeline are in seconds of the Unix clock (scheduler time +
-    `clock_offset_s`)."""
-    timeline = [
-        {
-            "stage": run.stage.value,
-            "workers": list(run.workers),
-            "degree": len(run.workers),
-            "start_s": run.start_s + clock_offset_s,
-            "end_s": run.end_s + clock_offset_s,
-            "steps": run.steps,
-        }
-        for run in record.timeline
-    ]
-    return {
-        "type": "completed",
-        "request_id": request_id,
-        "model": record.spec.model,
-        _OUTPUTS[inputs.output_format]: images,
-        "seed": inputs.seed,
-        "width": record.spec.shape.width,
-        "height": record.spec.shape.height,
-        "created": int(record.arrival_s + clock_offset_s),
-        "queue_s": record.queue_s,
-        "latency_s": record.latency_s,
-        "slo_s": record.slo_s,
-        "slo_met": record.slo_met,
-        "retries": record.retries,
-        "stage_durations": record.stage_seconds(),
-        "timeline": timeline,
-        "peak_memory_mb": peak_memory_bytes / 2**20,
-        "tiled": tiled,
-        **({} if inputs.fps is None else {"num_frames": record.spec.shape.num_frames, "fps": inputs.fps}),
-    }
+@dataclass(frozen=True, slots=True)
+class FailedUpdate:
+    """The request has ended without a result."""
+
+    request_id: str
+    code: str
+    """Code of a class in `tridentserve.errors`."""
+    message: str
+    param: str | None = None
+    """Field of the request that is at fault, if one is."""
+
+
+Update = QueuedUpdate | ProgressUpdate | CompletedUpdate | FailedUpdate

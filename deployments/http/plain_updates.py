@@ -1,0 +1,68 @@
+"""Updates of a request as plain dicts, the form that callers of the Python handle get:
+
+    {"type": "queued", "request_id"}
+    {"type": "progress", "request_id", "step", "num_steps"}
+    {"type": "completed", "request_id", "model", "images": [PNG bytes], "seed", "width", "height", "created", "queue_s",
+     "latency_s", "slo_s", "slo_met", "retries", "stage_durations": {"encode", "diffuse", "decode"},
+     "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb", "tiled"}
+
+A completed video has "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] instead of "images", and
+"num_frames" and "fps" in addition. A failed request raises an error instead. HTTP answers are made from these dicts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
+from tridentserve.requests import OutputFormat
+from tridentserve.scheduling.request_records import StageRun
+
+# The key under which the outputs of a completed request stand.
+_OUTPUT_KEYS: dict[OutputFormat, str] = {"png": "images", "mp4": "videos", "frames": "frames"}
+
+
+def to_plain(update: QueuedUpdate | ProgressUpdate | CompletedUpdate) -> dict[str, Any]:
+    """The plain form of an update."""
+    match update:
+        case QueuedUpdate():
+            return {"type": "queued", "request_id": update.request_id}
+        case ProgressUpdate():
+            steps = {"step": update.step, "num_steps": update.num_steps}
+            return {"type": "progress", "request_id": update.request_id, **steps}
+        case CompletedUpdate():
+            return {"type": "completed", **_result(update)}
+
+
+def _result(update: CompletedUpdate) -> dict[str, Any]:
+    video = {} if update.fps is None else {"num_frames": update.shape.num_frames, "fps": update.fps}
+    return {
+        "request_id": update.request_id,
+        "model": update.model,
+        _OUTPUT_KEYS[update.output_format]: list(update.outputs),
+        "seed": update.seed,
+        "width": update.shape.width,
+        "height": update.shape.height,
+        "created": update.created_s,
+        "queue_s": update.queue_s,
+        "latency_s": update.latency_s,
+        "slo_s": update.slo_s,
+        "slo_met": update.slo_met,
+        "retries": update.retries,
+        "stage_durations": update.stage_durations_s,
+        "timeline": [_stage_run(run) for run in update.timeline],
+        "peak_memory_mb": update.peak_memory_bytes / 2**20,
+        "tiled": update.tiled,
+        **video,
+    }
+
+
+def _stage_run(run: StageRun) -> dict[str, Any]:
+    return {
+        "stage": run.stage.value,
+        "workers": list(run.workers),
+        "degree": len(run.workers),
+        "start_s": run.start_s,
+        "end_s": run.end_s,
+        "steps": run.steps,
+    }
