@@ -31,58 +31,83 @@ class WorkerMetrics:
         self._worker = {"worker": worker_id}
         stage_tags = ("worker", "model", "stage", "degree")
         self._stage_seconds = Histogram(
-            "tridentserve_stage_seconds", "Seconds per stage run.", boundaries=_SECONDS, tag_keys=stage_tags
+            "tridentserve_stage_seconds",
+            "Seconds that one run of a stage took.",
+            boundaries=_SECONDS,
+            tag_keys=stage_tags,
         )
         self._stage_seconds_total = Counter(
-            "tridentserve_stage_busy_seconds_total", "Seconds spent in stages.", tag_keys=stage_tags
+            "tridentserve_stage_busy_seconds_total", "Seconds that a worker has spent in a stage.", tag_keys=stage_tags
         )
-        self._stage_runs = Counter("tridentserve_stage_runs_total", "Stages that ended.", tag_keys=stage_tags)
+        self._stage_runs = Counter(
+            "tridentserve_stage_runs_total", "Runs of a stage that have ended.", tag_keys=stage_tags
+        )
         path_tags = ("worker", "path")
         self._handoff_bytes = Counter(
-            "tridentserve_handoff_bytes_total", "Bytes handed to the next stage.", tag_keys=path_tags
+            "tridentserve_handoff_bytes_total",
+            "Bytes that were sent to the worker of the next stage.",
+            tag_keys=path_tags,
         )
         self._handoff_seconds = Counter(
-            "tridentserve_handoff_seconds_total", "Seconds spent handing on.", tag_keys=path_tags
+            "tridentserve_handoff_seconds_total", "Seconds that handoffs took.", tag_keys=path_tags
         )
-        self._handoffs = Counter("tridentserve_handoffs_total", "Handoffs.", tag_keys=path_tags)
+        self._handoffs = Counter("tridentserve_handoffs_total", "Handoffs that were sent.", tag_keys=path_tags)
         self._handoff_used = Gauge(
-            "tridentserve_handoff_used_bytes", "Bytes of the handoff slab in use.", tag_keys=("worker",)
+            "tridentserve_handoff_used_bytes", "Bytes of the handoff buffer that are in use.", tag_keys=("worker",)
         )
         self._handoff_parcels = Gauge(
-            "tridentserve_handoff_parcels", "Outputs kept for requests under way.", tag_keys=("worker",)
+            "tridentserve_handoff_parcels",
+            "Stage outputs that a worker keeps until their requests end.",
+            tag_keys=("worker",),
         )
         self._copies = Counter(
-            "tridentserve_checkpoints_total", "Denoising states copied to another worker.", tag_keys=("worker",)
+            "tridentserve_checkpoints_total",
+            "State checkpoints that were sent to another worker.",
+            tag_keys=("worker",),
         )
-        self._copy_bytes = Counter("tridentserve_checkpoint_bytes_total", "Bytes of them.", tag_keys=("worker",))
+        self._copy_bytes = Counter(
+            "tridentserve_checkpoint_bytes_total",
+            "Bytes of the state checkpoints that were sent.",
+            tag_keys=("worker",),
+        )
         self._copy_seconds = Counter(
-            "tridentserve_checkpoint_seconds_total", "Seconds until they were there.", tag_keys=("worker",)
+            "tridentserve_checkpoint_seconds_total",
+            "Seconds that sending state checkpoints took.",
+            tag_keys=("worker",),
         )
         self._copies_kept = Gauge(
-            "tridentserve_checkpoint_copies", "Copies kept for requests under way elsewhere.", tag_keys=("worker",)
+            "tridentserve_checkpoint_copies", "State checkpoints that a worker holds for others.", tag_keys=("worker",)
         )
         self._copies_kept_bytes = Gauge(
-            "tridentserve_checkpoint_held_bytes", "Host memory of these copies.", tag_keys=("worker",)
+            "tridentserve_checkpoint_held_bytes",
+            "Bytes of host memory of the state checkpoints that a worker holds for others.",
+            tag_keys=("worker",),
         )
 
         source_tags = ("worker", "model", "stage", "source")
-        self._loads = Counter("tridentserve_replica_loads_total", "Replicas made resident.", tag_keys=source_tags)
-        self._load_bytes = Counter("tridentserve_replica_load_bytes_total", "Bytes of them.", tag_keys=source_tags)
+        self._loads = Counter("tridentserve_replica_loads_total", "Replicas that were loaded.", tag_keys=source_tags)
+        self._load_bytes = Counter(
+            "tridentserve_replica_load_bytes_total", "Bytes of the replicas that were loaded.", tag_keys=source_tags
+        )
         self._load_seconds = Counter(
-            "tridentserve_replica_load_seconds_total", "Seconds until they were there.", tag_keys=source_tags
+            "tridentserve_replica_load_seconds_total", "Seconds that loading replicas took.", tag_keys=source_tags
         )
         self._evictions = Counter(
-            "tridentserve_replica_evictions_total", "Replicas that made room.", tag_keys=("worker", "model", "stage")
+            "tridentserve_replica_evictions_total", "Replicas that were evicted.", tag_keys=("worker", "model", "stage")
         )
-        self._resident = Gauge("tridentserve_replica_bytes", "Bytes of weights in memory.", tag_keys=("worker",))
+        self._resident = Gauge(
+            "tridentserve_replica_bytes",
+            "Bytes of the weights that a worker holds in device memory.",
+            tag_keys=("worker",),
+        )
         self._plan_peak = Gauge(
             "tridentserve_plan_peak_bytes",
-            "Activations of the latest plan: as the profile expects, and as measured.",
+            "Peak bytes of activations of the latest plan, as the profile expects and as measured.",
             tag_keys=("worker", "model", "stages", "degree", "kind"),
         )
         self._tiled = Counter(
             "tridentserve_tiled_decodes_total",
-            "Requests decoded in tiles because memory was short.",
+            "Requests that were decoded in tiles because memory was short.",
             tag_keys=("worker", "model"),
         )
 
@@ -138,23 +163,33 @@ class EngineMetrics:
     """What the engine counts: requests, deadlines, the queue."""
 
     def __init__(self) -> None:
-        self._requests = Counter("tridentserve_requests_total", "Requests that ended.", tag_keys=("model", "state"))
+        self._requests = Counter(
+            "tridentserve_requests_total",
+            "Requests that have ended, or were refused because the queue was full.",
+            tag_keys=("model", "state"),
+        )
         self._slo = Counter(
-            "tridentserve_slo_total", "Requests that ended, by whether they met their SLO.", tag_keys=("model", "met")
+            "tridentserve_slo_total",
+            "Requests that have ended, by whether they met their deadline.",
+            tag_keys=("model", "met"),
         )
         self._latency = Histogram(
             "tridentserve_request_latency_seconds",
-            "Arrival to result of completed requests.",
+            "Seconds from arrival to result of completed requests.",
             boundaries=_SECONDS,
             tag_keys=("model",),
         )
-        self._queue = Gauge("tridentserve_queue_length", "Requests that wait for a dispatch.")
-        self._running = Gauge("tridentserve_running_requests", "Requests that have been dispatched.")
-        self._workers = Gauge("tridentserve_workers_alive", "Workers that are up.")
-        self._retries = Counter("tridentserve_retries_total", "Requests put back into the queue.", tag_keys=("model",))
+        self._queue = Gauge("tridentserve_queue_length", "Requests that wait to be dispatched.")
+        self._running = Gauge("tridentserve_running_requests", "Requests that have been dispatched and have not ended.")
+        self._workers = Gauge("tridentserve_workers_alive", "Workers that are ready.")
+        self._retries = Counter(
+            "tridentserve_retries_total",
+            "Requests that were put back into the queue after a fault.",
+            tag_keys=("model",),
+        )
         self._resumed_steps = Counter(
             "tridentserve_resumed_steps_total",
-            "Steps that requests put back did not have to do again, as their state had been copied.",
+            "Denoising steps that requeued requests did not have to repeat because of a state checkpoint.",
             tag_keys=("model",),
         )
 
