@@ -18,7 +18,7 @@ from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
 from tridentserve.errors import TridentServeError
-from tridentserve.scheduling.decision_log import Decision, decode_decision
+from tridentserve.scheduling.decision_log import LogEntry, decode_entry
 
 _SHOWN = 10
 
@@ -35,17 +35,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _read(path: Path) -> list[Decision]:
+def _read(path: Path) -> list[LogEntry]:
     decisions = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            decisions.append(decode_decision(line))
+            decisions.append(decode_entry(line))
         except ValidationError as error:
             raise TridentServeError(f"{path}:{number}: not a decision ({error.error_count()} problems)") from error
     return decisions
 
 
-def _compare(args: AppArgs, decisions: list[Decision]) -> int:
+def _compare(args: AppArgs, decisions: list[LogEntry]) -> int:
     differing = 0
     for number, (decision, effects) in enumerate(replay_log(args, decisions), start=1):
         if decision.effects == effects:

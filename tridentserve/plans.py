@@ -45,7 +45,7 @@ class PlanMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Saves:
+class CheckpointSteps:
     """When a plan's denoising states are copied, and to which worker: after `first` of its own steps, and then after
     every `every` more. Its last step leaves the state itself, and no copy."""
 
@@ -72,7 +72,7 @@ class DispatchPlan:
     members: tuple[PlanMember, ...]
     group: str | None = None
     decode_degree: int = 1
-    saves: Saves | None = None
+    saves: CheckpointSteps | None = None
 
     @property
     def leader(self) -> WorkerId:

@@ -9,7 +9,7 @@ from typing import Literal
 OutputFormat = Literal["png", "mp4", "frames"]
 
 # The LoRA, and the id of a request that must run alone.
-Company = tuple[str | None, str | None]
+BatchKey = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,7 +57,7 @@ class RequestSpec:
     waited_s: float = field(default=0.0, compare=False)
 
     @property
-    def company(self) -> Company:
+    def batch_key(self) -> BatchKey:
         """Equal for those requests of one model and size that may be in a batch together."""
         return self.lora, self.request_id if self.alone else None
 

@@ -9,11 +9,11 @@ from deployments.assembly.profiles import add_profiles, cost_model
 from deployments.config.app import AppArgs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
-from tridentserve.scheduling.decision_log import Decision, replay
+from tridentserve.scheduling.decision_log import LogEntry, replay
 from tridentserve.scheduling.events import Effect, ModelAdded, WorkerJoined
 
 
-def replay_log(args: AppArgs, decisions: Sequence[Decision]) -> Iterator[tuple[Decision, list[Effect]]]:
+def replay_log(args: AppArgs, decisions: Sequence[LogEntry]) -> Iterator[tuple[LogEntry, list[Effect]]]:
     """Each logged decision with the effects that it has now. All are equal while code, configuration and profile are
     those of the log, and no solve ran into its time limit. `args` are those of the service's start: models that came
     later are in the log, their profiles in the same tables.
@@ -31,7 +31,7 @@ def replay_log(args: AppArgs, decisions: Sequence[Decision]) -> Iterator[tuple[D
     return replay(decisions, make_scheduler(args, times, specs, policy, plan_placement(args, times, specs, policy)))
 
 
-def _workers(decisions: Sequence[Decision]) -> list[WorkerSpec]:
+def _workers(decisions: Sequence[LogEntry]) -> list[WorkerSpec]:
     """The workers as they first joined, in the order of their ids (`n0w0`, `n0w1`, ...)."""
     first: dict[str, WorkerSpec] = {}
     for decision in decisions:

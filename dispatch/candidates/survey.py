@@ -19,7 +19,7 @@ from dispatch.workers.residency import load_seconds
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
 from tridentserve.protocols import PendingRequest, StageTimes
-from tridentserve.requests import Company, RequestSpec, Shape
+from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree
 from tridentserve.stages import PlacementType, Stage
 
@@ -36,19 +36,19 @@ class Work(NamedTuple):
     num_steps: int
     needs_encode: bool
     batch: int = 1
-    company: Company = (None, None)
+    batch_key: BatchKey = (None, None)
 
     @classmethod
     def of_spec(cls, spec: RequestSpec) -> Work:
         steps = spec.num_inference_steps
-        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, company=spec.company)
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, batch_key=spec.batch_key)
 
     @classmethod
     def of(cls, pending: PendingRequest) -> Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, company=spec.company)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, batch_key=spec.batch_key)
 
     def outputs_at_once(self, stage: Stage) -> int:
         """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""

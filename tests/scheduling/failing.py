@@ -12,7 +12,7 @@ from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, Decisions, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision
+from tridentserve.scheduling.decision_log import LogEntry
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import PlacementType
 
@@ -74,12 +74,12 @@ def failing_scheduler() -> tuple[Scheduler, FailsAtFirst, list[WorkerSpec], Plac
     )
 
 
-def check_failed_and_served(decisions: Sequence[Decision], dispatcher: FailsAtFirst) -> None:
+def check_failed_and_served(decisions: Sequence[LogEntry], dispatcher: FailsAtFirst) -> None:
     """What a failing tick had decided before was carried out; then every request was served."""
     assert dispatcher.failures_left == 0
     effects = [effect for decision in decisions for effect in decision.effects]
     (place,) = (effect for effect in effects if isinstance(effect, ev.Place))
     assert place.reason == "proposed before the failure"
-    first_run = next(index for index, effect in enumerate(effects) if isinstance(effect, ev.Run))
+    first_run = next(index for index, effect in enumerate(effects) if isinstance(effect, ev.RunPlan))
     assert effects.index(place) < first_run
     assert sorted(effect.request_id for effect in effects if isinstance(effect, ev.Finish)) == list(REQUESTS)

@@ -7,11 +7,11 @@ import pytest
 from tests.scheduling.fakes import MODEL, FakeTimes, sole, workers_of
 from tests.scheduling.test_runs import Bench, Script, plan_of
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, Saves
+from tridentserve.plans import CheckpointSteps, DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Decisions
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision, decode_decision, encode_decision
-from tridentserve.scheduling.request_records import Lifecycle
+from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
+from tridentserve.scheduling.request_records import RequestRecords
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 
@@ -19,10 +19,10 @@ E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
 EVERY_2_S = SchedulerOptions(checkpoint_s=2.0)  # a step takes one
 
 
-def saved(plan: DispatchPlan, num_steps: int, now_s: float = 0.0) -> ev.StateSaved:
+def saved(plan: DispatchPlan, num_steps: int, now_s: float = 0.0) -> ev.CheckpointSaved:
     assert plan.saves is not None
     spans = tuple(ev.StageSpan(stage, now_s - 1.0, now_s) for stage in plan.stages if stage is not C)
-    return ev.StateSaved(plan.plan_id, num_steps, plan.saves.keeper, spans)
+    return ev.CheckpointSaved(plan.plan_id, num_steps, plan.saves.keeper, spans)
 
 
 def started(steps: int = 8, options: SchedulerOptions = EVERY_2_S) -> tuple[Bench, DispatchPlan]:
@@ -33,7 +33,7 @@ def started(steps: int = 8, options: SchedulerOptions = EVERY_2_S) -> tuple[Benc
 
 def test_a_plan_says_when_and_where_its_states_are_copied() -> None:
     bench, plan = started()
-    assert plan.saves == Saves(keeper="b", first=2, every=2)
+    assert plan.saves == CheckpointSteps(keeper="b", first=2, every=2)
     assert [step for step in range(1, 9) if plan.is_saved_after(step)] == [2, 4, 6]
     bench.arrive("s", steps=8)
     other = bench.start(ids="s", diffuse="b", encode="b", decode="b")
@@ -88,7 +88,7 @@ def test_a_lost_plan_goes_on_from_its_copy_at_another_degree() -> None:
     rest = bench.start(5.0, diffuse="b c", encode="", decode="c")
     assert (rest.stages, rest.workers, sole(rest).steps) == ((D,), ("b", "c"), (4, 10))
     assert (sole(rest).input_id, sole(rest).source, sole(rest).from_checkpoint) == (plan.plan_id, "b", True)
-    assert rest.saves == Saves("e", first=4, every=4), "a step takes half a second at degree 2"
+    assert rest.saves == CheckpointSteps("e", first=4, every=4), "a step takes half a second at degree 2"
     (effect,) = bench.finish(rest, 9.0)
     decode = plan_of(effect)
     assert (decode.stages, sole(decode).input_id, sole(decode).from_checkpoint) == ((C,), rest.plan_id, False)
@@ -160,26 +160,26 @@ def test_a_copy_of_a_plan_that_nobody_waits_for_is_ignored() -> None:
 
 def test_users_see_the_steps_that_count() -> None:
     bench, plan = started()
-    lifecycle = Lifecycle()
-    run = ev.Run(plan, "")
-    arrived = bench.scheduler._books.requests["r"].spec
-    lifecycle.apply(ev.RequestArrived(arrived), [], 0.0)
-    lifecycle.apply(ev.Tick(), [run], 0.0)
-    lifecycle.progress("r", 3)
-    lifecycle.apply(saved(plan, 2, now_s=4.0), [], 4.0)
-    lifecycle.apply(ev.PlanFailed(plan.plan_id, "x"), [ev.Requeue("r", "x", steps_done=2)], 5.0)
-    record = lifecycle.records["r"]
+    records = RequestRecords()
+    run = ev.RunPlan(plan, "")
+    arrived = bench.scheduler._ledger.requests["r"].spec
+    records.apply(ev.RequestArrived(arrived), [], 0.0)
+    records.apply(ev.Tick(), [run], 0.0)
+    records.progress("r", 3)
+    records.apply(saved(plan, 2, now_s=4.0), [], 4.0)
+    records.apply(ev.PlanFailed(plan.plan_id, "x"), [ev.Requeue("r", "x", steps_done=2)], 5.0)
+    record = records.records["r"]
     assert (record.steps_done, record.retries) == (2, 1)
     assert [(ran.stage, ran.steps) for ran in record.timeline] == [(E, None), (D, 2)]
-    lifecycle.apply(ev.WorkerLost("b", "x"), [ev.Requeue("r", "x")], 6.0)
+    records.apply(ev.WorkerLost("b", "x"), [ev.Requeue("r", "x")], 6.0)
     assert (record.steps_done, record.timeline) == (0, [])
 
 
 def test_the_log_holds_copies_and_what_went_on_from_them() -> None:
     _, plan = started()
     event = saved(plan, 2)
-    for decision in (Decision(1.0, event, []), Decision(2.0, ev.Tick(), [ev.Run(plan, "why")])):
-        assert decode_decision(encode_decision(decision)) == decision
+    for decision in (LogEntry(1.0, event, []), LogEntry(2.0, ev.Tick(), [ev.RunPlan(plan, "why")])):
+        assert decode_entry(encode_entry(decision)) == decision
     assert not ev.may_change_plans(event)
     assert ev.may_change_plans(ev.Tick())
     specs, _ = workers_of({"a": PlacementType.EDC})

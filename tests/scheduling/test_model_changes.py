@@ -19,7 +19,7 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision, decode_decision, encode_decision, replay
+from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import PlacementType, Stage
 
@@ -65,7 +65,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.scheduler = self.fresh()
-        self.log: list[Decision] = []
+        self.log: list[LogEntry] = []
         self.plans: dict[int, DispatchPlan] = {}
         self.ends: Counter[str] = Counter()
         self.codes: dict[str, str] = {}
@@ -80,10 +80,10 @@ class Bench:
 
     def on(self, event: ev.Event) -> list[ev.Effect]:
         effects = self.scheduler.on(event, float(len(self.log)))
-        self.log.append(Decision(float(len(self.log)), event, effects))
+        self.log.append(LogEntry(float(len(self.log)), event, effects))
         for effect in effects:
             match effect:
-                case ev.Run():
+                case ev.RunPlan():
                     self.plans[effect.plan.plan_id] = effect.plan
                 case ev.Finish() | ev.Reject():
                     self.ends[effect.request_id] += 1
@@ -252,7 +252,7 @@ def check_what_was_told_of_models(bench: Bench) -> None:
 
 
 def check_that_it_replays(bench: Bench) -> None:
-    written = [decode_decision(encode_decision(decision)) for decision in bench.log]
+    written = [decode_entry(encode_entry(decision)) for decision in bench.log]
     for decision, effects in replay(written, Bench.fresh()):
         assert decision.effects == effects
 

@@ -15,7 +15,7 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision, decode_decision, encode_decision
+from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
 from tridentserve.scheduling.decode_queue import DecodeOrder
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
@@ -106,7 +106,7 @@ class Bench:
 
     def pending(self) -> dict[str, tuple[int, bool, str | None]]:
         """What waits: steps done, whether encoded, where its state is."""
-        views = self.scheduler._books.pending.values()
+        views = self.scheduler._ledger.pending.values()
         return {view.spec.request_id: (view.steps_done, view.encoded, view.held_by) for view in views}
 
     def idle(self) -> set[str]:
@@ -129,7 +129,7 @@ def assignment(
 
 
 def plan_of(effect: ev.Effect) -> DispatchPlan:
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     return effect.plan
 
 
@@ -149,7 +149,7 @@ def test_a_batch_that_fails_is_taken_apart_so_that_one_bad_input_ends_one_reques
     both = bench.start(ids="good bad")
     failed = bench.on(ev.PlanFailed(both.plan_id, "the picture is odd", retry=False, code="bad_request"))
     assert failed == [ev.Requeue(name, "the picture is odd") for name in ("good", "bad")]
-    assert all(view.spec.alone for view in bench.scheduler._books.pending.values())
+    assert all(view.spec.alone for view in bench.scheduler._ledger.pending.values())
     bad = bench.start(ids="bad")
     assert bench.on(ev.PlanFailed(bad.plan_id, "the picture is odd", retry=False, code="bad_request")) == [
         ev.Reject("bad", "bad_request", "the picture is odd")
@@ -324,8 +324,8 @@ def test_a_new_placement_is_in_force_at_once_and_loads_count_until_they_are_done
     bench.arrive("r")
     (effect,) = bench.decide(Decisions(), 1.0)
     assert isinstance(effect, ev.Place)
-    line = encode_decision(Decision(1.0, ev.Tick(), [effect]))
-    assert decode_decision(line) == Decision(1.0, ev.Tick(), [effect])
+    line = encode_entry(LogEntry(1.0, ev.Tick(), [effect]))
+    assert decode_entry(line) == LogEntry(1.0, ev.Tick(), [effect])
     assert bench.script.seen is not None
     view = next(view for view in bench.script.seen.workers if view.worker_id == "c")
     assert view.resident == frozenset({Replica(MODEL, C)}) < view.replicas
@@ -363,7 +363,7 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
     def take(effects: Sequence[ev.Effect]) -> None:
         for effect in effects:
             match effect:
-                case ev.Run():
+                case ev.RunPlan():
                     plans[effect.plan.plan_id] = effect.plan
                 case ev.Finish() | ev.Reject():
                     ended.append(effect.request_id)
@@ -371,7 +371,7 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
                     pass
 
     def dispatch(limit: int, num_steps: int | None, width: int = 2) -> None:
-        waiting = list(bench.scheduler._books.pending.values())[:limit]
+        waiting = list(bench.scheduler._ledger.pending.values())[:limit]
         free = [worker for worker in ("a", "b") if worker in bench.idle()][:width]
         if not waiting or not free:
             return
@@ -422,4 +422,4 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
             end(plans.pop(plan_id), None)
     assert sorted(ended) == sorted(f"r{i + 1}" for i in range(names))
     assert bench.idle() == set(TYPES)
-    assert not bench.scheduler._books.runs
+    assert not bench.scheduler._ledger.runs

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.scheduling.fakes import MODEL, FakeTimes, FixedDispatcher, request, sole, workers_of
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision, decode_decision, encode_decision, replay
-from tridentserve.scheduling.request_records import Lifecycle, RequestState
+from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
+from tridentserve.scheduling.request_records import RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 
@@ -28,7 +28,7 @@ APART = {
 
 
 class Run:
-    """A scheduler with its lifecycle and log, and a hand to feed it."""
+    """A scheduler with its records and log, and a hand to feed it."""
 
     def __init__(self, dispatcher: FixedDispatcher, types: dict[str, PlacementType], max_retries: int = 2) -> None:
         self.times = FakeTimes()
@@ -37,21 +37,21 @@ class Run:
         )
         specs, placement = workers_of(types)
         self.scheduler = Scheduler(specs, placement, self.times, dispatcher, SchedulerOptions(max_retries=max_retries))
-        self.lifecycle = Lifecycle()
-        self.log: list[Decision] = []
+        self.records = RequestRecords()
+        self.log: list[LogEntry] = []
         for spec in specs:
             self.on(ev.WorkerJoined(spec))
 
     def on(self, event: ev.Event, now_s: float = 0.0) -> list[ev.Effect]:
         effects = self.scheduler.on(event, now_s)
-        self.lifecycle.apply(event, effects, now_s)
-        self.log.append(Decision(now_s, event, effects))
+        self.records.apply(event, effects, now_s)
+        self.log.append(LogEntry(now_s, event, effects))
         return effects
 
     def plan(self, event: ev.Event, now_s: float = 0.0) -> DispatchPlan:
         """The one plan that an event leads to."""
         (effect,) = self.on(event, now_s)
-        assert isinstance(effect, ev.Run)
+        assert isinstance(effect, ev.RunPlan)
         return effect.plan
 
     def finish(self, plan: DispatchPlan, start_s: float, end_s: float) -> list[ev.Effect]:
@@ -73,11 +73,11 @@ def test_what_a_request_waited_before_it_came_counts() -> None:
     run = Run(FixedDispatcher("w", "w", "w"), {"w": PlacementType.EDC})
     spec = replace(request("r"), slo_s=9.0, waited_s=4.0)
     run.on(ev.RequestArrived(spec), 10.0)
-    (waiting,) = run.scheduler._books.pending.values()
+    (waiting,) = run.scheduler._ledger.pending.values()
     assert (waiting.arrival_s, waiting.deadline_s) == (6.0, 15.0)
     (end,) = run.finish(run.plan(ev.Tick(), 10.0), 11.0, 14.0)
     assert isinstance(end, ev.Finish)
-    assert (end.latency_s, run.lifecycle.records["r"].queue_s) == (8.0, 5.0)
+    assert (end.latency_s, run.records.records["r"].queue_s) == (8.0, 5.0)
     assert replace(spec, waited_s=0.0) == spec
 
 
@@ -87,13 +87,13 @@ def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
     assert (encode.stages, encode.workers, sole(encode).push_to, sole(encode).source) == ((E,), ("e",), "d0", None)
     assert (sole(encode).steps, encode.group) == (None, None)
     (effect,) = apart.finish(encode, 0.0, 1.0)
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     diffuse = effect.plan
     assert (diffuse.stages, diffuse.workers, sole(diffuse).steps) == ((D,), ("d0", "d1"), (0, 4))
     assert (sole(diffuse).input_id, sole(diffuse).source, sole(diffuse).push_to) == (encode.plan_id, "e", "c")
     assert diffuse.group
     (effect,) = apart.finish(diffuse, 1.0, 3.0)
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     decode = effect.plan
     assert (decode.stages, decode.workers, sole(decode).input_id) == ((C,), ("c",), diffuse.plan_id)
     assert (sole(decode).source, sole(decode).push_to) == ("d0", None)
@@ -101,7 +101,7 @@ def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
     assert isinstance(done, ev.Finish)
     assert (done.latency_s, done.slo_s) == (5.0, 2.5 * (0.5 + 4 * 0.5 + 2.0))
     assert apart.times.observed == [(E, 1, 1.0), (D, 2, 0.5), (C, 1, 2.0)]
-    record = apart.lifecycle.records["r"]
+    record = apart.records.records["r"]
     assert (record.state, record.slo_met) == (RequestState.COMPLETED, True)
     assert [(run.stage, run.workers, run.steps) for run in record.timeline] == [
         (E, ("e",), None), (D, ("d0", "d1"), 4), (C, ("c",), None),
@@ -123,7 +123,7 @@ def test_decode_on_the_leader_frees_the_other_workers() -> None:
     wide = run.plan(ev.Tick())
     assert wide.stages == (E, D)
     (effect,) = run.finish(wide, 0.0, 2.0)
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     assert (effect.plan.workers, sole(effect.plan).source) == (("a",), "a")
     idle = {view.worker_id: view.idle for view in run.scheduler._pool.views()}
     assert idle == {"a": False, "b": True}
@@ -138,7 +138,7 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
     assert (free_at_s["e"], free_at_s["d0"]) == (0.5, 0.5 + 4 * 0.5)
     (effect,) = apart.finish(first, 0.0, 1.0)
     assert apart.on(ev.Tick(), 1.0) == []
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     apart.finish(effect.plan, 1.0, 2.0)
     assert sole(apart.plan(ev.Tick(), 2.0)).request_id == "second"
 
@@ -149,7 +149,7 @@ def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
     encode = apart.plan(ev.Tick())
     assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 2.0
     (effect,) = apart.finish(encode, 0.0, 1.0)
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     apart.on(ev.RequestCancelled("r"), 1.5)
     assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 0.0
 
@@ -167,7 +167,7 @@ def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
     apart.on(ev.RequestArrived(request("next")))
     assert apart.on(ev.PlanStopped(plan.plan_id)) == []
     assert sole(apart.plan(ev.Tick())).request_id == "next"
-    assert apart.lifecycle.records["running"].state is RequestState.CANCELLED
+    assert apart.records.records["running"].state is RequestState.CANCELLED
 
 
 def test_why_a_stage_finds_no_worker() -> None:
@@ -178,7 +178,7 @@ def test_why_a_stage_finds_no_worker() -> None:
 
     def diffuse(start_s: float) -> DispatchPlan:
         (effect,) = run.finish(run.plan(ev.Tick(), start_s), start_s, start_s + 1.0)
-        assert isinstance(effect, ev.Run)
+        assert isinstance(effect, ev.RunPlan)
         return effect.plan
 
     run.on(ev.RequestArrived(request("r")))
@@ -206,7 +206,7 @@ def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(ap
     groups = []
     for attempt in range(3):
         (effect,) = apart.finish(apart.plan(ev.Tick()), 0.0, 1.0)
-        assert isinstance(effect, ev.Run)
+        assert isinstance(effect, ev.RunPlan)
         groups.append(effect.plan.group)
         (answer,) = apart.on(ev.PlanFailed(effect.plan.plan_id, "connection closed by peer"))
         assert isinstance(answer, ev.Requeue if attempt < 2 else ev.Reject)
@@ -226,10 +226,10 @@ def test_what_cannot_be_helped_is_not_tried_again(apart: Run) -> None:
 def test_a_lost_decoder_is_replaced_by_another(apart: Run) -> None:
     apart.on(ev.RequestArrived(request("r")))
     (effect,) = apart.finish(apart.plan(ev.Tick()), 0.0, 1.0)
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     apart.on(ev.WorkerLost("c", "killed"), 1.5)
     (effect,) = apart.finish(effect.plan, 1.0, 2.0)
-    assert isinstance(effect, ev.Run)
+    assert isinstance(effect, ev.RunPlan)
     assert effect.plan.workers == ("c2",)
 
 
@@ -239,7 +239,7 @@ def test_a_lost_primary_puts_the_request_back(apart: Run) -> None:
     apart.on(ev.WorkerLost("d1", "killed"), 0.5)
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.Requeue)
-    assert apart.lifecycle.records["r"].state is RequestState.QUEUED
+    assert apart.records.records["r"].state is RequestState.QUEUED
     assert apart.on(ev.Tick(), 1.0) == []  # the dispatcher is not offered workers that are lost
     specs, _ = workers_of(APART)
     apart.on(ev.WorkerJoined(specs[2], incarnation=1), 2.0)
@@ -258,12 +258,12 @@ def test_its_own_slo_counts(apart: Run) -> None:
     plan = apart.plan(ev.Tick())
     for start_s in (0.0, 1.0):
         (effect,) = apart.finish(plan, start_s, start_s + 1.0)
-        assert isinstance(effect, ev.Run)
+        assert isinstance(effect, ev.RunPlan)
         plan = effect.plan
     (done,) = apart.finish(plan, 2.0, 3.0)
     assert isinstance(done, ev.Finish)
     assert done.slo_s == 0.5
-    assert not apart.lifecycle.records["r"].slo_met
+    assert not apart.records.records["r"].slo_met
 
 
 ACTIONS = st.lists(
@@ -279,7 +279,7 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
 
     def on(event: ev.Event, now_s: float) -> None:
         for effect in run.on(event, now_s):
-            if isinstance(effect, ev.Run):
+            if isinstance(effect, ev.RunPlan):
                 plans[effect.plan.plan_id] = effect.plan
 
     def report(number: int, now_s: float, failed: bool) -> None:
@@ -311,8 +311,8 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
         on(ev.Tick(), now_s)
         while plans:
             report(0, now_s, failed=False)
-    assert all(record.state.is_final for record in run.lifecycle.records.values())
+    assert all(record.state.is_final for record in run.records.records.values())
     assert all(view.idle for view in run.scheduler._pool.views())
-    logged = [decode_decision(encode_decision(decision)) for decision in run.log]
+    logged = [decode_entry(encode_entry(decision)) for decision in run.log]
     assert logged == run.log
     assert all(decision.effects == effects for decision, effects in replay(logged, run.make()))

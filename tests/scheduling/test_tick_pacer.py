@@ -16,7 +16,7 @@ from tridentserve.scheduling.scheduler import PolicyError
 from tridentserve.scheduling.tick_pacer import TickPacer
 
 TICK_S, RETRY_S = 5, 250  # whole numbers of milliseconds: sums are exact
-NEWS, NO_NEWS = ev.RequestCancelled("nobody"), ev.StateSaved(1, 1, "keeper")
+NEWS, NO_NEWS = ev.RequestCancelled("nobody"), ev.CheckpointSaved(1, 1, "keeper")
 
 
 @dataclass

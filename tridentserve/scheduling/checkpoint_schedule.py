@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tridentserve.plans import Saves, WorkerId
+from tridentserve.plans import CheckpointSteps, WorkerId
 from tridentserve.scheduling.runs import Run
 from tridentserve.scheduling.worker_pool import WorkerPool
 
 
-class StateKeepers:
+class CheckpointSchedule:
     """Chooses a worker for the copies of each plan: not one of its own, on another node where there is one, and in
     turn, so that all keep about as many."""
 
@@ -20,7 +20,7 @@ class StateKeepers:
         self._every_steps = every_steps
         self._next = 0
 
-    def saves(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> Saves | None:
+    def saves(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> CheckpointSteps | None:
         """What a plan of D is to copy; None when it ends first. Steps that members have done since their last copy, in
         plans before this one, count."""
         if self._every_s <= 0 or run.step_s <= 0:
@@ -30,7 +30,7 @@ class StateKeepers:
         if first >= run.num_steps:
             return None
         keeper = self._keeper(workers, leader)
-        return Saves(keeper, first, every) if keeper is not None else None
+        return CheckpointSteps(keeper, first, every) if keeper is not None else None
 
     def _keeper(self, workers: Collection[WorkerId], leader: WorkerId) -> WorkerId | None:
         alive, home = self._pool.alive(), self._pool.node_of(leader)

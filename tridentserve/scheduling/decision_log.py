@@ -14,7 +14,7 @@ from tridentserve.scheduling.tick_pacer import process_event
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LogEntry:
     """What the scheduler did at one moment. Holds no prompt and no key: requests are logged as `RequestSpec`."""
 
     now_s: float
@@ -22,20 +22,20 @@ class Decision:
     effects: list[Annotated[Effect, Field(discriminator="kind")]]
 
 
-_DECISION: TypeAdapter[Decision] = TypeAdapter(Decision)
+_ENTRY: TypeAdapter[LogEntry] = TypeAdapter(LogEntry)
 
 
-def encode_decision(decision: Decision) -> str:
+def encode_entry(decision: LogEntry) -> str:
     """One JSON line, without the line's end."""
-    return _DECISION.dump_json(decision).decode()
+    return _ENTRY.dump_json(decision).decode()
 
 
-def decode_decision(line: str) -> Decision:
-    """The inverse of `encode_decision`. Raises `pydantic.ValidationError` on anything else."""
-    return _DECISION.validate_json(line)
+def decode_entry(line: str) -> LogEntry:
+    """The inverse of `encode_entry`. Raises `pydantic.ValidationError` on anything else."""
+    return _ENTRY.validate_json(line)
 
 
-def replay(decisions: Iterable[Decision], scheduler: Scheduler) -> Iterator[tuple[Decision, list[Effect]]]:
+def replay(decisions: Iterable[LogEntry], scheduler: Scheduler) -> Iterator[tuple[LogEntry, list[Effect]]]:
     """Feed the logged events to a fresh scheduler; yields each logged decision with the effects it has now.
 
     With the same workers, placement, profile and options, both are equal: that is how an incident is debugged.

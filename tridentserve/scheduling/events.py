@@ -55,7 +55,7 @@ class StageFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class StateSaved:
+class CheckpointSaved:
     """The denoising states of a running plan have been copied to `keeper`, after so many of its steps: should a worker
     be lost, the plan's requests go on from there. `spans`: what of the plan had run by then."""
 
@@ -162,7 +162,7 @@ Event = (
     RequestArrived
     | RequestCancelled
     | StageFinished
-    | StateSaved
+    | CheckpointSaved
     | PlanStopped
     | PlanFailed
     | WorkerJoined
@@ -177,11 +177,11 @@ Event = (
 
 def may_change_plans(event: Event) -> bool:
     """Whether there may be something new to dispatch after an event: a tick is due."""
-    return not isinstance(event, StateSaved)
+    return not isinstance(event, CheckpointSaved)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunPlan:
     """Send a plan to its workers."""
 
     plan: DispatchPlan
@@ -267,4 +267,4 @@ class Unload:
     kind: Literal["unload"] = "unload"
 
 
-Effect = Run | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload
+Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload

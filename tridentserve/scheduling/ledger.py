@@ -1,4 +1,4 @@
-"""The scheduler's books: requests that have not ended, the runs that carry them out, the plans workers have."""
+"""The scheduler's ledger: requests that have not ended, the runs that carry them out, the plans workers have."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import PendingRequest
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.runs import Output, Request, Run
+from tridentserve.scheduling.runs import KeptOutput, Request, Run
 from tridentserve.scheduling.worker_pool import WorkerPool
 
 
-class Books:
+class Ledger:
     """Who waits, what runs, and where those go on whose plan or worker was lost."""
 
     def __init__(self, pool: WorkerPool, max_retries: int) -> None:
@@ -94,7 +94,7 @@ class Books:
 
     # What is lost.
 
-    def saved(self, event: ev.StateSaved) -> None:
+    def saved(self, event: ev.CheckpointSaved) -> None:
         """There is a copy of the states of a running plan."""
         plan, runs = self._plans.get(event.plan_id, (None, ()))
         if plan is None or not self._pool.all_alive((event.keeper,)):
@@ -102,7 +102,7 @@ class Books:
         first = {member.request_id: member.steps[0] for member in plan.members if member.steps is not None}
         for request in (request for run in runs if run.plan is plan for request in run.requests):
             if (steps := first.get(request.spec.request_id)) is not None:
-                request.saved = Output(plan.plan_id, event.keeper, steps + event.num_steps, is_checkpoint=True)
+                request.saved = KeptOutput(plan.plan_id, event.keeper, steps + event.num_steps, is_checkpoint=True)
 
     def lose_worker(self, worker_id: WorkerId, why: str) -> list[ev.Effect]:
         """What waits and was kept there goes back; what runs there is reported plan by plan."""

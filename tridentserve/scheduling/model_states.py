@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.ledger import Books
+from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.worker_pool import WorkerPool
 
@@ -20,14 +20,14 @@ class _Leaving(StrEnum):
     RETURN = "return"  # removed, and nothing of it is left
 
 
-class ModelBook:
+class ModelStates:
     """A model that is not in here is served, as far as the placement holds it.
 
     `draining` and then `removed` is the usual way; `removed` alone ends what is under way; `added` takes a model back
     at any time."""
 
-    def __init__(self, books: Books, pool: WorkerPool) -> None:
-        self._books = books
+    def __init__(self, ledger: Ledger, pool: WorkerPool) -> None:
+        self._ledger = ledger
         self._pool = pool
         self._leaving: dict[str, _Leaving] = {}
 
@@ -53,7 +53,7 @@ class ModelBook:
         if self._leaving.get(model) not in (_Leaving.LAST_PLAN, _Leaving.RETURN):
             self._leaving[model] = _Leaving.LAST_PLAN
         effects: list[ev.Effect] = []
-        for request in [one for one in self._books.requests.values() if one.spec.model == model]:
+        for request in [one for one in self._ledger.requests.values() if one.spec.model == model]:
             effects += end(request, "model_unavailable", f"{model} was removed before the request had ended")
         return effects
 
@@ -62,10 +62,10 @@ class ModelBook:
         anything of a removed one any more."""
         effects: list[ev.Effect] = []
         for model, waits_for in self._leaving.items():
-            if waits_for is _Leaving.LAST_REQUEST and not self._books.has_requests_of(model):
+            if waits_for is _Leaving.LAST_REQUEST and not self._ledger.has_requests_of(model):
                 self._leaving[model] = _Leaving.REMOVAL
                 effects.append(ev.Drained(model, "its last request has ended"))
-            elif waits_for is _Leaving.LAST_PLAN and not self._books.has_plans_of(model):
+            elif waits_for is _Leaving.LAST_PLAN and not self._ledger.has_plans_of(model):
                 self._leaving[model] = _Leaving.RETURN
                 self._pool.unload(model)
                 effects.append(ev.Unload(model, "no worker runs anything of it any more"))

@@ -71,7 +71,7 @@ class RequestRecord:
         return totals
 
 
-class Lifecycle:
+class RequestRecords:
     """The records of all requests that an engine has not dropped yet."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Lifecycle:
                 self.records.setdefault(event.spec.request_id, RequestRecord(event.spec, now_s - event.spec.waited_s))
             case ev.StageFinished():
                 self._stages_ran(event)
-            case ev.StateSaved():
+            case ev.CheckpointSaved():
                 self._saved(event)
             case ev.PlanFailed() | ev.PlanStopped():
                 self._plans.pop(event.plan_id, None)
@@ -113,7 +113,7 @@ class Lifecycle:
             if (record := self.records.get(request_id)) is not None:
                 record.timeline += runs
 
-    def _saved(self, event: ev.StateSaved) -> None:
+    def _saved(self, event: ev.CheckpointSaved) -> None:
         plan = self._plans.get(event.plan_id)
         if plan is None:
             return
@@ -124,7 +124,7 @@ class Lifecycle:
 
     def _apply_effect(self, effect: ev.Effect) -> None:
         match effect:
-            case ev.Run():
+            case ev.RunPlan():
                 self._plans[effect.plan.plan_id] = effect.plan
                 for request_id in effect.plan.request_ids:
                     if (record := self.records.get(request_id)) is not None:

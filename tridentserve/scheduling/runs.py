@@ -21,7 +21,7 @@ class Leg:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class KeptOutput:
     """What a plan has left of a request after `steps_done` steps of D, kept by `holder`: the condition, the state or
     the latents; or a copy of the state that was made while the plan ran."""
 
@@ -44,8 +44,8 @@ class Request:
     retries: int = 0
     steps_done: int = 0
     encoded: bool = False
-    made_by: Output | None = None
-    saved: Output | None = None
+    made_by: KeptOutput | None = None
+    saved: KeptOutput | None = None
     run: Run | None = None
 
     @property
@@ -70,7 +70,7 @@ class Request:
         """Whatever was made of it is of no use any more."""
         self.steps_done, self.encoded, self.made_by, self.saved, self.run = 0, False, None, None, None
 
-    def go_back_to(self, saved: Output) -> None:
+    def go_back_to(self, saved: KeptOutput) -> None:
         """What was made of it since a copy of its state is of no use any more."""
         self.steps_done, self.encoded, self.made_by, self.run = saved.steps_done, True, saved, None
 

@@ -24,13 +24,13 @@ from tridentserve.protocols import (
 )
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.checkpoint_schedule import StateKeepers
+from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.decode_queue import DecodeOrder, DecodeQueue, elsewhere, usable
 from tridentserve.scheduling.encode_queue import EncodeQueue
-from tridentserve.scheduling.estimation.expected_times import RunTimes
-from tridentserve.scheduling.ledger import Books
-from tridentserve.scheduling.model_states import ModelBook
-from tridentserve.scheduling.runs import LazyViews, Leg, Output, Request, Run, legs_of
+from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
+from tridentserve.scheduling.ledger import Ledger
+from tridentserve.scheduling.model_states import ModelStates
+from tridentserve.scheduling.runs import KeptOutput, LazyViews, Leg, Request, Run, legs_of
 from tridentserve.scheduling.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
@@ -75,27 +75,27 @@ class Scheduler:
         """Without a replanner the placement stays as it is."""
         options = options or SchedulerOptions()
         self._pool = WorkerPool(workers, placement)
-        self._books = Books(self._pool, options.max_retries)
-        self._models = ModelBook(self._books, self._pool)
-        self._times = RunTimes(times, self._pool, options.slo_scale, replanner)
+        self._ledger = Ledger(self._pool, options.max_retries)
+        self._models = ModelStates(self._ledger, self._pool)
+        self._times = ExpectedTimes(times, self._pool, options.slo_scale, replanner)
         self._dispatcher = dispatcher
         self._replanner = replanner
-        self._encodes = EncodeQueue(self._pool, times, lambda plan_id: self._books.plan(plan_id) is not None)
+        self._encodes = EncodeQueue(self._pool, times, lambda plan_id: self._ledger.plan(plan_id) is not None)
         self._decodes = DecodeQueue(self._pool, times, options.decode_order)
-        self._keepers = StateKeepers(self._pool, options.checkpoint_s, options.checkpoint_steps)
+        self._keepers = CheckpointSchedule(self._pool, options.checkpoint_s, options.checkpoint_steps)
         # Why requests of a kind can never run, None where they can; until the placement changes.
         self._why_not: dict[tuple[str, object, int], str | None] = {}
 
     @property
     def num_pending(self) -> int:
         """Requests that wait for a dispatch."""
-        return len(self._books.pending)
+        return len(self._ledger.pending)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`
         when a tick's policy fails: what it holds has been decided before, the next tick may do better."""
         effects = self._take_in(event, now_s)
-        if isinstance(event, ev.StateSaved):
+        if isinstance(event, ev.CheckpointSaved):
             return effects  # it moves nobody
         for runs, leg, reason in self._encodes.due(now_s):
             effects += self._send_or_again(runs, leg, now_s, reason)
@@ -111,11 +111,11 @@ class Scheduler:
                 return self._cancelled(event.request_id)
             case ev.StageFinished():
                 return self._finished(event, now_s)
-            case ev.StateSaved():
-                self._books.saved(event)
+            case ev.CheckpointSaved():
+                self._ledger.saved(event)
                 return []
             case ev.PlanStopped():
-                self._books.end_plan(event.plan_id, now_s)
+                self._ledger.end_plan(event.plan_id, now_s)
                 return []
             case ev.PlanFailed():
                 return self._failed(event, now_s)
@@ -123,7 +123,7 @@ class Scheduler:
                 self._pool.join(event.worker, event.incarnation)
                 return []
             case ev.WorkerLost():
-                return self._books.lose_worker(event.worker_id, event.error)
+                return self._ledger.lose_worker(event.worker_id, event.error)
             case ev.ReplicaLoaded():
                 self._pool.loaded(event.worker_id, event.loaded, event.evicted)
                 return []
@@ -140,7 +140,7 @@ class Scheduler:
     # Requests come and go.
 
     def _arrived(self, spec: RequestSpec, now_s: float) -> list[ev.Effect]:
-        if spec.request_id in self._books.requests:
+        if spec.request_id in self._ledger.requests:
             return []  # the engine lets clients of the same id join; nothing new to decide
         if (refusal := self._models.refusal(spec.request_id, spec.model)) is not None:
             return [refusal]
@@ -154,14 +154,14 @@ class Scheduler:
         except ProfileError as error:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
         request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
-        self._books.requests[spec.request_id] = request
-        self._books.wait(request)
+        self._ledger.requests[spec.request_id] = request
+        self._ledger.wait(request)
         if self._replanner is not None:
             self._replanner.arrived(spec, now_s)
         return []
 
     def _cancelled(self, request_id: str) -> list[ev.Effect]:
-        request = self._books.requests.get(request_id)
+        request = self._ledger.requests.get(request_id)
         return self._end(request, "cancelled", "the request was cancelled") if request is not None else []
 
     def _end(self, request: Request, code: str, why: str) -> list[ev.Effect]:
@@ -170,10 +170,10 @@ class Scheduler:
         if run is not None:
             run.requests.remove(request)
             if not run.requests:  # nobody else is in the batch
-                self._books.end_run(run)
-                if run.plan is not None and not self._books.is_wanted(run.plan):
+                self._ledger.end_run(run)
+                if run.plan is not None and not self._ledger.is_wanted(run.plan):
                     effects.append(ev.Abort(request.spec.request_id, run.plan.plan_id, why))
-        return [*effects, self._books.reject(request, code, why)]
+        return [*effects, self._ledger.reject(request, code, why)]
 
     # Models come and go.
 
@@ -203,10 +203,10 @@ class Scheduler:
         effects: list[ev.Effect] = []
         if self._replanner is not None:
             effects += self._place(self._proposed(self._replanner, now_s))
-        if not self._books.pending:
+        if not self._ledger.pending:
             return effects
         running = LazyViews(lambda: self._running(now_s))
-        view = ClusterView(now_s, list(self._books.pending.values()), running, self._pool.views())
+        view = ClusterView(now_s, list(self._ledger.pending.values()), running, self._pool.views())
         try:
             decisions = self._dispatcher.decide(view)
         except Exception as error:
@@ -221,7 +221,7 @@ class Scheduler:
 
     def _fault(self, names: Sequence[str]) -> str | None:
         """Why requests cannot be assigned together; None where they can."""
-        absent = [name for name in names if name not in self._books.pending]
+        absent = [name for name in names if name not in self._ledger.pending]
         if absent:
             return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not wait"
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -234,16 +234,16 @@ class Scheduler:
             raise PolicyError(f"the replanner failed: {error!r}") from error
 
     def _running(self, now_s: float) -> list[RunningRequest]:
-        return [run.view(request, now_s) for run in self._books.runs.values() for request in run.requests]
+        return [run.view(request, now_s) for run in self._ledger.runs.values() for request in run.requests]
 
     def _refused(self, refusal: Refusal) -> list[ev.Effect]:
-        request = self._books.requests.get(refusal.request_id)
+        request = self._ledger.requests.get(refusal.request_id)
         if request is None or request.run is not None:
             return []
-        return [self._books.reject(request, "deadline_missed", refusal.reason)]
+        return [self._ledger.reject(request, "deadline_missed", refusal.reason)]
 
     def _preempted(self, preemption: Preemption) -> list[ev.Effect]:
-        request = self._books.requests.get(preemption.request_id)
+        request = self._ledger.requests.get(preemption.request_id)
         run = request.run if request is not None else None
         if run is None or run.plan is None or run.yielding:
             return []
@@ -255,12 +255,12 @@ class Scheduler:
         return [ev.Yield(run.plan.plan_id, preemption.reason)]
 
     def _start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
-        requests = [self._books.requests[request_id] for request_id in assignment.request_ids]
+        requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
         try:
             run, promises = self._new_run(assignment, requests, now_s)
         except ProfileError as error:  # nothing has changed yet
-            return [self._books.reject(request, "invalid_request", str(error)) for request in requests]
-        self._books.begin_run(run)
+            return [self._ledger.reject(request, "invalid_request", str(error)) for request in requests]
+        self._ledger.begin_run(run)
         self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
         for leg, seconds in promises:
             self._pool.promise(leg.workers, run.run_id, seconds)
@@ -276,7 +276,7 @@ class Scheduler:
         spec, batch = requests[0].spec, len(requests)
         step_s = self._times.step_s(spec, len(assignment.diffuse), batch)
         run = Run(
-            run_id=self._books.new_id(),
+            run_id=self._ledger.new_id(),
             requests=requests,
             assignment=assignment,
             num_steps=num_steps,
@@ -306,7 +306,7 @@ class Scheduler:
     def _send_or_again(self, runs: Sequence[Run], leg: Leg | None, now_s: float, reason: str) -> list[ev.Effect]:
         """The next leg of these runs on these workers; without any, their members start again."""
         if leg is None:
-            return [effect for run in runs for effect in self._books.again(run, self._why_nowhere(run))]
+            return [effect for run in runs for effect in self._ledger.again(run, self._why_nowhere(run))]
         return self._send_leg(runs, leg, now_s, reason)
 
     def _why_nowhere(self, run: Run) -> str:
@@ -328,7 +328,7 @@ class Scheduler:
             push_to = each.legs[0].workers[0] if each.legs else None
             members += [request.member(num_steps, push_to) for request in each.requests if _takes_part(request, leg)]
         plan = DispatchPlan(
-            plan_id=self._books.new_id(),
+            plan_id=self._ledger.new_id(),
             model=run.spec.model,
             stages=leg.stages,
             workers=leg.workers,
@@ -337,7 +337,7 @@ class Scheduler:
             decode_degree=self._times.decode_degree(run.spec.model, leg),
             saves=self._keepers.saves(run, leg.workers, leg.workers[0]) if diffuses else None,
         )
-        self._books.begin_plan(plan, runs)
+        self._ledger.begin_plan(plan, runs)
         self._encodes.sent(plan)
         expected_s = self._times.leg_s(leg, run, len(members))
         if diffuses:
@@ -345,12 +345,12 @@ class Scheduler:
         elif leg.stages == (Stage.DECODE,):
             self._pool.release(run.workers, run.run_id)
         self._pool.start(plan, expected_s, now_s)
-        return [ev.Run(plan, reason)]
+        return [ev.RunPlan(plan, reason)]
 
     # Plans are reported.
 
     def _finished(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
-        ended = self._books.end_plan(event.plan_id, now_s)
+        ended = self._ledger.end_plan(event.plan_id, now_s)
         if ended is None:
             return []
         plan, runs = ended
@@ -368,12 +368,12 @@ class Scheduler:
                 request.encoded |= Stage.ENCODE in ran
                 request.steps_done += num_steps
                 if ran:
-                    request.made_by = Output(plan.plan_id, plan.leader, request.steps_done)
+                    request.made_by = KeptOutput(plan.plan_id, plan.leader, request.steps_done)
         run.plan = None
         if Stage.DECODE in ran:
             effects = [self._finish(request, now_s) for request in run.requests if _is_in(request, plan)]
             run.requests = [request for request in run.requests if not _is_in(request, plan)]
-            self._books.end_run(run)
+            self._ledger.end_run(run)
             return effects
         if Stage.DIFFUSE in plan.stages:
             self._after_diffuse(plan, run)
@@ -382,7 +382,7 @@ class Scheduler:
         if run.legs and run.requests:
             stages = "".join(stage.letter for stage in plan.stages)
             return self._run_next_leg(run, now_s, f"{stages} of plan {plan.plan_id} is done")
-        self._books.end_run(run)
+        self._ledger.end_run(run)
         return []
 
     def _after_diffuse(self, plan: DispatchPlan, run: Run) -> None:
@@ -395,17 +395,17 @@ class Scheduler:
     def _park(self, run: Run, requests: Sequence[Request]) -> None:
         for request in list(requests):
             run.requests.remove(request)
-            self._books.wait(request)
+            self._ledger.wait(request)
 
     def _finish(self, request: Request, now_s: float) -> ev.Effect:
-        self._books.forget(request)
+        self._ledger.forget(request)
         latency_s = now_s - request.arrival_s
         verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
         return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
 
     def _failed(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
-        known = self._books.plan(event.plan_id)
-        ended = self._books.end_plan(event.plan_id, now_s)
+        known = self._ledger.plan(event.plan_id)
+        ended = self._ledger.end_plan(event.plan_id, now_s)
         if known is not None and known.group is not None:
             self._pool.break_group(known.workers)
         if ended is None:
@@ -414,12 +414,12 @@ class Scheduler:
         effects: list[ev.Effect] = []
         for run in runs:
             if len(plan.members) > 1:
-                effects += self._books.apart(run, event.error, is_retry=event.retry)
+                effects += self._ledger.apart(run, event.error, is_retry=event.retry)
             elif event.retry:
-                effects += self._books.again(run, event.error)
+                effects += self._ledger.again(run, event.error)
             else:
-                self._books.end_run(run)
-                effects += [self._books.reject(request, event.code, event.error) for request in run.requests]
+                self._ledger.end_run(run)
+                effects += [self._ledger.reject(request, event.code, event.error) for request in run.requests]
         return effects
 
 

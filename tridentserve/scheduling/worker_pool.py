@@ -77,7 +77,7 @@ class WorkerPool:
         self._alive = None
 
     def lose(self, worker_id: WorkerId) -> None:
-        """The worker is gone. Its plans stay in the books until the engine has reported each of them."""
+        """The worker is gone. Its plans stay in the ledger until the engine has reported each of them."""
         self._touch(worker_id).alive = False
         self._alive = None
 

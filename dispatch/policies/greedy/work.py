@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
-from tridentserve.requests import Company, RequestSpec, Shape
+from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
-Kind = tuple[str, Shape, int, int, bool, Company]
+Kind = tuple[str, Shape, int, int, bool, BatchKey]
 
 
 def needs_encode(request: PendingRequest) -> bool:
@@ -27,7 +27,7 @@ def kind_of(request: PendingRequest) -> Kind:
     """Requests of one kind have the same work left: they differ in their deadlines only."""
     spec, done = request.spec, request.steps_done
     steps = spec.num_inference_steps - done
-    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.company
+    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.batch_key
 
 
 def fresh(spec: RequestSpec) -> PendingRequest:

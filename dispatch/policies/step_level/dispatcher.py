@@ -18,19 +18,19 @@ from dispatch.workers.snapshot import Fleet, fleet_of
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import Assignment, ClusterView, PendingRequest, StageTimes, WorkerView
-from tridentserve.requests import Company, RequestSpec, Shape
+from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import PlacementType, Stage
 
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
 # Requests of one batch kind can run in one batch.
-BatchKind = tuple[str, Shape, int, Company]
+BatchKind = tuple[str, Shape, int, BatchKey]
 
 
 def batch_kind(spec: RequestSpec) -> BatchKind:
-    """Model, shape, outputs and company: what is equal in a batch. Steps may differ."""
-    return spec.model, spec.shape, spec.num_outputs, spec.company
+    """Model, shape, outputs and batch_key: what is equal in a batch. Steps may differ."""
+    return spec.model, spec.shape, spec.num_outputs, spec.batch_key
 
 
 class StepLevelDispatcher:

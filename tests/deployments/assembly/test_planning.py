@@ -22,7 +22,7 @@ from tridentserve.scheduling.events import (
     Finish,
     Place,
     RequestArrived,
-    Run,
+    RunPlan,
     StageFinished,
     StageSpan,
     Tick,
@@ -59,7 +59,7 @@ def finished(scheduler: Scheduler, request: RequestSpec) -> bool:
         effects = effects or scheduler.on(Tick(), now_s)
         if any(isinstance(effect, Finish) for effect in effects):
             return True
-        runs, effects = [effect.plan for effect in effects if isinstance(effect, Run)], []
+        runs, effects = [effect.plan for effect in effects if isinstance(effect, RunPlan)], []
         for plan in runs:
             spans = tuple(StageSpan(stage, now_s, now_s + 0.5) for stage in plan.stages)
             effects += scheduler.on(StageFinished(plan.plan_id, spans), now_s + 0.5)
@@ -169,5 +169,5 @@ def test_how_many_requests_share_steps(dispatch: dict[str, Any], members: int, t
     scheduler.on(WorkerJoined(specs[0], 0), 0.0)
     for index in range(4):
         scheduler.on(RequestArrived(RequestSpec(f"r{index}", "m", Shape(64, 64), 4, slo_s=1e3)), 0.0)
-    (run,) = (effect for effect in scheduler.on(Tick(), 0.0) if isinstance(effect, Run))
+    (run,) = (effect for effect in scheduler.on(Tick(), 0.0) if isinstance(effect, RunPlan))
     assert len(run.plan.members) == members

@@ -79,7 +79,7 @@ def check(view: ClusterView, decisions: Decisions) -> None:
     assert all(workers[worker_id].idle for worker_id in used)
     for each in decisions.assignments:
         members = [pending[name] for name in each.request_ids]
-        assert len({(member.spec.model, member.spec.shape, member.spec.company) for member in members}) == 1
+        assert len({(member.spec.model, member.spec.shape, member.spec.batch_key) for member in members}) == 1
         assert len({workers[worker_id].node_id for worker_id in each.diffuse}) == 1
         fewest = min(member.spec.num_inference_steps - member.steps_done for member in members)
         assert each.num_steps is None or 0 < each.num_steps <= fewest

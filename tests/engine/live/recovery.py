@@ -11,7 +11,7 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision
+from tridentserve.scheduling.decision_log import LogEntry
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 
@@ -56,16 +56,18 @@ def scheduler(memory_bytes: int) -> Scheduler:
     return Scheduler(specs_of(memory_bytes), placement(), Times(), ThenWider(), options)
 
 
-def check(decisions: Sequence[Decision], name: str, degree: int) -> int:
+def check(decisions: Sequence[LogEntry], name: str, degree: int) -> int:
     """A request's decisions are those of a recovery at this degree; returns the step from which it went on."""
     effects = [effect for decision in decisions for effect in decision.effects]
-    plans = [effect.plan for effect in effects if isinstance(effect, ev.Run) and _is_of(effect.plan, name)]
+    plans = [effect.plan for effect in effects if isinstance(effect, ev.RunPlan) and _is_of(effect.plan, name)]
     first, *_ = plans
     assert first.stages == tuple(Stage)
     assert first.saves is not None
     assert NODES[first.saves.keeper] != NODES[first.leader]
     saved = [
-        e.event.num_steps for e in decisions if isinstance(e.event, ev.StateSaved) and e.event.plan_id == first.plan_id
+        e.event.num_steps
+        for e in decisions
+        if isinstance(e.event, ev.CheckpointSaved) and e.event.plan_id == first.plan_id
     ]
     assert saved
     assert all(steps % EVERY == 0 for steps in saved)

@@ -16,7 +16,7 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import ClusterView, Decisions, StageReport, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision
+from tridentserve.scheduling.decision_log import LogEntry
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
 
@@ -106,12 +106,12 @@ def scheduler(memory_bytes: int) -> Scheduler:
     return Scheduler(specs_of(memory_bytes), placement(), Times(), Scene(), replanner=OnceApart())
 
 
-def plans_of_several(decisions: Sequence[Decision]) -> list[tuple[str, ...]]:
+def plans_of_several(decisions: Sequence[LogEntry]) -> list[tuple[str, ...]]:
     """The requests of each plan that had several."""
     return [tuple(map(_name, plan.request_ids)) for plan in plans_of(decisions) if len(plan.members) > 1]
 
 
-def check_shared(decisions: Sequence[Decision], names: Sequence[str]) -> None:
+def check_shared(decisions: Sequence[LogEntry], names: Sequence[str]) -> None:
     """Each was encoded once; some together, no more than the profile says; each condition went to its own D."""
     plans = [plan for plan in plans_of(decisions) if any(_name(one) in names for one in plan.request_ids)]
     encode = [plan for plan in plans if plan.stages == (Stage.ENCODE,)]
@@ -128,7 +128,7 @@ def check_shared(decisions: Sequence[Decision], names: Sequence[str]) -> None:
     assert len({member.push_to for member in shared.members}) == len(shared.members)
 
 
-def check_decoded_by_two(decisions: Sequence[Decision], name: str) -> None:
+def check_decoded_by_two(decisions: Sequence[LogEntry], name: str) -> None:
     """D and C were one plan of two workers, who did both."""
     (plan,) = (one for one in plans_of(decisions) if Stage.DECODE in one.stages and _name(one.request_ids[0]) == name)
     assert plan.stages == (Stage.DIFFUSE, Stage.DECODE)
@@ -136,7 +136,7 @@ def check_decoded_by_two(decisions: Sequence[Decision], name: str) -> None:
     assert plan.degree == 2
 
 
-def check_decoded_by_two_auxiliaries(decisions: Sequence[Decision], name: str) -> None:
+def check_decoded_by_two_auxiliaries(decisions: Sequence[LogEntry], name: str) -> None:
     """D was a plan of one worker, which pushed the latents to two others."""
     plans = [plan for plan in plans_of(decisions) if _name(plan.request_ids[0]) == name]
     assert [(plan.stages, plan.workers) for plan in plans] == [
@@ -147,8 +147,8 @@ def check_decoded_by_two_auxiliaries(decisions: Sequence[Decision], name: str) -
     assert plans[-1].members[0].input_id == plans[-2].plan_id
 
 
-def plans_of(decisions: Sequence[Decision]) -> list[DispatchPlan]:
-    return [effect.plan for one in decisions for effect in one.effects if isinstance(effect, ev.Run)]
+def plans_of(decisions: Sequence[LogEntry]) -> list[DispatchPlan]:
+    return [effect.plan for one in decisions for effect in one.effects if isinstance(effect, ev.RunPlan)]
 
 
 def _name(request_id: str) -> str:

@@ -81,10 +81,10 @@ class Service:
     def leader(self, after: int) -> str:
         """Of the first plan given out since then."""
         effects = (effect for decision in read_log(self.log)[after:] for effect in decision.effects)
-        return next(effect.plan.leader for effect in effects if isinstance(effect, ev.Run))
+        return next(effect.plan.leader for effect in effects if isinstance(effect, ev.RunPlan))
 
     def saved(self, after: int) -> int:
-        return sum(isinstance(decision.event, ev.StateSaved) for decision in read_log(self.log)[after:])
+        return sum(isinstance(decision.event, ev.CheckpointSaved) for decision in read_log(self.log)[after:])
 
 
 @pytest.fixture(scope="module")

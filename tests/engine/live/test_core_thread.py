@@ -15,15 +15,15 @@ from tests.scheduling.failing import REQUESTS, check_failed_and_served, failing_
 from tests.scheduling.fakes import request
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.scheduling.events import (
+    CheckpointSaved,
     Effect,
     Event,
     Finish,
     RequestArrived,
     RequestCancelled,
-    Run,
+    RunPlan,
     StageFinished,
     StageSpan,
-    StateSaved,
     Tick,
     WorkerJoined,
 )
@@ -87,7 +87,7 @@ def test_a_policy_that_fails_at_first_serves_everybody_later(tmp_path: Path, cap
 
     def carry_out(now_s: float, event: Event, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Run):
+            if isinstance(effect, RunPlan):
                 spans = tuple(StageSpan(stage, now_s, now_s) for stage in effect.plan.stages)
                 thread.post(StageFinished(effect.plan.plan_id, spans))
             elif isinstance(effect, Finish):
@@ -122,7 +122,7 @@ def test_copies_of_states_do_not_put_off_those_who_wait() -> None:
         assert scheduler.ticked.acquire(timeout=20.0)
         stop_s = time.monotonic() + 20.0
         while not (has_ticked := scheduler.ticked.acquire(timeout=0.01)) and time.monotonic() < stop_s:
-            thread.post(StateSaved(1, 1, "keeper"))
+            thread.post(CheckpointSaved(1, 1, "keeper"))
         assert has_ticked
     finally:
         thread.stop()

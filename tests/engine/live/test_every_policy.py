@@ -126,7 +126,7 @@ class Service:
         return [
             (effect.plan, effect.reason)
             for effect in effects
-            if isinstance(effect, ev.Run)
+            if isinstance(effect, ev.RunPlan)
             and any(member.request_id.partition("~")[0] == request_id for member in effect.plan.members)
         ]
 
@@ -228,7 +228,7 @@ async def test_stages_hand_on_through_nixl(
     assert_same_picture(picture, stock["square"], plans)
     effects = (effect for decision in read_log(service.log) for effect in decision.effects)
     encodes = [
-        effect.plan for effect in effects if isinstance(effect, ev.Run) and effect.plan.stages == (Stage.ENCODE,)
+        effect.plan for effect in effects if isinstance(effect, ev.RunPlan) and effect.plan.stages == (Stage.ENCODE,)
     ]
     pushed = sum(member.push_to not in (None, plan.leader) for plan in encodes for member in plan.members)
     # Ray's processes report every few seconds: all conditions of this engine so far, and these latents.

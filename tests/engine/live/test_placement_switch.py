@@ -34,7 +34,7 @@ from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageReport
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision, replay
+from tridentserve.scheduling.decision_log import LogEntry, replay
 from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
@@ -104,7 +104,7 @@ class Service:
         updates = [update async for update in self.engine.generate(spec, inputs)]
         return updates[-1]
 
-    def decisions(self) -> list[Decision]:
+    def decisions(self) -> list[LogEntry]:
         return read_log(self.log)
 
 

@@ -81,7 +81,7 @@ def _alike(one: PendingRequest, other: PendingRequest) -> bool:
 
 
 def _kind(request: PendingRequest) -> tuple[object, ...]:
-    return request.encoded, request.spec.shape, request.steps_done, request.spec.company
+    return request.encoded, request.spec.shape, request.steps_done, request.spec.batch_key
 
 
 def _holds(worker: WorkerView, stage: Stage) -> bool:

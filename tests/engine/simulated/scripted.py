@@ -64,7 +64,7 @@ class Script:
         if not isinstance(event, ev.Tick):
             self.events.append((now_s, event))
         effects = list(self._effects(event))
-        self.plans |= {effect.plan.plan_id: effect.plan for effect in effects if isinstance(effect, ev.Run)}
+        self.plans |= {effect.plan.plan_id: effect.plan for effect in effects if isinstance(effect, ev.RunPlan)}
         return effects
 
     def _effects(self, event: ev.Event) -> Sequence[ev.Effect]:
@@ -100,12 +100,12 @@ def run(
     source: WorkerId | None = None,
     push_to: WorkerId | None = None,
     group: str | None = None,
-) -> ev.Run:
+) -> ev.RunPlan:
     """A plan by letters: `run(1, "ED", "a b", "r s")`. `after`: the plan whose outputs it takes."""
     wanted = tuple(stage for stage in Stage if stage.letter in stages)
     part = PlanMember("", steps if D in wanted else None, after, source, push_to=push_to)
     parts = tuple(replace(part, request_id=name) for name in members.split())
-    return ev.Run(DispatchPlan(plan_id, MODEL, wanted, tuple(workers.split()), parts, group), "test, scripted")
+    return ev.RunPlan(DispatchPlan(plan_id, MODEL, wanted, tuple(workers.split()), parts, group), "test, scripted")
 
 
 def cluster(types: Mapping[WorkerId, str], memory_bytes: int = 100) -> tuple[list[WorkerSpec], PlacementPlan]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from tridentserve.scheduling.decision_log import Decision, encode_decision
+from tridentserve.scheduling.decision_log import LogEntry, encode_entry
 from tridentserve.scheduling.events import Effect, Event, Tick
 from tridentserve.scheduling.tick_pacer import TICK_S, SchedulerLike, TickPacer
 
@@ -110,7 +110,7 @@ class CoreThread:
         """Log a decision and hand it to the listener."""
         if log is not None:
             try:
-                log.write(encode_decision(Decision(now_s, event, effects)) + "\n")
+                log.write(encode_entry(LogEntry(now_s, event, effects)) + "\n")
             except (OSError, ValueError) as error:  # a full disk is no reason to stop serving
                 logger.error("the decision log misses an entry: %s", error)
         self._listener(now_s, event, effects)

@@ -35,7 +35,7 @@ from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.request_records import Lifecycle, RequestRecord, RequestState
+from tridentserve.scheduling.request_records import RequestRecord, RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.scheduling.tick_pacer import TICK_S
 
@@ -81,7 +81,7 @@ class LiveEngine:
         )
         self.models = ModelChanges(self._core.post, self._fleet)
         self._clock_offset_s = time.time() - self._core.now_s()
-        self._lifecycle = Lifecycle()
+        self._records = RequestRecords()
         self._metrics = EngineMetrics()
         self._jobs = JobBook(self._options.max_result_age_s)
         self._reporter: asyncio.Task[None] | None = None
@@ -103,7 +103,7 @@ class LiveEngine:
 
     async def _report_levels(self) -> None:
         while True:
-            states = [record.state for record in self._lifecycle.records.values()]
+            states = [record.state for record in self._records.records.values()]
             self._metrics.levels(
                 states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
             )
@@ -169,11 +169,11 @@ class LiveEngine:
         logger.critical("the scheduler's thread has ended: %r", error)
 
     def _apply(self, now_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        self._lifecycle.apply(event, effects, now_s)
+        self._records.apply(event, effects, now_s)
         for effect in effects:
             logger.debug("%s", effect)
             match effect:
-                case ev.Run():
+                case ev.RunPlan():
                     self._spawn(effect.plan)
                 case ev.Abort():
                     self._tell_leader(effect.plan_id, "stop")
@@ -204,8 +204,8 @@ class LiveEngine:
             self._forget(job, copies=effect.steps_done == 0)
 
     def _ended(self, key: str) -> None:
-        record = self._lifecycle.records.get(key)
-        self._lifecycle.drop(key)
+        record = self._records.records.get(key)
+        self._records.drop(key)
         # Only a result is worth keeping: who got an error may ask again.
         job = self._jobs.end(key, keep=record is not None and record.state is RequestState.COMPLETED)
         if record is not None and job is not None:
@@ -281,7 +281,7 @@ class LiveEngine:
             if isinstance(item, StatesSaved):
                 if plan.saves is not None:
                     spans = stage_spans(item.spans, self._clock_offset_s)
-                    self._core.post(ev.StateSaved(plan.plan_id, item.num_steps, plan.saves.keeper, spans))
+                    self._core.post(ev.CheckpointSaved(plan.plan_id, item.num_steps, plan.saves.keeper, spans))
                 continue
             if isinstance(item, ReplicaLoad):
                 self._core.post(
@@ -300,7 +300,7 @@ class LiveEngine:
         raise WorkerError("ended without a report")
 
     def _progressed(self, job: Job, note: StepNote) -> None:
-        self._lifecycle.progress(job.key, note.steps_done)
+        self._records.progress(job.key, note.steps_done)
         if self._jobs.unfinished(job.key) is not None:
             job.tell(ProgressUpdate(job.spec.request_id, note.steps_done, job.spec.num_inference_steps))
 

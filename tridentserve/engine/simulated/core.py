@@ -13,7 +13,7 @@ from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.result import Counts
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import Decision, encode_decision
+from tridentserve.scheduling.decision_log import LogEntry, encode_entry
 from tridentserve.scheduling.tick_pacer import SchedulerLike, TickOutcome, TickPacer
 
 logger = logging.getLogger(__name__)
@@ -110,5 +110,5 @@ class SimulatedCore:
     def _take(self, at_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         self._last_change_s = self._agenda.now_s
         if self._log is not None:
-            self._log.write(encode_decision(Decision(at_s, event, effects)) + "\n")
+            self._log.write(encode_entry(LogEntry(at_s, event, effects)) + "\n")
         self._listener(event, effects)

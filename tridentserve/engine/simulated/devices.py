@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.eviction import victims
-from tridentserve.engine.simulated.truth import Demand, RankDemand, Truth
+from tridentserve.engine.simulated.actual_times import ActualTimes, PlanDemand, RankDemand
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
@@ -26,7 +26,7 @@ class PlanRun:
     plan: DispatchPlan
     specs: tuple[RequestSpec, ...]
     devices: tuple[Device, ...]
-    demand: Demand
+    demand: PlanDemand
     heads: int = 0
     ready_s: float = 0.0
     end_s: float = 0.0
@@ -62,9 +62,9 @@ class Device:
 class Devices:
     """The workers of the cluster, and the memory that replicas take there."""
 
-    def __init__(self, workers: Sequence[WorkerSpec], truth: Truth, reserve_bytes: int) -> None:
+    def __init__(self, workers: Sequence[WorkerSpec], times: ActualTimes, reserve_bytes: int) -> None:
         """`reserve_bytes`: of each worker, kept free for the handoff buffer and process groups."""
-        self._truth = truth
+        self._times = times
         self._reserve_bytes = reserve_bytes
         self._devices = {spec.worker_id: Device(spec) for spec in workers}
         # On how many workers of a node a replica is resident (of a divided one: its shard of that number).
@@ -88,7 +88,7 @@ class Devices:
         """Make the wanted replicas resident, as a worker does at its start; what does not fit stays out."""
         free_bytes = device.spec.memory_bytes - self._reserve_bytes
         for replica in sorted(device.wanted):
-            if device.resident_bytes + self._truth.weights_bytes(replica) <= free_bytes:
+            if device.resident_bytes + self._times.weights_bytes(replica) <= free_bytes:
                 self.add(device, replica)
 
     def clear(self, device: Device) -> None:
@@ -107,12 +107,12 @@ class Devices:
 
     def add(self, device: Device, replica: Replica) -> None:
         device.resident[replica] = None
-        device.resident_bytes += self._truth.weights_bytes(replica)
+        device.resident_bytes += self._times.weights_bytes(replica)
         self._holders[self._shard(device, replica)] += 1
 
     def _shard(self, device: Device, replica: Replica) -> tuple[str, Replica, int]:
         """What a worker has of a replica, which other workers of its node may have too."""
-        return device.spec.node_id, replica, device.spec.place % self._truth.unit(replica)
+        return device.spec.node_id, replica, device.spec.place % self._times.unit(replica)
 
     def source(self, device: Device, replica: Replica) -> LoadSource:
         """Where a replica that the worker lacks comes from."""
@@ -132,12 +132,12 @@ class Devices:
             if replica in resident:  # used now: to the end
                 resident[replica] = resident.pop(replica)
             else:
-                used_bytes += self._truth.weights_bytes(replica)
+                used_bytes += self._times.weights_bytes(replica)
         excess_bytes = used_bytes - device.spec.memory_bytes
         if excess_bytes <= 0:
             return used_bytes
         queued = set().union(*(run.demand.ranks[run.devices.index(device)].replicas for run in device.queue))
-        for replica in victims(resident, needs, device.wanted, queued, self._truth.weights_bytes, excess_bytes):
+        for replica in victims(resident, needs, device.wanted, queued, self._times.weights_bytes, excess_bytes):
             used_bytes -= self._remove(device, replica)
             device.evicted.append(replica)
         return used_bytes
@@ -146,6 +146,6 @@ class Devices:
         """Returns the bytes that are free now."""
         del device.resident[replica]
         self._holders[self._shard(device, replica)] -= 1
-        num_bytes = self._truth.weights_bytes(replica)
+        num_bytes = self._times.weights_bytes(replica)
         device.resident_bytes -= num_bytes
         return num_bytes

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import IO
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.simulated.actual_times import ActualTimes
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.core import SimulatedCore
 from tridentserve.engine.simulated.devices import Devices
@@ -15,7 +16,6 @@ from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import SimulationResult
-from tridentserve.engine.simulated.truth import Truth
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
@@ -48,9 +48,9 @@ class SimulatedEngine:
         self._placement = placement
         self._num_workers = len(workers)
         self._agenda = Agenda()
-        truth = self._truth = Truth(times, self._options.jitter, self._options.seed)
-        self._devices = Devices(workers, truth, self._options.handoff_capacity_bytes + self._options.group_bytes)
-        self._handoff = Handoff(self._devices, truth, self._options.handoff_capacity_bytes)
+        actual = self._times = ActualTimes(times, self._options.jitter, self._options.seed)
+        self._devices = Devices(workers, actual, self._options.handoff_capacity_bytes + self._options.group_bytes)
+        self._handoff = Handoff(self._devices, actual, self._options.handoff_capacity_bytes)
         self._recorder = Recorder(self._options.keep_plans, self._options.on_progress)
         self._has_run = False
         failing = {failure.worker_id for failure in self._options.failures}
@@ -80,7 +80,7 @@ class SimulatedEngine:
             self._agenda,
             self._devices,
             self._handoff,
-            self._truth,
+            self._times,
             self._recorder,
             core.post,
             self._options,
@@ -108,7 +108,7 @@ class SimulatedEngine:
         recorder, now_s = self._recorder, self._agenda.now_s
         for effect in effects:
             match effect:
-                case ev.Run():
+                case ev.RunPlan():
                     if isinstance(event, ev.Tick):
                         recorder.assigned(effect)
                     self._executor.run(effect.plan)

@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from tridentserve.engine.simulated.actual_times import ActualTimes
 from tridentserve.engine.simulated.agenda import Agenda
+from tridentserve.engine.simulated.checkpoints import SimulatedCheckpoints
 from tridentserve.engine.simulated.contention import Contention
 from tridentserve.engine.simulated.devices import Device, Devices, PlanRun
 from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import PlanOutcome
-from tridentserve.engine.simulated.saving import Saving
-from tridentserve.engine.simulated.truth import Truth
 from tridentserve.errors import OutOfMemoryError, ProfileError
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
@@ -34,7 +34,7 @@ class Executor:
         agenda: Agenda,
         devices: Devices,
         handoff: Handoff,
-        truth: Truth,
+        times: ActualTimes,
         recorder: Recorder,
         post: Callable[[ev.Event], None],
         options: SimulationOptions,
@@ -42,7 +42,7 @@ class Executor:
         self._agenda = agenda
         self._devices = devices
         self._handoff = handoff
-        self._truth = truth
+        self._times = times
         self._recorder = recorder
         self._post = post
         self._options = options
@@ -51,7 +51,7 @@ class Executor:
         )
         self._groups: set[str] = set()
         self._runs: dict[int, PlanRun] = {}
-        self._saving = Saving(agenda, devices, handoff, recorder, post, self._runs)
+        self._checkpoints = SimulatedCheckpoints(agenda, devices, handoff, recorder, post, self._runs)
 
     # Plans come and are told to stop.
 
@@ -65,7 +65,7 @@ class Executor:
             return
         specs = tuple([self._recorder.spec(member.request_id) for member in plan.members])
         try:
-            demand = self._truth.demand(plan, specs)
+            demand = self._times.demand(plan, specs)
         except ProfileError as error:
             self._refuse(ev.PlanFailed(plan.plan_id, str(error), retry=False, code=error.code))
             return
@@ -172,7 +172,7 @@ class Executor:
         for stage, stage_s in zip(run.plan.stages, run.demand.seconds, strict=True):
             begin_s = end_s
             calls = run.plan.num_steps if stage is Stage.DIFFUSE else 1
-            end_s += stage_s * calls * self._truth.jitter(run.specs[0].request_id, stage)
+            end_s += stage_s * calls * self._times.jitter(run.specs[0].request_id, stage)
             spans.append(StageSpan(stage, begin_s, end_s))
         run.spans = tuple(spans)
         self._enter_end(run, end_s)
@@ -183,7 +183,7 @@ class Executor:
         run.version += 1
         run.end_s = end_s
         self._agenda.at(end_s, self._end, run, run.version)
-        self._saving.enter(run)
+        self._checkpoints.enter(run)
 
     def _memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
         for device, demand in zip(run.devices, run.demand.ranks, strict=True):
@@ -204,7 +204,7 @@ class Executor:
             if replica in device.resident:
                 continue
             source = self._devices.source(device, replica)
-            seconds = self._truth.load_seconds(replica, source)
+            seconds = self._times.load_seconds(replica, source)
             total_s += seconds
             self._agenda.at(
                 self._agenda.now_s + total_s, self._loaded, device, device.incarnation, replica, source, seconds
@@ -216,7 +216,7 @@ class Executor:
         if not device.alive or device.incarnation != incarnation:
             return
         self._devices.add(device, replica)
-        num_bytes = self._truth.weights_bytes(replica)
+        num_bytes = self._times.weights_bytes(replica)
         counts = self._recorder.counts
         counts.loads += 1
         counts.load_bytes += num_bytes

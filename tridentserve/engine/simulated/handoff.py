@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tridentserve.engine.simulated.actual_times import ActualTimes
 from tridentserve.engine.simulated.devices import Devices, PlanRun
-from tridentserve.engine.simulated.truth import Truth
 from tridentserve.plans import PlanMember, WorkerId
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage
@@ -17,7 +17,7 @@ _STATE = (Stage.ENCODE, Stage.DIFFUSE)
 
 
 @dataclass(slots=True)
-class _Output:
+class _StageOutput:
     """What the last plan of a request left. `holder` keeps it; a copy is on its way to `pushed_to`, or there, from
     `ready_s` on, and takes `buffered_bytes` of its handoff buffer. `spilled`: it waits in the holder's host memory.
     `steps_done`: of a copy that was made while the plan ran."""
@@ -36,12 +36,12 @@ class _Output:
 class Handoff:
     """The outputs of all requests under way."""
 
-    def __init__(self, devices: Devices, truth: Truth, capacity_bytes: int) -> None:
+    def __init__(self, devices: Devices, times: ActualTimes, capacity_bytes: int) -> None:
         self._devices = devices
-        self._truth = truth
+        self._times = times
         self._capacity_bytes = capacity_bytes
-        self._outputs: dict[str, _Output] = {}
-        self._copies: dict[str, _Output] = {}
+        self._outputs: dict[str, _StageOutput] = {}
+        self._copies: dict[str, _StageOutput] = {}
         self._buffered: Counter[WorkerId] = Counter()
         self.transfers = 0
         self.transfer_bytes = 0
@@ -51,7 +51,7 @@ class Handoff:
         """The requests whose inputs are not there (any more)."""
         return [member.request_id for member in members if member.input_id is not None and self._input(member) is None]
 
-    def _input(self, member: PlanMember) -> _Output | None:
+    def _input(self, member: PlanMember) -> _StageOutput | None:
         """What a member begins with; None when it is not there (any more)."""
         if not member.from_checkpoint:
             output = self._outputs.get(member.request_id)
@@ -90,7 +90,7 @@ class Handoff:
         """A plan has ended after its last stage or step: its outputs replace what was kept of its requests, and what
         the next plan needs is pushed."""
         last = run.spans[-1].stage
-        pushed: defaultdict[WorkerId, list[_Output]] = defaultdict(list)
+        pushed: defaultdict[WorkerId, list[_StageOutput]] = defaultdict(list)
         for member, spec in zip(run.plan.members, run.specs, strict=True):
             if last is Stage.DECODE:
                 self.drop_outputs(spec.request_id)
@@ -100,7 +100,7 @@ class Handoff:
                 done = member.steps[0] + (run.plan.num_steps if run.num_steps is None else run.num_steps)
                 stages = (last,) if done == spec.num_inference_steps else _STATE
             self.drop_outputs(spec.request_id)
-            output = _Output(run.plan.plan_id, spec, stages, run.plan.leader)
+            output = _StageOutput(run.plan.plan_id, spec, stages, run.plan.leader)
             self._outputs[spec.request_id] = output
             target = member.push_to
             if run.num_steps is None and stages == (last,) and target is not None and target != run.plan.leader:
@@ -111,11 +111,11 @@ class Handoff:
 
     def save(self, plan_id: int, spec: RequestSpec, keeper: WorkerId, steps_done: int) -> None:
         """A copy of a request's state has arrived: it replaces the one before."""
-        self._copies[spec.request_id] = _Output(plan_id, spec, _STATE, keeper, steps_done=steps_done)
+        self._copies[spec.request_id] = _StageOutput(plan_id, spec, _STATE, keeper, steps_done=steps_done)
 
     def copy_seconds(self, run: PlanRun, to: WorkerId) -> float:
         """Until copies of the states of a running plan are on another worker."""
-        return sum(self._move(_Output(run.plan.plan_id, spec, _STATE, run.plan.leader), to) for spec in run.specs)
+        return sum(self._move(_StageOutput(run.plan.plan_id, spec, _STATE, run.plan.leader), to) for spec in run.specs)
 
     @property
     def kept(self) -> int:
@@ -146,7 +146,7 @@ class Handoff:
         for request_id in [name for name, copy in self._copies.items() if copy.holder == worker_id]:
             del self._copies[request_id]
 
-    def _push(self, outputs: list[_Output], target: WorkerId, now_s: float) -> None:
+    def _push(self, outputs: list[_StageOutput], target: WorkerId, now_s: float) -> None:
         """All in one transfer, while the workers go on. What does not fit stays in host memory until it is fetched."""
         batch = 0
         fitting = []
@@ -164,30 +164,30 @@ class Handoff:
         if not fitting:
             return
         first = fitting[0]
-        seconds = self._truth.transfer_seconds(
+        seconds = self._times.transfer_seconds(
             first.spec.model, first.stages[0], first.spec.shape, batch, self._same_node(first.holder, target)
         )
         for output in fitting:
             output.ready_s = now_s + seconds
             self._count(output.buffered_bytes)
 
-    def _move(self, output: _Output, to: WorkerId) -> float:
+    def _move(self, output: _StageOutput, to: WorkerId) -> float:
         """Seconds to fetch an output from where it is."""
         spec = output.spec
         where = output.holder
         same_node = self._same_node(where, to)
         seconds = 0.0
         for stage in output.stages:
-            num_bytes = self._truth.output_bytes(spec.model, stage, spec.shape, spec.num_outputs)
-            seconds += self._truth.transfer_seconds(spec.model, stage, spec.shape, spec.num_outputs, same_node)
+            num_bytes = self._times.output_bytes(spec.model, stage, spec.shape, spec.num_outputs)
+            seconds += self._times.transfer_seconds(spec.model, stage, spec.shape, spec.num_outputs, same_node)
             if output.spilled:
-                seconds += self._truth.host_seconds(spec.model, stage, num_bytes)
+                seconds += self._times.host_seconds(spec.model, stage, num_bytes)
         self._count(self._bytes(output))
         return seconds
 
-    def _bytes(self, output: _Output) -> int:
+    def _bytes(self, output: _StageOutput) -> int:
         spec = output.spec
-        return sum(self._truth.output_bytes(spec.model, stage, spec.shape, spec.num_outputs) for stage in output.stages)
+        return sum(self._times.output_bytes(spec.model, stage, spec.shape, spec.num_outputs) for stage in output.stages)
 
     def _count(self, num_bytes: int) -> None:
         self.transfers += 1
@@ -196,7 +196,7 @@ class Handoff:
     def _same_node(self, one: WorkerId, other: WorkerId) -> bool:
         return self._devices[one].spec.node_id == self._devices[other].spec.node_id
 
-    def _unbuffer(self, output: _Output) -> None:
+    def _unbuffer(self, output: _StageOutput) -> None:
         if output.buffered_bytes and output.pushed_to is not None:
             self._buffered[output.pushed_to] -= output.buffered_bytes
             output.buffered_bytes = 0

@@ -80,7 +80,7 @@ class Recorder:
     def placed(self, plan: PlacementPlan, now_s: float) -> None:
         self._placements.append((now_s, plan))
 
-    def assigned(self, effect: ev.Run) -> None:
+    def assigned(self, effect: ev.RunPlan) -> None:
         """A tick led to this plan."""
         self.counts.methods[effect.reason.rsplit(", ", 1)[-1]] += 1
 

@@ -17,7 +17,7 @@ from tridentserve.stages import Stage
 DEFAULT_SLO_SCALE = 2.5
 
 
-class RunTimes:
+class ExpectedTimes:
     """Stage times of requests and legs. What has run is told to the stage times, and to the replanner if there is one.
 
     `slo_scale`: per model, the default SLO as a multiple of the latency at the optimal degrees."""

@@ -28,7 +28,7 @@ class RankDemand:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class PlanDemand:
     """What plans of one kind take: per stage, how many of the workers run it and its seconds (per step for DIFFUSE),
     both in the plan's order; per worker, the memory. `frugal`: as it is run where that memory is not there, with E one
     request after another and C in tiles; None where that needs no less."""
@@ -36,10 +36,10 @@ class Demand:
     degrees: tuple[int, ...]
     seconds: tuple[float, ...]
     ranks: tuple[RankDemand, ...]
-    frugal: Demand | None = None
+    frugal: PlanDemand | None = None
 
 
-class Truth:
+class ActualTimes:
     """Asks a `StageTimes` once per question. The scheduler's own copy may learn; this one stays as it is."""
 
     def __init__(self, times: StageTimes, jitter: float, seed: int) -> None:
@@ -47,12 +47,12 @@ class Truth:
         self._seed = seed
         # A lognormal factor with mean 1 and relative standard deviation `jitter`.
         self._sigma = math.sqrt(math.log1p(jitter * jitter))
-        self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...]], Demand] = {}
+        self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...]], PlanDemand] = {}
         self.output_bytes = cache(times.output_bytes)
         self.transfer_seconds = cache(times.transfer_seconds)
         self._weights: dict[Replica, int] = {}
 
-    def demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> Demand:
+    def demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> PlanDemand:
         """What a plan takes for these requests. `ProfileError` when the stage times do not say."""
         outputs = tuple([spec.num_outputs for spec in specs])
         key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs)
@@ -63,7 +63,7 @@ class Truth:
 
     def _demand(
         self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
-    ) -> Demand:
+    ) -> PlanDemand:
         times, batch = self._times, sum(outputs)
         degrees = tuple([stage_degree(times, model, stage, degree) for stage in stages])
         seconds = tuple(
@@ -75,8 +75,8 @@ class Truth:
         frugal = None
         if frugal_peaks != peaks:
             frugal_s = self._frugal_seconds(model, stages, degrees, seconds, shape, outputs)
-            frugal = Demand(degrees, frugal_s, self._ranks(model, stages, degrees, frugal_peaks))
-        return Demand(degrees, seconds, self._ranks(model, stages, degrees, peaks), frugal)
+            frugal = PlanDemand(degrees, frugal_s, self._ranks(model, stages, degrees, frugal_peaks))
+        return PlanDemand(degrees, seconds, self._ranks(model, stages, degrees, peaks), frugal)
 
     def _ranks(
         self, model: str, stages: tuple[Stage, ...], degrees: tuple[int, ...], peaks: tuple[int, ...]

@@ -13,7 +13,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 
-class Saving:
+class SimulatedCheckpoints:
     """The workers compute on meanwhile. A copy that has not arrived when its plan ends, or a worker is lost, counts for
     nothing."""
 
@@ -72,4 +72,4 @@ class Saving:
             if member.steps is not None and not self._recorder.has_ended(spec.request_id):
                 self._handoff.save(run.plan.plan_id, spec, keeper.worker_id, member.steps[0] + steps)
         self._recorder.saved(run, spans, steps)
-        self._post(ev.StateSaved(run.plan.plan_id, steps, keeper.worker_id, spans))
+        self._post(ev.CheckpointSaved(run.plan.plan_id, steps, keeper.worker_id, spans))
