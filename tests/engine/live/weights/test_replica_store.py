@@ -19,6 +19,7 @@ from tests.pipelines.models import edit_json, make_inputs
 from tridentserve.engine.live.messages import Fetch, ModelSource, ReplicaLoad
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import Memory
+from tridentserve.engine.live.transport.parcel import ALIGNMENT_BYTES
 from tridentserve.engine.live.weights import host_copies
 from tridentserve.engine.live.weights import replica_store as replicas
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -55,12 +56,14 @@ def from_checkpoint(folder: Path, stage: Stage) -> dict[str, torch.Tensor]:
 
 
 def assert_right(store: ReplicaStore, source: ModelSource, replica: Replica) -> None:
-    """The tensors are the checkpoint's, bit for bit."""
+    """The tensors are the checkpoint's, bit for bit, and aligned as the stock pipeline's: matrix libraries choose their
+    code by the alignment of their operands, and different code rounds differently."""
     expected, got = from_checkpoint(source.folder, replica.stage), named_tensors(store.adapter(replica))
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name
+        assert got[name].data_ptr() % ALIGNMENT_BYTES == tensor.data_ptr() % ALIGNMENT_BYTES, name
 
 
 class DirectPeer:
@@ -153,6 +156,20 @@ def test_a_copy_of_another_checkpoint_or_format_is_another_copy(source: ModelSou
     assert first.get(C).buffer.sum() > 0, "who has mapped the older one keeps it"
 
 
+def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_copies, "_pin", lambda buffer: None)
+    sources = {"flux": ModelSource("flux", source.folder, "float32")}
+    for_gpu, for_cpu = (HostCopies(tmp_path, sources, torch.device(kind)) for kind in ("cuda", "cpu"))
+    slots = for_gpu.get(D).layout.slots
+    assert slots != for_cpu.get(D).layout.slots
+    assert [slot.offset % 512 for slot in slots] == [0] * len(slots)
+    assert for_gpu.has(D), "the copy for the CPU does not replace it"
+    expected, got = from_checkpoint(source.folder, Stage.DIFFUSE), for_gpu.get(D).tensors(for_gpu.get(D).buffer)
+    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+
+
 def test_no_room_for_a_copy(source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(28, "No space left on device")
@@ -176,8 +193,9 @@ async def test_loaded_from_the_host_copy(host: HostCopies, source: ModelSource, 
     assert [load.num_bytes for load in loads] == [size_of(host, E), size_of(host, D)]
     assert_right(store, source, E)
     assert_right(store, source, D)
-    addresses = {tensor.data_ptr() for tensor in named_tensors(store.adapter(D)).values()}
-    assert (host.get(D).buffer.data_ptr() in addresses) == (fetch != "host"), "pages are shared unless told otherwise"
+    mapped = host.get(D).tensors(host.get(D).buffer)
+    shared = {tensor.data_ptr() == mapped[name].data_ptr() for name, tensor in named_tensors(store.adapter(D)).items()}
+    assert shared == {fetch != "host"}, "pages are shared unless told otherwise"
     assert await loads_of(store, E, D) == []
 
 

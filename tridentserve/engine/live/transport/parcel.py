@@ -13,9 +13,9 @@ ALIGNMENT_BYTES = 64
 MANY_BYTES = 4 << 20
 
 
-def align(nbytes: int) -> int:
+def align(nbytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
     """`nbytes` rounded up to the alignment of slots."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-nbytes // alignment_bytes) * alignment_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,17 @@ class Parcel:
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any] = field(default_factory=dict)
 
-    def layout(self) -> Layout:
+    def layout(self, alignment_bytes: int = ALIGNMENT_BYTES, as_in_memory: bool = False) -> Layout:
+        """Slots in the order of the tensors. Each starts at a multiple of `alignment_bytes`, a multiple of
+        `ALIGNMENT_BYTES`; with `as_in_memory`, as many bytes after one as the tensor now does in memory."""
         slots: list[TensorSlot] = []
         offset = 0
         for name, tensor in self.tensors.items():
+            offset = align(offset, alignment_bytes) + (_misalignment(tensor, alignment_bytes) if as_in_memory else 0)
             dtype = str(tensor.dtype).removeprefix("torch.")
             slots.append(TensorSlot(name, dtype, tuple(tensor.shape), offset, tensor.nbytes))
-            offset += align(tensor.nbytes)
-        return Layout(tuple(slots), offset, self.values)
+            offset += tensor.nbytes
+        return Layout(tuple(slots), align(offset), self.values)
 
     @property
     def nbytes(self) -> int:
@@ -89,3 +92,9 @@ class Parcel:
             raw = buffer[slot.offset : slot.offset + slot.nbytes]
             tensors[slot.name] = raw.view(getattr(torch, slot.dtype)).reshape(slot.shape)
         return cls(tensors, layout.values)
+
+
+def _misalignment(tensor: torch.Tensor, alignment_bytes: int) -> int:
+    """How many bytes after a multiple of `alignment_bytes` the tensor starts, in whole elements: torch can view no
+    others in a run of bytes."""
+    return tensor.data_ptr() % alignment_bytes // tensor.itemsize * tensor.itemsize

@@ -2,7 +2,9 @@
 
 The copy is made once, from the checkpoint, by whichever worker of the node comes first; the others wait at a file lock
 or make another one meanwhile. It holds every tensor of the stage's models in the number format that is served, packed
-as `parcel` packs (checkpoints have other names, formats and alignments, so they cannot be mapped themselves).
+as `parcel` packs (checkpoints have other names and formats, so they cannot be mapped themselves). Each tensor in it is
+aligned as the stock pipeline's tensor is in memory (see `_layout`): matrix libraries choose their code by the alignment
+of their operands, and different code rounds differently.
 A worker on a CPU uses the mapped pages as its weights; a GPU is filled from them, block by block, and pins them where
 CUDA allows it: put the folder on a tmpfs such as /dev/shm then, since files of other file systems cannot be pinned.
 
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Another version of these may build other tensors from the same files.
 _LIBRARIES = ("torch", "diffusers", "transformers")
+# torch allocates every tensor on a GPU at a multiple of this.
+_CUDA_ALIGNMENT_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class HostCopies:
         source = self.source(replica)
         dtype = str(self.dtype(replica)).removeprefix("torch.")
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
-        place = hashlib.sha256(f"{source.folder.resolve()} {dtype}".encode()).hexdigest()[:8]
+        place = hashlib.sha256(f"{source.folder.resolve()} {dtype} {self._device.type}".encode()).hexdigest()[:8]
         return f"{name}.{replica.stage.value}.{place}"
 
     def _stem(self, replica: Replica) -> Path:
@@ -154,7 +158,7 @@ class HostCopies:
             names[name] = slot
             distinct[slot] = tensor
         parcel = Parcel(distinct)
-        layout = parcel.layout()
+        layout = self._layout(parcel)
         unfinished = _data(stem).with_suffix(".unfinished")
         _reserve(unfinished, layout.nbytes)
         parcel.pack_into(_mapped(unfinished, layout.nbytes, shared=True), layout)
@@ -163,6 +167,14 @@ class HostCopies:
         unfinished.write_text(json.dumps(index))
         unfinished.rename(_index(stem))  # last: who sees it may map the data
         self._drop_older(stem)
+
+    def _layout(self, weights: Parcel) -> Layout:
+        """The layout of `weights`, which the stock pipeline's loader has just put into host memory, with each tensor
+        aligned as the stock pipeline has it on this copy's device: on a CPU as the loader leaves it (most tensors are
+        views of the mapped files of the checkpoint, at any alignment), on a GPU each in an allocation of its own."""
+        if self._device.type == "cpu":
+            return weights.layout(as_in_memory=True)
+        return weights.layout(_CUDA_ALIGNMENT_BYTES)
 
     def _drop_older(self, stem: Path) -> None:
         """Remove copies of the same replica that were made of other files. Who has mapped one keeps it."""
