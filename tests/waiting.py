@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 # Far longer than anything takes, also on one busy core: it only keeps a test that hangs from hanging for ever.
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 
 
 def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0.05) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +15,7 @@ from fastapi import FastAPI
 from deployments.http.app import create_api
 from deployments.video_backend import VideoBackend
 from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend
+from tests.waiting import until
 
 IMAGES = "/v1/images/generations"
 
@@ -53,13 +53,6 @@ async def served(backend: FakeBackend, heartbeat_s: float = 10.0, app: FastAPI |
     finally:
         server.should_exit = True
         await serving
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 def raw_request(body: dict[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 
 from deployments.config.app import Limits
 from deployments.models.served import ServedModel
+from tests.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import RequestCancelledError
 from tridentserve.models.families import FAMILIES
@@ -38,12 +40,14 @@ WITH_PICTURES = {
 
 @dataclass
 class FakeBackend:
-    """`step_s` is how long a step takes. `refuse` is raised before the first update, `refuse_with` comes in place of
-    all steps, `fail` after the first step; a `stop_after` cuts the updates short. `ended` gets the id of each request
-    whose iterator was closed or ran out, with how it ended."""
+    """`allowed_steps`: how many more steps it makes, of all requests together; the next one waits until there are more.
+    `refuse` is raised before the first update (so often: `num_refused`), `refuse_with` comes in place of all steps,
+    `fail` after the first step; a `stop_after` cuts the updates short. `ended` gets the id of each request whose
+    iterator was closed or ran out, with how it ended."""
 
-    step_s: float = 0.0
+    allowed_steps: float = math.inf
     refuse: Exception | None = None
+    num_refused: int = 0
     refuse_with: Update | None = None
     fail: Exception | Update | None = None
     stop_after: int | None = None
@@ -55,6 +59,7 @@ class FakeBackend:
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
         if self.refuse is not None:
+            self.num_refused += 1
             raise self.refuse
         request_id = spec.request_id
         self.running[request_id] = (spec, inputs)
@@ -66,7 +71,9 @@ class FakeBackend:
                 yield self.refuse_with
                 return
             for step in range(1, spec.num_inference_steps + 1):
-                await asyncio.sleep(self.step_s)
+                await asyncio.sleep(0)
+                await until(lambda: self.allowed_steps > 0)
+                self.allowed_steps -= 1
                 yield ProgressUpdate(request_id, step, spec.num_inference_steps)
                 if request_id in self.deleted:
                     raise RequestCancelledError("the request was deleted")

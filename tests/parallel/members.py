@@ -17,29 +17,32 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from tests.waiting import PATIENCE_S
 from tridentserve.parallel import SequenceGroup, connect_store, make_group
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.stages import Stage
 
 CPU = torch.device("cpu")
-TIMEOUT_S = 20.0
-REPLY_TIMEOUT_S = 120.0
+# Nobody waits as long for an answer: where a group's time ran out, the test that waits for it has failed.
+TIMEOUT_S = 2 * PATIENCE_S
 
 
 @dataclass
 class Member:
-    """What one process keeps between the functions it runs. `rank` and `size` are those of the posted call."""
+    """What one process keeps between the functions it runs. `rank`, `size` and `generation` are those of the posted
+    call; in each generation the processes are the same."""
 
     store: Store
     rank: int = 0
     size: int = 1
+    generation: int = 0
     groups: dict[str, SequenceGroup] = field(default_factory=dict)
     adapters: dict[Path, PipelineAdapter] = field(default_factory=dict)
     decoders: dict[Path, PipelineAdapter] = field(default_factory=dict)
 
     def group(self, name: str, timeout_s: float = TIMEOUT_S) -> SequenceGroup:
         """The group of this call's members."""
-        key = f"{name}/{self.size}"
+        key = f"{name}/{self.size}" + (f"/{self.generation}" if self.generation else "")
         if key not in self.groups:
             self.groups[key] = make_group(self.store, key, self.rank, self.size, CPU, timeout_s)
         return self.groups[key]
@@ -55,7 +58,8 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self._context = multiprocessing.get_context("spawn")
-        self._store = connect_store(is_server=True)
+        self.store = connect_store(is_server=True)
+        self._generation = 0
         self._members = [self._start() for _ in range(size)]
 
     def run(self, function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
@@ -65,13 +69,13 @@ class Pool:
 
     def post(self, function: Callable[..., Any], size: int, *arguments: Any) -> None:
         for rank in range(size):
-            self._members[rank][1].send((function, rank, size, arguments))
+            self._members[rank][1].send((function, rank, size, self._generation, arguments))
 
     def results(self, ranks: Sequence[int]) -> list[Any]:
         results = []
         for rank in ranks:
             connection = self._members[rank][1]
-            if not connection.poll(REPLY_TIMEOUT_S):
+            if not connection.poll(PATIENCE_S):
                 raise TimeoutError(f"member {rank} has not answered")
             results.append(connection.recv())
         return results
@@ -82,7 +86,9 @@ class Pool:
         process.join()
 
     def replace(self, rank: int) -> None:
-        """A new process instead of one that was killed."""
+        """A new process instead of one that was killed. It is in none of the groups that the others have: they make
+        new ones."""
+        self._generation += 1
         self._members[rank] = self._start()
 
     def close(self) -> None:
@@ -93,7 +99,7 @@ class Pool:
 
     def _start(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs, self._store.port), daemon=True)
+        process = self._context.Process(target=_serve, args=(theirs, self.store.port), daemon=True)
         process.start()
         theirs.close()
         return process, ours
@@ -104,7 +110,7 @@ def _serve(connection: Connection, store_port: int) -> None:
     member = Member(connect_store(port=store_port))
     while True:
         try:
-            function, member.rank, member.size, arguments = connection.recv()
+            function, member.rank, member.size, member.generation, arguments = connection.recv()
         except EOFError:
             return
         try:

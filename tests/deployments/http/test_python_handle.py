@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from deployments.http.python_handle import generate, generate_stream
-from tests.deployments.clients import until
 from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend, png
 from tests.deployments.fake_backend import video as fake_video
+from tests.waiting import until
 from tridentserve.errors import (
     InvalidRequestError,
     RequestCancelledError,
@@ -108,7 +108,7 @@ async def test_a_stream_that_is_left() -> None:
 
 
 async def test_a_call_that_is_cancelled() -> None:
-    backend = FakeBackend(step_s=5)
+    backend = FakeBackend(allowed_steps=0)
     call = asyncio.create_task(generate(backend, MODELS, BODY))
     await until(lambda: "r1" in backend.running)
     call.cancel()

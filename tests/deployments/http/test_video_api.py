@@ -21,6 +21,7 @@ from deployments.schemas.image import REQUEST_ID
 from deployments.videos.worker import VideoJobs
 from tests.deployments.clients import error_of, picture_client, video_client
 from tests.deployments.fake_backend import FakeBackend, png, video
+from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError
 from tridentserve.models.input_image import png_of, read_picture
@@ -48,7 +49,7 @@ class Served:
         return dict(answer.json())
 
     async def until_ended(self, video_id: str) -> dict[str, Any]:
-        deadline_s = time.monotonic() + 10.0
+        deadline_s = time.monotonic() + PATIENCE_S
         while (job := (await self.http.get(f"{VIDEOS}/{video_id}")).json())["status"] not in ("completed", "failed"):
             assert time.monotonic() < deadline_s, job
         return dict(job)
@@ -193,7 +194,7 @@ async def test_the_same_id_with_another_seed_is_another_request(served: Served) 
 
 
 async def test_a_request_is_stopped_by_its_id_also_where_it_is_a_job(served: Served) -> None:
-    served.backend.step_s = 10.0
+    served.backend.allowed_steps = 0
     await served.submit(request_id="a")
     for status in (200, 404):
         assert (await served.http.delete("/v1/requests/a")).status_code == status

@@ -17,6 +17,7 @@ from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.catalogue_client import LiveModels
 from deployments.model_updates.reconciler import ModelKeeper
 from tests.deployments.fake_backend import MODELS
+from tests.waiting import until
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import CheckpointError, WorkerError
 from tridentserve.models.cache import tiny_folder
@@ -27,12 +28,6 @@ LIMITS = {"max_side": 512}
 SD3: dict[str, Any] = {"name": "tiny-sd3", "tiny": "sd3", "limits": LIMITS}
 FLUX: dict[str, Any] = {"name": "tiny-flux", "tiny": "flux", "limits": LIMITS}
 TWIN: dict[str, Any] = {**SD3, "name": "twin", "profile_as": "tiny-sd3"}
-
-
-async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20.0):
-        while not is_so():  # noqa: ASYNC110  # what is waited for tells nobody
-            await asyncio.sleep(0.01)
 
 
 class FakeChanges:
@@ -68,7 +63,7 @@ class FakeChanges:
         self.told.append(f"close {model}")
 
     async def drained(self, model: str) -> None:
-        await eventually(lambda: model not in self.busy)
+        await until(lambda: model not in self.busy)
 
     async def remove(self, event: ModelRemoved) -> None:
         self.told.append(f"remove {event.model}")
@@ -109,7 +104,7 @@ class Bench:
         self.keeper.want(args_of(self.cache, *models, **self.more, **more))
 
     async def until(self, is_so: Callable[[dict[str, Any]], bool]) -> None:
-        await eventually(lambda: is_so(self.keeper.state()))
+        await until(lambda: is_so(self.keeper.state()))
 
     async def until_models(self, **models: str) -> None:
         names = {name.replace("_", "-"): state for name, state in models.items()}
@@ -329,12 +324,9 @@ def test_the_api_follows_and_keeps_what_it_knows(tmp_path: Path) -> None:
         assert list(models) == ["tiny-sd3"]
         models.follow()
 
-        async def until(*names: str) -> None:
-            await eventually(lambda: list(models) == list(names))
-
-        await until("tiny-flux")
+        await until(lambda: list(models) == ["tiny-flux"])
         publisher.publish(list(MODELS.values()))
-        await until("tiny-sd3", "tiny-flux")
+        await until(lambda: list(models) == ["tiny-sd3", "tiny-flux"])
         down = True
         await asyncio.sleep(0.1)
         assert (len(models), models["tiny-sd3"].name) == (2, "tiny-sd3")

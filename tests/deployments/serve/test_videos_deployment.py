@@ -49,7 +49,7 @@ def handle_to(videos: Any) -> Any:
 
 async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) -> None:
     args = args_of(tmp_path)
-    videos = Replica(FakeHandle(FakeBackend(step_s=0.2)), args)
+    videos = Replica(FakeHandle(FakeBackend(allowed_steps=0)), args)
     remote = RemoteVideos(handle_to(videos), args)
     await videos.reconfigure(None)
     try:

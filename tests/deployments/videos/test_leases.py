@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.deployments.clients import until
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_store import request
 from tests.deployments.videos.test_worker import LEASE_S, Service, submit, until_status
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def service(tmp_path: Path) -> Service:
 
 async def test_a_lease_is_renewed_from_when_the_store_is_reached(service: Service) -> None:
     """And not from when it was asked for: the calls before it may take longer than the lease."""
-    backend, opened = FakeBackend(step_s=10.0), threading.Event()
+    backend, opened = FakeBackend(allowed_steps=0), threading.Event()
     jobs = service.process(backend)
     await submit(jobs, "a")
     await jobs._claim()
@@ -39,13 +40,14 @@ async def test_a_lease_is_renewed_from_when_the_store_is_reached(service: Servic
 
 
 async def test_a_job_whose_lease_ran_out_is_not_run_twice_by_its_own_process(service: Service) -> None:
-    backend = FakeBackend(step_s=0.1)
+    backend = FakeBackend(allowed_steps=0)
     jobs = service.process(backend)
     await submit(jobs, "a")
     await jobs._claim()
     await until(lambda: bool(backend.running))
     service.clock.now_s += LEASE_S
     await jobs._claim()
+    backend.allowed_steps = math.inf
     await until_status(jobs, "a", "completed")
     await until(lambda: not jobs._runs)
     assert len(backend.seen) == 1
@@ -54,7 +56,7 @@ async def test_a_job_whose_lease_ran_out_is_not_run_twice_by_its_own_process(ser
 
 async def test_jobs_in_flight_hold_so_many_bytes_of_pictures(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.videos.worker.MAX_JOBS_BYTES", 100)
-    backend = FakeBackend(step_s=10.0)
+    backend = FakeBackend(allowed_steps=0)
     async with service.running(backend) as jobs:
         for name, size in (("a", 70), ("b", 40), ("c", 30)):
             await jobs.submit(*request(name, image=bytes(size)), 0)

@@ -8,9 +8,9 @@ import pytest
 
 from deployments.videos.model_absence import AWAY_S, GONE_S, AwayModels
 from deployments.videos.worker import VideoJobs
-from tests.deployments.clients import until
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_worker import Clock, Service, submit, until_status
+from tests.waiting import until
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import WorkerError
 

@@ -13,10 +13,10 @@ import pytest
 from deployments.videos.storage import VideoResults, local_file
 from deployments.videos.store import VideoStore
 from deployments.videos.worker import DATABASE
-from tests.deployments.clients import until
 from tests.deployments.fake_backend import FakeBackend, video
 from tests.deployments.videos.test_store import request
 from tests.deployments.videos.test_worker import Service, submit, until_left, until_status
+from tests.waiting import PATIENCE_S, until
 
 HOUR_S = 3600.0
 
@@ -35,7 +35,7 @@ class SlowResults(VideoResults):
 
     def write(self, name: str, videos: Iterable[bytes]) -> None:
         self.begun.set()
-        self.opened.wait(10.0)
+        self.opened.wait(PATIENCE_S)
         super().write(name, videos)
 
 
@@ -186,7 +186,7 @@ async def test_a_slow_sweep_holds_up_no_lease(service: Service, monkeypatch: pyt
 
     def slow(self: VideoResults, before_s: float) -> None:
         begun.set()
-        opened.wait(60.0)
+        opened.wait(PATIENCE_S)
 
     monkeypatch.setattr(VideoResults, "sweep_parts", slow)
     async with service.running(FakeBackend()) as jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +15,9 @@ import pytest
 from deployments.config.videos import VideosArgs
 from deployments.videos.store import VideoStore
 from deployments.videos.worker import DATABASE, VideoJobs
-from tests.deployments.clients import until
 from tests.deployments.fake_backend import FakeBackend, video
 from tests.deployments.videos.test_store import request
+from tests.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError, RequestNotFoundError, WorkerError
 
@@ -47,8 +48,10 @@ class Service:
     async def running(self, backend: FakeBackend, **options: Any) -> AsyncIterator[VideoJobs]:
         jobs = self.process(backend, **options)
         await jobs.start()
-        yield jobs
-        await jobs.stop()
+        try:
+            yield jobs
+        finally:
+            await jobs.stop()
 
     def files(self) -> list[str]:
         return sorted(path.name for path in (self.folder / "results").iterdir())
@@ -64,7 +67,7 @@ async def submit(jobs: VideoJobs, job_id: str, priority: int = 0) -> dict[str, A
 
 
 async def until_status(jobs: VideoJobs, job_id: str, wanted: str) -> dict[str, Any]:
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + PATIENCE_S
     while (job := await jobs.get(job_id))["status"] != wanted:
         assert time.monotonic() < deadline_s, job
         await asyncio.sleep(0.01)
@@ -73,23 +76,24 @@ async def until_status(jobs: VideoJobs, job_id: str, wanted: str) -> dict[str, A
 
 async def until_left(jobs: VideoJobs, wanted: list[str]) -> None:
     """These jobs, oldest first, and no others."""
-    deadline_s = time.monotonic() + 10.0
+    deadline_s = time.monotonic() + PATIENCE_S
     while (left := [job["id"] for job in (await jobs.page(None, 9, newest_first=False))[0]]) != wanted:
         assert time.monotonic() < deadline_s, left
         await asyncio.sleep(0.01)
 
 
 async def test_a_job_from_queued_to_completed(service: Service) -> None:
-    backend = FakeBackend(step_s=0.25)
+    backend = FakeBackend(allowed_steps=1)
     async with service.running(backend) as jobs:
         told = await submit(jobs, "a", priority=2)
         assert (told["id"], told["object"], told["status"], told["progress"]) == ("a", "video", "queued", 0)
         assert (told["size"], told["seconds"], told["num_frames"], told["fps"]) == ("64x64", "1.125", 9, 8)
         assert (told["created_at"], told["priority"], told["completed_at"]) == (1_000_000, 2, None)
         running = await until_status(jobs, "a", "in_progress")
-        assert running["progress"] in (25, 50, 75, 99)
+        assert running["progress"] == 25
         with pytest.raises(RequestNotFoundError, match="not yet"):
             await jobs.content("a", 0)
+        backend.allowed_steps = math.inf
         done = await until_status(jobs, "a", "completed")
         assert (done["progress"], done["completed_at"], done["expires_at"]) == (100, 1_000_000, 1_086_400)
         assert done["inference_time_s"] == 0.5
@@ -103,7 +107,7 @@ async def test_a_job_from_queued_to_completed(service: Service) -> None:
 
 
 async def test_jobs_beyond_those_in_flight_go_by_priority(service: Service) -> None:
-    backend = FakeBackend(step_s=0.01)
+    backend = FakeBackend()
     jobs = service.process(backend, max_in_flight=1)
     for name, priority in (("a", 0), ("b", 1), ("c", 0), ("d", 5)):
         await submit(jobs, name, priority)
@@ -126,7 +130,7 @@ async def test_a_failure_is_told(service: Service) -> None:
 
 
 async def test_delete_stops_a_job_and_then_removes_it(service: Service) -> None:
-    backend = FakeBackend(step_s=0.2)
+    backend = FakeBackend(allowed_steps=1)
     async with service.running(backend) as jobs:
         await submit(jobs, "a")
         await until_status(jobs, "a", "in_progress")
@@ -152,7 +156,7 @@ async def test_delete_of_a_completed_job_takes_its_files(service: Service) -> No
 
 
 async def test_a_process_that_ends_in_order_gives_its_jobs_back_at_once(service: Service) -> None:
-    first, second = FakeBackend(step_s=10.0), FakeBackend()
+    first, second = FakeBackend(allowed_steps=0), FakeBackend()
     async with service.running(first) as jobs:
         for name in "abc":
             await submit(jobs, name)
@@ -165,14 +169,14 @@ async def test_a_process_that_ends_in_order_gives_its_jobs_back_at_once(service:
 
 
 async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_out(service: Service) -> None:
-    dead, heir = FakeBackend(step_s=10.0), FakeBackend()
+    dead, heir = FakeBackend(allowed_steps=0), FakeBackend()
     killed = service.process(dead)
     await killed.start()
     await submit(killed, "a")
     await until(lambda: bool(dead.running))
     silence(killed)
     async with service.running(heir) as jobs:
-        await asyncio.sleep(0.3)
+        await jobs._claim()
         assert (await jobs.get("a"))["status"] == "queued"
         assert not heir.seen
         service.clock.now_s += LEASE_S
@@ -188,7 +192,7 @@ def silence(jobs: VideoJobs) -> None:
 
 
 async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file(service: Service) -> None:
-    slow, heir = FakeBackend(step_s=0.2), FakeBackend()
+    slow, heir = FakeBackend(allowed_steps=0), FakeBackend()
     stalled = service.process(slow)
     await stalled.start()
     await submit(stalled, "a")
@@ -197,8 +201,9 @@ async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file
     service.clock.now_s += LEASE_S
     async with service.running(heir) as jobs:
         done = await until_status(jobs, "a", "completed")
-        await until(lambda: slow.ended["a~1"] == "completed")  # it comes too late
-        await asyncio.sleep(0.1)
+        slow.allowed_steps = math.inf
+        await until(lambda: not stalled._runs)
+        assert slow.ended["a~1"] == "completed", "it comes too late"
         assert await jobs.get("a") == done
         assert await jobs.content("a", 0) == video("a")
     await stalled.stop()
@@ -217,7 +222,7 @@ async def test_a_job_that_ends_the_service_again_and_again_is_given_up(service: 
 
 
 async def test_the_picture_of_a_job_outlives_its_process(service: Service) -> None:
-    slow, heir = FakeBackend(step_s=5.0), FakeBackend()
+    slow, heir = FakeBackend(allowed_steps=0), FakeBackend()
     async with service.running(slow) as jobs:
         await jobs.submit(*request("a", image=b"fox"), 0)
         await until(lambda: bool(slow.running))
@@ -247,7 +252,7 @@ async def test_a_job_waits_while_the_service_cannot_take_it(service: Service, er
     backend = FakeBackend(refuse=error)
     async with service.running(backend) as jobs:
         await submit(jobs, "a")
-        await asyncio.sleep(0.2)
+        await until(lambda: backend.num_refused == 1 and not jobs._runs)
         assert (await jobs.get("a"))["status"] == "queued"
         backend.refuse = None
         service.clock.now_s += 1.0
