@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 
 # Far longer than anything takes, also on one busy core: it only keeps a test that hangs from hanging for ever.
 PATIENCE_S = 600.0
@@ -18,9 +19,9 @@ def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0
         time.sleep(every_s)
 
 
-async def until(condition: Callable[[], bool], what: str = "", every_s: float = 0.005) -> None:
-    """As `wait_until`, while the event loop runs."""
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str = "", every_s: float = 0.005) -> None:
+    """As `wait_until`, while the event loop runs. The condition may be awaited."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
+    while not (await holds if isawaitable(holds := condition()) else holds):
         assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}"
         await asyncio.sleep(every_s)

@@ -174,7 +174,7 @@ async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_
     await killed.start()
     await submit(killed, "a")
     await until(lambda: bool(dead.running))
-    silence(killed)
+    await silence(killed)
     async with service.running(heir) as jobs:
         await jobs._claim()
         assert (await jobs.get("a"))["status"] == "queued"
@@ -185,10 +185,11 @@ async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_
     await killed.stop()
 
 
-def silence(jobs: VideoJobs) -> None:
+async def silence(jobs: VideoJobs) -> None:
     """It renews nothing any more, as if it were dead; what it has in hand goes on."""
     assert jobs._pump is not None
     jobs._pump.cancel()
+    await jobs._stored(lambda: None)  # A renewal that is under way has ended.
 
 
 async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file(service: Service) -> None:
@@ -197,7 +198,7 @@ async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file
     await stalled.start()
     await submit(stalled, "a")
     await until(lambda: bool(slow.running))
-    silence(stalled)
+    await silence(stalled)
     service.clock.now_s += LEASE_S
     async with service.running(heir) as jobs:
         done = await until_status(jobs, "a", "completed")

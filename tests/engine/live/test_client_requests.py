@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
+from tests.waiting import until
 from tridentserve.engine.live.client_requests import Job, JobBook
 from tridentserve.engine.live.plan_calls import contents
 from tridentserve.engine.live.updates import ProgressUpdate, QueuedUpdate
@@ -60,8 +59,7 @@ async def test_a_result_can_be_asked_for_again_for_a_while() -> None:
     assert book.end(job.key, keep=True) is None
     assert (book.joinable("id"), book.num_unfinished) == (job, 0)
     assert not book.leave(job, job.join())
-    await asyncio.sleep(0.1)
-    assert book.joinable("id") is None
+    await until(lambda: book.joinable("id") is None)
 
 
 async def test_an_error_is_not_kept() -> None:

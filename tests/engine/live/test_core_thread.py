@@ -13,6 +13,7 @@ import pytest
 from tests.decision_log import read_log
 from tests.scheduling.failing import REQUESTS, check_failed_and_served, failing_scheduler
 from tests.scheduling.fakes import request
+from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.scheduling.events import (
     CheckpointSaved,
@@ -61,7 +62,7 @@ def test_every_event_is_followed_by_a_tick() -> None:
             while time.perf_counter() < post_s:
                 pass
             thread.post(NEWS)
-            assert scheduler.ticked.acquire(timeout=20.0), "the core waits although a tick is due"
+            assert scheduler.ticked.acquire(timeout=PATIENCE_S), "the core waits although a tick is due"
     finally:
         thread.stop()
 
@@ -74,7 +75,7 @@ def test_a_policy_that_fails_has_another_try_and_what_was_decided_is_told() -> N
     thread.start()
     for _ in range(2):
         thread.post(NEWS)
-        assert scheduler.ticked.acquire(timeout=20.0)
+        assert scheduler.ticked.acquire(timeout=PATIENCE_S)
     thread.stop()
     assert told == [[], [decided], [], [decided]]
     assert not crashes
@@ -103,7 +104,7 @@ def test_a_policy_that_fails_at_first_serves_everybody_later(tmp_path: Path, cap
         thread.post(RequestArrived(request(name)))
     with caplog.at_level(logging.ERROR):
         thread.start()
-        assert done.wait(timeout=60.0)
+        assert done.wait(timeout=PATIENCE_S)
         thread.stop()
     assert not crashes
     check_failed_and_served(read_log(log), dispatcher)
@@ -119,8 +120,8 @@ def test_copies_of_states_do_not_put_off_those_who_wait() -> None:
     thread.post(NEWS)
     thread.start()
     try:
-        assert scheduler.ticked.acquire(timeout=20.0)
-        stop_s = time.monotonic() + 20.0
+        assert scheduler.ticked.acquire(timeout=PATIENCE_S)
+        stop_s = time.monotonic() + PATIENCE_S
         while not (has_ticked := scheduler.ticked.acquire(timeout=0.01)) and time.monotonic() < stop_s:
             thread.post(CheckpointSaved(1, 1, "keeper"))
         assert has_ticked
@@ -135,7 +136,7 @@ def test_any_other_error_ends_the_thread_and_is_told() -> None:
     scheduler.failure = IndexError("books are wrong")
     thread.start()
     thread.post(NEWS)
-    assert scheduler.ticked.acquire(timeout=20.0)
+    assert scheduler.ticked.acquire(timeout=PATIENCE_S)
     thread.stop()
     assert [str(crash) for crash in crashes] == ["books are wrong"]
     assert not thread.alive

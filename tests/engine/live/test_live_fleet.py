@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from tests.pipelines.models import make_inputs, stock_result
+from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import Fleet, WorkerResources
 from tridentserve.engine.live.handoff.peer import HandoffKey
@@ -37,6 +39,8 @@ INPUTS = GenerationInputs(
     guidance_scale=5.0,
     seed=7,
 )
+# Steps enough that a plan is still running when it is told to pause after the first.
+LONG = 200
 WORKERS = ("w0", "w1", "w2", "w3")
 HANDOFF_BYTES = 4 << 20
 
@@ -46,6 +50,7 @@ class Plans:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+        self.steps_told: Counter[int] = Counter()  # By plan, while it runs.
         self._ids = itertools.count()
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
@@ -85,6 +90,7 @@ class Plans:
             item = await reference
             if isinstance(item, StepNote):
                 notes += 1
+                self.steps_told[plan.plan_id] += 1
             elif isinstance(item, PlanReport):
                 report = item
                 notes += len(untold_steps(plan, report))
@@ -227,31 +233,30 @@ async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, 
 
 @pytest.mark.parametrize("workers", ["w0", "w0 w1"])
 async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> None:
-    inputs = GenerationInputs("long", Shape(128, 128), 500, 5.0, seed=1)
-    plan = plans.plan((E, D), workers, steps=(0, 500))
+    """And not when it is done, for which nobody would wait."""
+    inputs = GenerationInputs("long", Shape(128, 128), 100_000, 5.0, seed=1)
+    plan = plans.plan((E, D), workers, steps=(0, 100_000))
     running = asyncio.create_task(plans.run(plan, inputs))
-    await asyncio.sleep(1.0)
+    await until(lambda: plans.steps_told[plan.plan_id] > 0)
     await plans.call("w0", "stop", plan.plan_id)
-    report, _, notes = await asyncio.wait_for(running, 5.0)
+    report, _, notes = await running
     assert report.outcome == "stopped"
-    assert 0 < notes < 400
+    assert 0 < notes < 100_000
 
 
 @pytest.mark.parametrize(("first", "then"), [("w0", "w1"), ("w0", "w2 w3"), ("w0 w1", "w3")])
 async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plans, first: str, then: str) -> None:
     """The state is kept where it was; the picture is that of an undisturbed run."""
-    inputs = GenerationInputs("long", Shape(128, 128), 60, 5.0, seed=1)
-    _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, 60)), inputs)
-    begun = (
-        plans.plan((E, D, C), first, steps=(0, 60)) if " " not in first else plans.plan((E, D), first, steps=(0, 60))
-    )
+    inputs = GenerationInputs("long", Shape(128, 128), LONG, 5.0, seed=1)
+    _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, LONG)), inputs)
+    begun = plans.plan((E, D) if " " in first else (E, D, C), first, steps=(0, LONG))
     running = asyncio.create_task(plans.run(begun, inputs))
-    await asyncio.sleep(0.25)
+    await until(lambda: plans.steps_told[begun.plan_id] > 0)
     await plans.call("w0", "pause", begun.plan_id)
-    report, pictures, notes = await asyncio.wait_for(running, 10.0)
+    report, pictures, notes = await running
     assert (report.outcome, pictures) == ("finished", [])
-    assert report.paused_after == notes < 60
-    rest = plans.plan((D,), then, steps=(notes, 60), input_id=begun.plan_id, source="w0")
+    assert report.paused_after == notes < LONG
+    rest = plans.plan((D,), then, steps=(notes, LONG), input_id=begun.plan_id, source="w0")
     await plans.run(rest, inputs)
     decode = plans.plan((C,), "w0", input_id=rest.plan_id, source=rest.leader)
     _, (picture,), _ = await plans.run(decode, inputs)
@@ -345,7 +350,7 @@ async def test_a_failing_plan_reports_its_error_and_the_next_one_runs(plans: Pla
 async def test_a_leader_that_fails_does_not_leave_its_group_waiting(plans: Plans) -> None:
     broken = plans.plan((D,), "w0 w1", input_id=99_999, source="w2")
     with pytest.raises(AssertionError, match="dropped"):
-        await asyncio.wait_for(plans.run(broken), 30.0)
+        await plans.run(broken)
 
 
 async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.decision_log import read_log
 from tests.engine.live.configs import worker_configs
 from tests.engine.simulated.greedy import Greedy
 from tests.scheduling.fakes import MODEL, FakeTimes
+from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
@@ -189,20 +189,13 @@ async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Servi
     assert isinstance(after, CompletedUpdate), "the worker is as good as before"
 
 
-async def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.1)
-
-
 async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(service: Service) -> None:
     assert service.engine.placement["w0"] == f"{MODEL}:D"
     ray.kill(service.engine._fleet.handle("w0"))
-    await wait_for(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
+    await until(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
     answer = await service.generate("elsewhere", inputs_of(2))
     assert isinstance(answer, CompletedUpdate)
-    await wait_for(lambda: "w0" in service.engine.workers_alive())
+    await until(lambda: "w0" in service.engine.workers_alive())
     handle = service.engine._fleet.handle("w0")
     assert (await handle.offers.remote(D), await handle.offers.remote(E)) == (0, None)
 

@@ -6,11 +6,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from nixl._api import nixl_agent_config
 
-from tests.engine.live.handoff.test_handoff import DirectPeer, until
+from tests.engine.live.handoff.test_handoff import DirectPeer
+from tests.waiting import PATIENCE_S, until
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport import nixl_link
@@ -38,15 +41,50 @@ def links(slabs: list[torch.Tensor]) -> Iterator[tuple[NixlLink, NixlLink]]:
         link.close()
 
 
+def test_an_idle_link_looks_for_nothing(
+    links: tuple[NixlLink, NixlLink], slabs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, progress = list[NixlLink](), NixlLink._progress
+
+    def look(link: NixlLink) -> None:
+        looks.append(link)
+        progress(link)
+
+    monkeypatch.setattr(NixlLink, "_progress", look)
+    _, arrived = links[1].expect(b"note")
+    _, written = links[0].write(links[1].address.name, [(memory_of(slabs[0]), 0)], 0, b"note")
+    for settled in (arrived, written):
+        settled.result(timeout=PATIENCE_S)
+    assert set(looks) == set(links)
+    looks.clear()
+    for link in (*links, *links):  # Each call wakes the link's thread, which then waits again.
+        link._call(lambda: None).result(timeout=PATIENCE_S)
+        assert link._pause_s() is None
+    assert not looks
+
+
+def test_nixl_has_no_thread_of_its_own(slabs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look for news all the time, and take a whole core."""
+    configured = list[bool]()
+
+    def configure(enable_prog_thread: bool, **others: Any) -> Any:
+        configured.append(enable_prog_thread)
+        return nixl_agent_config(enable_prog_thread=enable_prog_thread, **others)
+
+    monkeypatch.setattr("nixl._api.nixl_agent_config", configure)
+    NixlLink("idle", slabs[0]).close()
+    assert configured == [False]
+
+
 def test_it_always_hears_that_nothing_came(links: tuple[NixlLink, NixlLink], monkeypatch: pytest.MonkeyPatch) -> None:
     """However short its waits are: CPython's `SimpleQueue` would wait for ever now and then."""
     monkeypatch.setattr(nixl_link, "_POLL_S", 1e-6)
     for index in range(6000):
         note = f"{index}".encode()
         nothing, settled = links[0].expect(note, timeout_s=0.0)
-        assert isinstance(nothing.exception(timeout=20.0), HandoffError)
+        assert isinstance(nothing.exception(timeout=PATIENCE_S), HandoffError)
         links[0].stop_expecting(note)
-        settled.result(timeout=20.0)
+        settled.result(timeout=PATIENCE_S)
 
 
 def test_who_cancels_a_wait_does_not_end_the_thread(links: tuple[NixlLink, NixlLink]) -> None:
@@ -55,7 +93,7 @@ def test_who_cancels_a_wait_does_not_end_the_thread(links: tuple[NixlLink, NixlL
     given_up = links[0].learn(b"not needed any more")
     assert given_up.cancel()
     held.set()
-    assert links[0]._call(lambda: "alive").result(timeout=20.0) == "alive"
+    assert links[0]._call(lambda: "alive").result(timeout=PATIENCE_S) == "alive"
 
 
 def test_memory_stays_taken_while_bytes_may_move_although_nixl_tells_nothing(
@@ -72,11 +110,11 @@ def test_memory_stays_taken_while_bytes_may_move_although_nixl_tells_nothing(
         patch.setattr(agent, "get_new_notifs", fail)
         ended, settled = link.write(links[1].address.name, [(memory_of(slabs[0]), 0)], 0, b"note")
         with pytest.raises(TransferStuckError, match="no news"):
-            ended.result(timeout=20.0)
+            ended.result(timeout=PATIENCE_S)
         assert silent.is_set()
         assert not settled.done()
     links[1].expect(b"note")  # the first write needs progress on both sides
-    settled.result(timeout=20.0)
+    settled.result(timeout=PATIENCE_S)
 
 
 async def test_a_slot_whose_bytes_come_too_late_is_free_then(

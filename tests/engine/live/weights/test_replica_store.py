@@ -16,6 +16,7 @@ import torch
 
 from profiler.measure.memory import peak_bytes
 from tests.pipelines.models import edit_json, make_inputs
+from tests.waiting import until
 from tridentserve.engine.live.messages import Fetch, ModelSource, ReplicaLoad
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import Memory
@@ -367,8 +368,7 @@ async def test_a_reader_that_does_not_end_holds_up_nobody(
     assert two.a.resident == (E,)
     assert not released
     resident.unread.set()
-    await asyncio.sleep(0.02)
-    assert released == [address]
+    await until(lambda: released == [address])
 
 
 async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: HostCopies, source: ModelSource) -> None:
