@@ -4,6 +4,7 @@ A policy is a dispatcher with the placement that it stands for. All are pure, an
 engine.
 """
 
+from dispatch.policies.greedy.placements import co_located, disaggregated
 from dispatch.policies.policy import Policy, PolicyContext, PolicyFactory, PolicySpec, register_policy
 from dispatch.policies.registry import POLICIES, find_policy, make_policy
 
@@ -13,6 +14,8 @@ __all__ = [
     "PolicyContext",
     "PolicyFactory",
     "PolicySpec",
+    "co_located",
+    "disaggregated",
     "find_policy",
     "make_policy",
     "register_policy",

@@ -26,6 +26,7 @@ from profiler import CostModel
 from tests.decision_log import read_log
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.models import stock_result
+from tests.policy_page import POLICY, write_policy
 from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import EngineOptions, LiveEngine
@@ -183,6 +184,19 @@ async def test_a_policy_serves(service: Service, stock: dict[str, np.ndarray[Any
         stages = [stage for plan, _ in given for stage in plan.stages]
         assert (stages[0], stages[-1], set(stages)) == (Stage.ENCODE, Stage.DECODE, set(Stage))
         assert_same_picture(picture, stock[content], [plan for plan, _ in given])
+
+
+async def test_a_policy_outside_the_repository_serves(
+    service: Service, stock: dict[str, np.ndarray[Any, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of docs/write-a-policy.md, by its dotted path."""
+    write_policy(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    await service.follow(POLICY)
+    image = await service.generate("from-outside", "square")
+    plans = service.plans_of("from-outside")
+    assert f"{POLICY}: shortest first, " in plans[0][1]
+    assert_same_picture(image, stock["square"], [plan for plan, _ in plans])
 
 
 async def test_a_policy_that_fails_is_asked_again(service: Service, stock: dict[str, np.ndarray[Any, Any]]) -> None:

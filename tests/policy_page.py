@@ -1,0 +1,33 @@
+"""What docs/write-a-policy.md tells its readers to do: the file to write, the commands to run, the configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "write-a-policy.md").read_text(encoding="utf-8")
+POLICY = "shortest_first:make_shortest_first"
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the page in one language, in their order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def write_policy(folder: Path) -> None:
+    """Save the page's policy under the name that the page gives it."""
+    (name,) = re.findall(r"Save this as `~/my-policies/(\w+\.py)`", PAGE)
+    (code,) = blocks("python")
+    (folder / name).write_text(code, encoding="utf-8")
+
+
+def settings() -> dict[str, Any]:
+    """What the page adds to the `args` of a configuration."""
+    (text,) = blocks("yaml")
+    found: dict[str, Any] = yaml.safe_load(text)
+    assert found["dispatch"]["policy"] == POLICY
+    return found
