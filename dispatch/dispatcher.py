@@ -10,8 +10,8 @@ from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.candidates.classes import Members, by_deadline, problem_of, waiting_by_work
 from dispatch.candidates.narrowing import narrowing
 from dispatch.candidates.overdue import hold_back, longest_overdue
-from dispatch.candidates.survey import Work
 from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import Slot, Solution

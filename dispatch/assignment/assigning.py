@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from dispatch.assignment.batching import join
+from dispatch.assignment.building import AssignmentBuilder, StageEstimate
 from dispatch.candidates.classes import Waiting, by_deadline
-from dispatch.candidates.survey import Candidate, Work
+from dispatch.candidates.survey import Candidate
 from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
-from dispatch.workers.auxiliaries import Seat
+from dispatch.workers.auxiliaries import Seat, TransferSeconds
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import having
 from tridentserve.plans import Replica, WorkerId
@@ -38,10 +39,7 @@ class Assigner:
         self._waiting = waiting
         self._now_s = outlook.now_s
         self._auxiliaries = outlook.auxiliaries
-
-    @cached_property
-    def _node_of(self) -> dict[WorkerId, str]:
-        return {worker.worker_id: worker.node_id for worker in self._outlook.fleet.workers}
+        self._builder = AssignmentBuilder(outlook.auxiliaries, outlook.now_s)
 
     def assign(self, choices: Sequence[Choice], found_by: str) -> list[Assignment]:
         """Primaries for the widest first, then batches and auxiliaries for the earliest deadline first, in which order
@@ -134,46 +132,40 @@ class Assigner:
         found_by: str,
     ) -> Assignment:
         together = work if len(members) == 1 else work._replace(batch=len(members))
-        near = self._node_of[diffuse[0]]
-        encode, ready_s = diffuse, self._now_s + candidate.encode_s
-        if not work.needs_encode:
-            encode = ()
-            ready_s += self._fetch_s(members[0], together, diffuse)
-        elif not candidate.encodes_there:
-            encode, ready_s = self._take(together, Stage.ENCODE, self._now_s, near)
-            ready_s += candidate.condition_s[0 if self._node_of[encode[0]] == near else 1]
-        diffuse_end_s = ready_s + candidate.load_s + candidate.diffuse_s
-        decode, finish_s = diffuse[: candidate.decode_degree], diffuse_end_s + candidate.decode_s
+        encode = None
+        if work.needs_encode:
+            encode = StageEstimate(candidate.encode_s, len(diffuse))
+            if not candidate.encodes_there:
+                encode = self._elsewhere(together, Stage.ENCODE, candidate.condition_s)
+        decode = StageEstimate(candidate.decode_s, candidate.decode_degree)
         if not candidate.decodes_there:
-            decode, finish_s = self._take(together, Stage.DECODE, diffuse_end_s, near, candidate.latents_s)
-        return Assignment(
-            request_ids=tuple(member.spec.request_id for member in members),
-            primary=candidate.primary,
-            encode=encode,
-            diffuse=diffuse,
-            decode=decode,
-            expected_finish_s=finish_s,
-            reason=_reason(members, candidate, finish_s, found_by),
+            decode = self._elsewhere(together, Stage.DECODE, candidate.latents_s)
+        built = self._builder.build(
+            members,
+            candidate.primary,
+            diffuse,
+            encode,
+            candidate.diffuse_s,
+            decode,
+            reason="",
+            fetch_s=(0.0 if work.needs_encode else self._fetch_s(members[0], together, diffuse), candidate.load_s),
+            occupies=False,  # that was done for all choices at once
         )
+        return replace(built, reason=_reason(members, candidate, built.expected_finish_s, found_by))
 
-    def _take(
-        self,
-        work: Work,
-        stage: Stage,
-        ready_s: float,
-        near: str,
-        transfer_s: tuple[float, float] = (0.0, 0.0),
-    ) -> tuple[tuple[WorkerId, ...], float]:
+    def _elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
+        """E or C on auxiliaries."""
         seats = self._seats(work, stage)
-        work_s = work.stage_s(self._times, stage, len(seats[0]))
-        return self._auxiliaries.take(seats, ready_s, work_s, near, Replica(work.model, stage), transfer_s)
+        seconds = work.stage_s(self._times, stage, len(seats[0]))
+        return StageEstimate(seconds, seats=seats, transfer_s=transfer_s)
 
     def _fetch_s(self, request: PendingRequest, work: Work, diffuse: Sequence[WorkerId]) -> float:
         """Seconds to bring the state of a stopped request from the worker that keeps it."""
         held_by = request.held_by
         if held_by is None or held_by in diffuse:
             return 0.0
-        same_node = self._node_of.get(held_by) == self._node_of[diffuse[0]]
+        node_of = self._auxiliaries.node_of
+        same_node = node_of.get(held_by) == node_of[diffuse[0]]
         return self._times.transfer_seconds(work.model, Stage.DIFFUSE, work.shape, work.num_outputs, same_node)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dispatch.candidates.survey import Work
 from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.work import Work
 from dispatch.solver.problem import Problem, RequestClass, Slot
 from tridentserve.protocols import PendingRequest
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dispatch.candidates.survey import Work
 from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.work import Work
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import PendingRequest, WorkerView
 

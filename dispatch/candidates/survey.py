@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from dispatch.candidates.route import find_route
+from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.problem import Slot
 from dispatch.workers.auxiliaries import Auxiliaries, TransferSeconds
@@ -17,47 +18,11 @@ from dispatch.workers.memory_fit import Fits, FittingDegrees
 from dispatch.workers.pools import Pool
 from dispatch.workers.residency import load_seconds
 from tridentserve.errors import ProfileError
-from tridentserve.plans import Replica
-from tridentserve.protocols import PendingRequest, StageTimes
-from tridentserve.requests import BatchKey, RequestSpec, Shape
+from tridentserve.protocols import StageTimes
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree
 from tridentserve.stages import PlacementType, Stage
 
 _MERGED_S = float("-inf")
-
-
-class Work(NamedTuple):
-    """What is left to do of a request, or of each of `batch` requests: those with equal work are alike but for their
-    deadlines."""
-
-    model: str
-    shape: Shape
-    num_outputs: int
-    num_steps: int
-    needs_encode: bool
-    batch: int = 1
-    batch_key: BatchKey = (None, None)
-
-    @classmethod
-    def of_spec(cls, spec: RequestSpec) -> Work:
-        steps = spec.num_inference_steps
-        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, batch_key=spec.batch_key)
-
-    @classmethod
-    def of(cls, pending: PendingRequest) -> Work:
-        """A request whose D was stopped has its condition already, and fewer steps to go."""
-        spec = pending.spec
-        num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, batch_key=spec.batch_key)
-
-    def outputs_at_once(self, stage: Stage) -> int:
-        """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
-        return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
-
-    def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:
-        """Seconds of E or C of all requests on so many workers. `ProfileError` where that was not profiled."""
-        calls = self.batch if stage is Stage.DECODE else 1
-        return calls * times.seconds(self.model, stage, self.shape, degree, self.outputs_at_once(stage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,49 +140,40 @@ class Surveyor:
 
     def _in_pool(self, work: Work, costs: _Costs, index: int, primary: PlacementType) -> list[Candidate] | str:
         """The candidates in one pool, or why there are none."""
-        free_s = {Stage.ENCODE: _MERGED_S, Stage.DECODE: _MERGED_S}
-        workers = {Stage.ENCODE: 1, Stage.DECODE: self._times.unit(work.model, Stage.DECODE)}
-        for stage in free_s:
-            if stage in primary.stages or (stage is Stage.ENCODE and not work.needs_encode):
-                continue
-            outputs = work.outputs_at_once(stage)
-            seats = self._auxiliaries.best(work.model, stage, work.shape, outputs)
-            if not seats:
-                holders = self._auxiliaries.holders(work.model, stage)
-                lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
-                return f"{primary} workers: {lack} {stage}"
-            free_s[stage] = self._auxiliaries.free_at_s(seats, Replica(work.model, stage))
-            workers[stage] = len(seats[0])
-        stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
         pool = self._pools[index]
-        fitting = self._fits.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
-        if isinstance(fitting, str):
-            return fitting
-        to_diffuse = work.needs_encode and Stage.ENCODE not in primary.stages
-        to_decode = Stage.DECODE not in primary.stages
-        encode_s = costs.stage_s(Stage.ENCODE, workers[Stage.ENCODE]) if work.needs_encode else 0.0
-        most = workers[Stage.DECODE]
-        if not to_decode:
+        route = find_route(work, pool, self._fits, self._auxiliaries, may_widen=True)
+        if isinstance(route, str):
+            return route
+        to_diffuse, to_decode = Stage.ENCODE in route.seats, Stage.DECODE in route.seats
+        encode_degree = len(route.seats[Stage.ENCODE][0]) if to_diffuse else 1
+        if to_decode:
+            most = len(route.seats[Stage.DECODE][0])
+        else:
+            most = self._times.unit(work.model, Stage.DECODE)
             most = max(most, self._auxiliaries.optimal_degree(work.model, Stage.DECODE, work.shape))
+        stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
+        encode_free_s = route.free_at_s(Stage.ENCODE, work.model, self._auxiliaries)
+        decode_free_s = route.free_at_s(Stage.DECODE, work.model, self._auxiliaries)
+        encode_s = costs.stage_s(Stage.ENCODE, encode_degree) if work.needs_encode else 0.0
         return [
             Candidate(
                 slot=slot,
                 primary=primary,
-                efficient=costs.is_efficient(degree, fitting, self._options.min_efficiency),
+                efficient=costs.is_efficient(degree, route.fitting, self._options.min_efficiency),
                 encode_s=encode_s,
                 diffuse_s=work.num_steps * costs.step_s(degree),
                 decode_s=costs.stage_s(Stage.DECODE, decode_degree),
-                encode_free_s=free_s[Stage.ENCODE],
-                decode_free_s=free_s[Stage.DECODE],
+                encode_free_s=_MERGED_S if encode_free_s is None else encode_free_s,
+                decode_free_s=_MERGED_S if decode_free_s is None else decode_free_s,
                 earliest_start_s=self._earliest_start_s(slot),
                 load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
                 condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
                 latents_s=costs.transfer_s(Stage.DIFFUSE) if to_decode else (0.0, 0.0),
-                encode_degree=workers[Stage.ENCODE],
+                encode_degree=encode_degree,
                 decode_degree=decode_degree,
-                in_tiles=fitting.in_tiles,
+                in_tiles=route.fitting.in_tiles,
             )
-            for degree in fitting.degrees
+            for degree in route.fitting.degrees
             for slot in (Slot(index, degree),)
             for decode_degree in (
                 most if to_decode else stage_degree(self._times, work.model, Stage.DECODE, min(most, degree)),

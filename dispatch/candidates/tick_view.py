@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatch.candidates.rewards import Appraisal
-from dispatch.candidates.survey import Survey, Surveyor, Work
+from dispatch.candidates.survey import Survey, Surveyor
+from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import Fits

@@ -44,6 +44,11 @@ class Auxiliaries:
         self._queues: dict[tuple[int, Replica | None], _Queue] = {}
 
     @cached_property
+    def node_of(self) -> dict[WorkerId, str]:
+        """The node of each worker of the cluster."""
+        return {worker.worker_id: worker.node_id for pool in self._pools for node in pool.nodes for worker in node}
+
+    @cached_property
     def _holders(self) -> dict[Replica, list[int]]:
         """The pools that hold a stage of a model but not its D."""
         holders: defaultdict[Replica, list[int]] = defaultdict(list)

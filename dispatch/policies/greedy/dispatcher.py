@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.lanes import Lane, Offer
 from dispatch.policies.greedy.orders import IfItWaits, Order
-from dispatch.policies.greedy.work import Kind, WorkTimes, closest_degree, fresh, kind_of
+from dispatch.policies.greedy.work import WorkTimes, closest_degree, fresh
 from dispatch.workers.memory_fit import Fits
 from dispatch.workers.pools import Pool
 from dispatch.workers.snapshot import Fleet, fleet_of
@@ -22,7 +23,7 @@ from tridentserve.errors import ProfileError
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
-from tridentserve.stages import PlacementType, VirtualReplica
+from tridentserve.stages import VirtualReplica
 
 # Types in the order of what is moved between workers: EDC (V0) least, D (V3) most (Table 3).
 _COMMUNICATION = {replica.primary: rank for rank, replica in enumerate(VirtualReplica)}
@@ -35,12 +36,9 @@ class Level(Protocol):
 
     work: WorkTimes
 
-    def degrees(self, request: PendingRequest, pool: Pool) -> Sequence[int] | str:
-        """The degrees at which the request could run in this pool, ascending, or why there are none. `ProfileError`
-        for what is not profiled."""
-
-    def finish_s(self, request: PendingRequest, primary: PlacementType, degree: int) -> float:
-        """When it would end if it started now."""
+    def offers(self, request: PendingRequest, index: int, pool: Pool) -> list[Offer] | str:
+        """The ways in which the request could run in this pool, which has this index in its lane, by degree; else why
+        there are none. `ProfileError` for what is not profiled."""
 
     def assign(self, request: PendingRequest, offer: Offer, workers: tuple[WorkerId, ...], why: str) -> Assignment:
         """The assignment with D on these workers."""
@@ -145,9 +143,9 @@ class _Tick:
         self._is_bucketed = is_bucketed
         self._by_deadline = by_deadline
         self._blocked: set[int] = set()
-        self._known: dict[Kind, _Routed | str] = {}
-        # Kinds that have found no workers, where the deadline does not matter: none come free in a tick.
-        self._waiting: set[Kind] = set()
+        self._known: dict[Work, _Routed | str] = {}
+        # Work that has found no workers, where the deadline does not matter: none come free in a tick.
+        self._waiting: set[Work] = set()
 
     @property
     def any_idle(self) -> bool:
@@ -155,10 +153,10 @@ class _Tick:
 
     def start(self, request: PendingRequest, if_it_waits: IfItWaits) -> Assignment | None:
         """Its assignment if its workers are idle. One that nobody could ever start here stops nobody."""
-        kind = kind_of(request)
-        if kind in self._waiting:
+        work = Work.of(request)
+        if work in self._waiting:
             return None
-        routed = self._routed(request, kind)
+        routed = self._routed(request, work)
         if isinstance(routed, str) or routed.bucket in self._blocked:
             return None
         lane, wanted = self._lanes[routed.bucket], routed.offers
@@ -173,21 +171,21 @@ class _Tick:
         elif if_it_waits is IfItWaits.HOLD:
             lane.hold(wanted)
         if self._by_deadline is None:
-            self._waiting.add(kind)
+            self._waiting.add(work)
         return None
 
     def why_not(self, request: PendingRequest) -> str | None:
         """Why nobody could ever start it here; None when somebody could."""
-        routed = self._routed(request, kind_of(request))
+        routed = self._routed(request, Work.of(request))
         return routed if isinstance(routed, str) else None
 
-    def _routed(self, request: PendingRequest, kind: Kind) -> _Routed | str:
-        if kind not in self._known:
+    def _routed(self, request: PendingRequest, work: Work) -> _Routed | str:
+        if work not in self._known:
             try:
-                self._known[kind] = self._route(request)
+                self._known[work] = self._route(request)
             except ProfileError as error:
-                self._known[kind] = str(error)
-        return self._known[kind]
+                self._known[work] = str(error)
+        return self._known[work]
 
     def _route(self, request: PendingRequest) -> _Routed | str:
         target, model = self._target(request.spec), request.spec.model
@@ -198,13 +196,11 @@ class _Tick:
         obstacles: list[str] = []
         for index, pool in enumerate(self._lanes[bucket].pools):
             if model in pool.types:
-                degrees, primary = self.level.degrees(request, pool), pool.types[model]
-                if isinstance(degrees, str):
-                    obstacles.append(degrees)
-                    continue
-                offers += [
-                    Offer(index, degree, primary, self.level.finish_s(request, primary, degree)) for degree in degrees
-                ]
+                found = self.level.offers(request, index, pool)
+                if isinstance(found, str):
+                    obstacles.append(found)
+                else:
+                    offers += found
         if offers:
             if self._by_deadline is None:
                 offers = closest_to_target(offers, bucket if self._is_bucketed else target)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from dispatch.workers.auxiliaries import Seat
 from dispatch.workers.pools import IdleWorkers, Pool
 from dispatch.workers.residency import having
 from dispatch.workers.snapshot import Fleet
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
-from tridentserve.stages import PlacementType
+from tridentserve.stages import PlacementType, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A pool and a degree at which a request could run there; `finish_s`: when it would end if it started now."""
+    """A pool and a degree at which a request could run there."""
 
     pool: int
+    """The pool's index in its lane."""
     degree: int
     primary: PlacementType
     finish_s: float
+    """When the request would end if it started now."""
+    seats: Mapping[Stage, tuple[Seat, ...]] = field(default_factory=dict)
+    """The auxiliaries for E and C, where these do not run with D."""
 
 
 class Lane:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dispatch.policies.greedy.work import Kind, WorkTimes, fresh, kind_of
+from dispatch.candidates.work import Work
+from dispatch.policies.greedy.work import WorkTimes, fresh
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest
 
@@ -55,14 +56,14 @@ def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> It
     runtime of overtime, until it is 0 too. As shorter ones would still go first for ever, and wide ones never find
     their workers idle at once, the longest overdue of the fully aged has the first turn and workers are kept for it.
     """
-    memo: dict[Kind, tuple[float, float] | None] = {}
+    memo: dict[Work, tuple[float, float] | None] = {}
     keyed: list[tuple[int, float, float, str, PendingRequest]] = []  # ids differ, so that requests are not compared
     starved: PendingRequest | None = None
     for request in pending:
-        kind = kind_of(request)
-        if kind not in memo:
-            memo[kind] = _remaining_and_whole_s(request, work)
-        if (seconds := memo[kind]) is None:
+        left = Work.of(request)
+        if left not in memo:
+            memo[left] = _remaining_and_whole_s(request, work)
+        if (seconds := memo[left]) is None:
             continue
         remaining_s, whole_s = seconds
         level = priority(now_s + remaining_s - request.deadline_s, whole_s)

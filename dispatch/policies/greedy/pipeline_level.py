@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dispatch.assignment.building import AssignmentBuilder, StageEstimate
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.lanes import Offer
-from dispatch.policies.greedy.work import WorkTimes, covered_degrees, needs_encode
+from dispatch.policies.greedy.work import WorkTimes, covered_degrees
+from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import Fits
 from dispatch.workers.pools import Pool
 from tridentserve.plans import WorkerId
@@ -26,24 +28,20 @@ class PipelineLevel:
         self.work = WorkTimes(times, aligned=True)
         self._max_degree = options.max_degree
         self._now_s = now_s
+        self._builder = AssignmentBuilder(Auxiliaries(pools, fits, times, now_s), now_s)
 
-    def degrees(self, request: PendingRequest, pool: Pool) -> Sequence[int] | str:
-        if (kind := pool.types[request.spec.model]) is not PlacementType.EDC:
-            return f"{kind} workers hold no whole pipeline"
+    def offers(self, request: PendingRequest, index: int, pool: Pool) -> list[Offer] | str:
+        if (primary := pool.types[request.spec.model]) is not PlacementType.EDC:
+            return f"{primary} workers hold no whole pipeline"
         widest = min(pool.largest_node, self._max_degree or pool.largest_node)
         degrees = covered_degrees(self.work.times, request.spec, widest)
-        return degrees or f"it was not profiled at degree {widest}, the widest here, or a narrower one"
-
-    def finish_s(self, request: PendingRequest, primary: PlacementType, degree: int) -> float:
-        return self._now_s + self.work.run_s(request, degree)
+        if not degrees:
+            return f"it was not profiled at degree {widest}, the widest here, or a narrower one"
+        return [Offer(index, k, primary, self._now_s + self.work.run_s(request, k)) for k in degrees]
 
     def assign(self, request: PendingRequest, offer: Offer, workers: tuple[WorkerId, ...], why: str) -> Assignment:
-        return Assignment(
-            request_ids=(request.spec.request_id,),
-            primary=offer.primary,
-            encode=workers if needs_encode(request) else (),
-            diffuse=workers,
-            decode=workers,
-            expected_finish_s=offer.finish_s,
-            reason=f"{why}, all stages",
-        )
+        degree = len(workers)
+        encode = None if request.encoded else StageEstimate(self.work.encode_s(request, degree), degree)
+        decode = StageEstimate(self.work.decode_s(request, degree), degree)
+        diffuse_s = self.work.diffuse_s(request, degree)
+        return self._builder.build([request], offer.primary, workers, encode, diffuse_s, decode, f"{why}, all stages")

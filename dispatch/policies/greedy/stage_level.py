@@ -7,17 +7,19 @@ first, or stay with D where its workers hold them (E on all of them, C on the le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
+from dispatch.assignment.building import AssignmentBuilder, StageEstimate
+from dispatch.candidates.route import Route, find_route
+from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.lanes import Offer
-from dispatch.policies.greedy.work import WorkTimes, needs_encode
-from dispatch.workers.auxiliaries import Auxiliaries, Seat
+from dispatch.policies.greedy.work import WorkTimes
+from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import Fits
 from dispatch.workers.pools import Pool
-from tridentserve.plans import Replica, WorkerId
+from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
-from tridentserve.stages import PlacementType, Stage
+from tridentserve.stages import Stage
 
 
 class StageLevel:
@@ -29,59 +31,35 @@ class StageLevel:
         self.work = WorkTimes(times, aligned=False)
         self._times = times
         self._fits = fits
-        self._pools = pools
         self._now_s = now_s
         self._auxiliaries = Auxiliaries(pools, fits, times, now_s)
+        self._builder = AssignmentBuilder(self._auxiliaries, now_s)
 
-    @cached_property
-    def _node_of(self) -> dict[WorkerId, str]:
-        return {worker.worker_id: worker.node_id for pool in self._pools for node in pool.nodes for worker in node}
+    def offers(self, request: PendingRequest, index: int, pool: Pool) -> list[Offer] | str:
+        route = find_route(Work.of(request), pool, self._fits, self._auxiliaries)
+        if isinstance(route, str):
+            return route
+        return [
+            Offer(index, degree, route.primary, self._finish_s(request, route, degree), route.seats)
+            for degree in route.fitting.degrees
+        ]
 
-    def degrees(self, request: PendingRequest, pool: Pool) -> Sequence[int] | str:
-        spec, kind = request.spec, pool.types[request.spec.model]
-        for stage in self._elsewhere(request, kind):
-            if not self._able(request, stage):
-                return f"{kind} workers: no auxiliary has {stage} and the memory for it"
-        here = kind.stages if needs_encode(request) else kind.stages - {Stage.ENCODE}
-        fitting = self._fits.degrees(pool, spec.model, here, spec.shape, spec.num_outputs, batch=1)
-        return fitting if isinstance(fitting, str) else fitting.degrees
-
-    def finish_s(self, request: PendingRequest, primary: PlacementType, degree: int) -> float:
-        free_s = {stage: self._free_at_s(request, stage) for stage in self._elsewhere(request, primary)}
-        encoded_s = free_s.get(Stage.ENCODE, self._now_s) + self.work.encode_s(request, degree)
-        diffused_s = encoded_s + self.work.diffuse_s(request, degree)
-        return max(diffused_s, free_s.get(Stage.DECODE, diffused_s)) + self.work.decode_s(request, degree)
+    def _finish_s(self, request: PendingRequest, route: Route, degree: int) -> float:
+        """When the request would end if it started now."""
+        encode_free_s = route.free_at_s(Stage.ENCODE, request.spec.model, self._auxiliaries)
+        encode_start_s = self._now_s if encode_free_s is None else encode_free_s
+        diffused_s = encode_start_s + self.work.encode_s(request, degree) + self.work.diffuse_s(request, degree)
+        decode_free_s = route.free_at_s(Stage.DECODE, request.spec.model, self._auxiliaries)
+        decode_start_s = diffused_s if decode_free_s is None else max(diffused_s, decode_free_s)
+        return decode_start_s + self.work.decode_s(request, degree)
 
     def assign(self, request: PendingRequest, offer: Offer, workers: tuple[WorkerId, ...], why: str) -> Assignment:
-        elsewhere, degree = self._elsewhere(request, offer.primary), offer.degree
-        encode_s, decode_s = self.work.encode_s(request, degree), self.work.decode_s(request, degree)
-        encode, encoded_s = workers if needs_encode(request) else (), self._now_s + encode_s
-        if Stage.ENCODE in elsewhere:
-            encode, encoded_s = self._take(request, Stage.ENCODE, self._now_s, encode_s, workers[0])
-        diffused_s = encoded_s + self.work.diffuse_s(request, degree)
-        self._auxiliaries.occupy(workers, diffused_s)
+        encode = None
+        if not request.encoded:
+            encode_s = self.work.encode_s(request, offer.degree)
+            encode = StageEstimate(encode_s, len(workers), offer.seats.get(Stage.ENCODE, ()))
         leaders = self._times.unit(request.spec.model, Stage.DECODE)
-        decode, finish_s = workers[:leaders], diffused_s + decode_s
-        if Stage.DECODE in elsewhere:
-            decode, finish_s = self._take(request, Stage.DECODE, diffused_s, decode_s, workers[0])
-        ids = (request.spec.request_id,)
-        return Assignment(ids, offer.primary, encode, workers, decode, expected_finish_s=finish_s, reason=why)
-
-    def _elsewhere(self, request: PendingRequest, primary: PlacementType) -> tuple[Stage, ...]:
-        """The stages that are left and that D's workers do not hold."""
-        wanted = (Stage.ENCODE, Stage.DECODE) if needs_encode(request) else (Stage.DECODE,)
-        return tuple(stage for stage in wanted if stage not in primary.stages)
-
-    def _able(self, request: PendingRequest, stage: Stage) -> tuple[Seat, ...]:
-        spec = request.spec
-        return self._auxiliaries.able(spec.model, stage, spec.shape, spec.num_outputs)
-
-    def _free_at_s(self, request: PendingRequest, stage: Stage) -> float:
-        return self._auxiliaries.free_at_s(self._able(request, stage), Replica(request.spec.model, stage))
-
-    def _take(
-        self, request: PendingRequest, stage: Stage, ready_s: float, work_s: float, leader: WorkerId
-    ) -> tuple[tuple[WorkerId, ...], float]:
-        """The auxiliary for a stage, and when it has done it."""
-        able, replica = self._able(request, stage), Replica(request.spec.model, stage)
-        return self._auxiliaries.take(able, ready_s, work_s, self._node_of[leader], replica)
+        decode_s = self.work.decode_s(request, offer.degree)
+        decode = StageEstimate(decode_s, leaders, offer.seats.get(Stage.DECODE, ()))
+        diffuse_s = self.work.diffuse_s(request, offer.degree)
+        return self._builder.build([request], offer.primary, workers, encode, diffuse_s, decode, why)

@@ -7,27 +7,13 @@ from dataclasses import dataclass
 
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
-from tridentserve.requests import BatchKey, RequestSpec, Shape
+from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
-
-Kind = tuple[str, Shape, int, int, bool, BatchKey]
-
-
-def needs_encode(request: PendingRequest) -> bool:
-    """A request whose D was stopped has its condition, like one that ran E alone."""
-    return not (request.encoded or request.steps_done > 0)
 
 
 def steps_left(request: PendingRequest) -> int:
     return request.spec.num_inference_steps - request.steps_done
-
-
-def kind_of(request: PendingRequest) -> Kind:
-    """Requests of one kind have the same work left: they differ in their deadlines only."""
-    spec, done = request.spec, request.steps_done
-    steps = spec.num_inference_steps - done
-    return spec.model, spec.shape, spec.num_outputs, steps, not (request.encoded or done), spec.batch_key
 
 
 def fresh(spec: RequestSpec) -> PendingRequest:
@@ -61,7 +47,7 @@ class WorkTimes:
     aligned: bool
 
     def encode_s(self, request: PendingRequest, degree: int) -> float:
-        if not needs_encode(request):
+        if request.encoded:
             return 0.0
         return stage_seconds(self.times, request.spec, Stage.ENCODE, degree if self.aligned else 1)
 

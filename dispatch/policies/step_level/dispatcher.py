@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dispatch.assignment.building import AssignmentBuilder, StageEstimate
+from dispatch.candidates.route import find_route
+from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy.work import needs_encode, steps_left
-from dispatch.workers.auxiliaries import Auxiliaries
+from dispatch.policies.greedy.work import steps_left
+from dispatch.workers.auxiliaries import Auxiliaries, Seat
 from dispatch.workers.memory_fit import Fits
 from dispatch.workers.snapshot import Fleet, fleet_of
 from tridentserve.errors import ProfileError
-from tridentserve.plans import Replica, WorkerId
+from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, PendingRequest, StageTimes, WorkerView
 from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
@@ -66,6 +69,7 @@ class Way:
     decode_s: float
     encode_wait_s: float
     efficient: bool
+    seats: Mapping[Stage, tuple[Seat, ...]]
 
 
 class Tick:
@@ -81,7 +85,7 @@ class Tick:
         self._max_batch = max_batch
         self._fits = fits
         self._auxiliaries = Auxiliaries(fleet.all_pools, fits, times, view.now_s)
-        self._node_of = {worker.worker_id: worker.node_id for worker in view.workers}
+        self._builder = AssignmentBuilder(self._auxiliaries, view.now_s)
         self._limits: dict[tuple[BatchKind, int, int], int] = {}
         self._ways: dict[tuple[BatchKind, int, int, bool], dict[int, Way]] = {}
 
@@ -98,38 +102,33 @@ class Tick:
 
     def _find_ways(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, Way]:
         pool = self.pools[index]
-        primary, outputs = pool.types.get(spec.model), spec.num_outputs * batch
-        if primary is None:
+        if spec.model not in pool.types:
             return {}
-        wait_s = 0.0
-        for stage in (Stage.DECODE,) if encoded else (Stage.DECODE, Stage.ENCODE):
-            if stage not in primary.stages:
-                able = self._auxiliaries.able(spec.model, stage, spec.shape, outputs)
-                if not able:
-                    return {}
-                wait_s = self._auxiliaries.free_at_s(able, Replica(spec.model, stage)) - self.now_s
-        here = primary.stages - {Stage.ENCODE} if encoded else primary.stages
-        fitting = self._fits.degrees(pool, spec.model, here, spec.shape, spec.num_outputs, batch)
-        if isinstance(fitting, str):
+        work = Work.of_spec(spec)._replace(needs_encode=not encoded, batch=batch)
+        route = find_route(work, pool, self._fits, self._auxiliaries)
+        if isinstance(route, str):
             return {}
-        step_s = {k: stage_seconds(self._times, spec, Stage.DIFFUSE, k, batch, num_steps=1) for k in fitting.degrees}
+        degrees = route.fitting.degrees
+        step_s = {k: stage_seconds(self._times, spec, Stage.DIFFUSE, k, batch, num_steps=1) for k in degrees}
         narrowest_s = min(k * seconds for k, seconds in step_s.items())
+        encode_free_s = route.free_at_s(Stage.ENCODE, spec.model, self._auxiliaries)
         return {
             degree: Way(
                 degree=degree,
-                primary=primary,
+                primary=route.primary,
                 encode_s=0.0 if encoded else stage_seconds(self._times, spec, Stage.ENCODE, batch=batch),
                 step_s=step_s[degree],
                 decode_s=stage_seconds(self._times, spec, Stage.DECODE, batch=batch),
-                encode_wait_s=0.0 if encoded or Stage.ENCODE in primary.stages else max(0.0, wait_s),
+                encode_wait_s=0.0 if encode_free_s is None else max(0.0, encode_free_s - self.now_s),
                 efficient=narrowest_s >= self._options.min_efficiency * degree * step_s[degree],
+                seats=route.seats,
             )
-            for degree in fitting.degrees
+            for degree in degrees
         }
 
     def batch_ways(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, Way]:
         """`ways` of requests of one kind together."""
-        return self.ways(members[0].spec, pool, len(members), not any(map(needs_encode, members)))
+        return self.ways(members[0].spec, pool, len(members), all(member.encoded for member in members))
 
     def batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
@@ -184,34 +183,10 @@ class Tick:
         `way` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
         fewest = min(steps_left(member) for member in members)
         steps = fewest if num_steps is None else min(num_steps, fewest)
-        outputs = sum(member.spec.num_outputs for member in members)
-        auxiliaries, near = self._auxiliaries, self._node_of[workers[0]]
-        spec = members[0].spec
-        encode: tuple[WorkerId, ...] = ()
-        decode: tuple[WorkerId, ...] = ()
-        end_s = self.now_s + way.encode_s
-        if any(map(needs_encode, members)):
-            encode = workers
-            if Stage.ENCODE not in way.primary.stages:
-                able = auxiliaries.able(spec.model, Stage.ENCODE, spec.shape, outputs)
-                replica = Replica(spec.model, Stage.ENCODE)
-                encode, end_s = auxiliaries.take(able, self.now_s, way.encode_s, near, replica)
-        end_s += steps * way.step_s
-        auxiliaries.occupy(workers, end_s)
+        encode = decode = None
+        if any(not member.encoded for member in members):
+            encode = StageEstimate(way.encode_s, len(workers), way.seats.get(Stage.ENCODE, ()))
         if steps == fewest:
-            decode, decode_s = workers[:1], way.decode_s
-            if Stage.DECODE not in way.primary.stages:
-                able = auxiliaries.able(spec.model, Stage.DECODE, spec.shape, outputs)
-                decode, end_s = auxiliaries.take(able, end_s, decode_s, near, Replica(spec.model, Stage.DECODE))
-            else:
-                end_s += decode_s
-        return Assignment(
-            request_ids=tuple(member.spec.request_id for member in members),
-            primary=way.primary,
-            encode=encode,
-            diffuse=workers,
-            decode=decode,
-            expected_finish_s=end_s,
-            reason=reason,
-            num_steps=None if steps == fewest else steps,
-        )
+            decode = StageEstimate(way.decode_s, 1, way.seats.get(Stage.DECODE, ()))
+        left = None if steps == fewest else steps
+        return self._builder.build(members, way.primary, workers, encode, steps * way.step_s, decode, reason, left)

@@ -1,0 +1,43 @@
+"""The work that is left of a request: all that matters of it to its times and its memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tridentserve.protocols import PendingRequest, StageTimes
+from tridentserve.requests import BatchKey, RequestSpec, Shape
+from tridentserve.stages import Stage
+
+
+class Work(NamedTuple):
+    """What is left to do of a request, or of each of `batch` requests: those with equal work are alike but for their
+    deadlines."""
+
+    model: str
+    shape: Shape
+    num_outputs: int
+    num_steps: int
+    needs_encode: bool
+    batch: int = 1
+    batch_key: BatchKey = (None, None)
+
+    @classmethod
+    def of_spec(cls, spec: RequestSpec) -> Work:
+        steps = spec.num_inference_steps
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, batch_key=spec.batch_key)
+
+    @classmethod
+    def of(cls, pending: PendingRequest) -> Work:
+        """A request whose D was stopped has its condition already, and fewer steps to go."""
+        spec = pending.spec
+        num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, batch_key=spec.batch_key)
+
+    def outputs_at_once(self, stage: Stage) -> int:
+        """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
+        return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
+
+    def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:
+        """Seconds of E or C of all requests on so many workers. `ProfileError` where that was not profiled."""
+        calls = self.batch if stage is Stage.DECODE else 1
+        return calls * times.seconds(self.model, stage, self.shape, degree, self.outputs_at_once(stage))
