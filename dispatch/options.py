@@ -1,82 +1,123 @@
-"""The dispatcher's settings: the efficiency filter, the weights of the objective, the solver."""
+"""The options of the dispatch policies: the efficiency filter, the weights of the objective, the solver."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from profiler.cost_model import EFFICIENCY_THRESHOLD
-from tridentserve.errors import ConfigError
+from tridentserve.options import options
 
-SolverName = Literal["HiGHS", "CBC"]
+DEFAULT_POLICY = "default"
+SolverName = Literal["highs", "cbc"]
 
 
-@dataclass(frozen=True, slots=True)
+def _power_of_two(degree: int) -> int:
+    if degree & (degree - 1):
+        raise ValueError("a degree is a power of two: 1, 2, 4, ...")
+    return degree
+
+
+Degree = Annotated[int, AfterValidator(_power_of_two)]
+
+
+@options
 class RewardOptions:
-    """Weights of the objective (TridentServe, arXiv 2510.02838, section 6.2 and appendix C.2).
+    """Weights of the objective (TridentServe, arXiv 2510.02838, section 6.2 and appendix C.2)."""
 
-    `on_time`: for a request that will meet its deadline, and the most that an overdue one can age to.
-    `late`: for a request whose deadline is out of reach, times one plus its overtime in units of its own runtime.
-    `condition_per_token`, `latents_per_token`: penalty for moving the condition (E elsewhere) or the latents (C
-    elsewhere), per token of the request. The latents outweigh the condition, so types rank V0, V1, V2, V3.
-    `gpu_seconds`: price of a plan's GPU-seconds, in units of the request's GPU-seconds at the narrowest degree: wider
-    than is efficient must be worth it.
-    `latency`: price of a plan's latency, in units of the request's latency at the narrowest degree: idle width that
-    is efficient is used. With both prices equal, a width is worth it when its efficiency is above 0.75.
-    `size`: price of each doubling of a request's GPU-seconds: of requests that are worth the same, short ones go first.
-    `narrowing`, `pressure`: a request is not run narrower than its optimal degree divided by this, or by half of it
-    while less waits than `pressure` says (`dispatch.candidates.narrowing`), unless it is long overdue; where C runs on
-    auxiliaries, by half of either. Narrow runs use up the slack to the last second, and fill workers so that wide
-    ones never find several idle at once.
-    """
+    on_time: float = Field(
+        default=1000.0,
+        description="Reward for a request that will meet its deadline, and the most that an overdue one can age to.",
+    )
+    late: float = Field(
+        default=100.0,
+        description="Reward for a request whose deadline is out of reach, times one plus its overtime in units of its "
+        "own runtime.",
+    )
+    condition_per_token: float = Field(
+        default=1e-5, description="Penalty for moving the condition (E runs elsewhere), per token of the request."
+    )
+    latents_per_token: float = Field(
+        default=1e-4,
+        description="Penalty for moving the latents (C runs elsewhere), per token of the request. The latents outweigh "
+        "the condition, so types rank V0, V1, V2, V3.",
+    )
+    gpu_seconds: float = Field(
+        default=1.0,
+        description="Price of a plan's GPU-seconds, in units of the request's GPU-seconds at the narrowest degree: a "
+        "width beyond what is efficient must be worth it.",
+    )
+    latency: float = Field(
+        default=1.0,
+        description="Price of a plan's latency, in units of the request's latency at the narrowest degree: idle width "
+        "that is efficient is used. With both prices equal, a width is worth it when its efficiency is above 0.75.",
+    )
+    size: float = Field(
+        default=20.0,
+        description="Price of each doubling of a request's GPU-seconds: of requests that are worth the same, short "
+        "ones go first.",
+    )
+    narrowing: int = Field(
+        default=4,
+        description="A request is not run narrower than its optimal degree divided by this number, unless it is long "
+        "overdue (`dispatch.candidates.narrowing`). Narrow runs use up the slack to the last second, and fill workers "
+        "so that wide ones never find several idle at once.",
+    )
+    pressure: float = Field(
+        default=0.1,
+        description="Pressure is the time that all primaries together need for the D of what waits, divided by the "
+        "mean slack of these requests. Below this pressure `narrowing` counts half, and where C runs on auxiliaries it "
+        "counts half again.",
+    )
 
-    on_time: float = 1000.0
-    late: float = 100.0
-    condition_per_token: float = 1e-5
-    latents_per_token: float = 1e-4
-    gpu_seconds: float = 1.0
-    latency: float = 1.0
-    size: float = 20.0
-    narrowing: int = 4
-    pressure: float = 0.1
 
-
-@dataclass(frozen=True, slots=True)
+@options
 class DispatchOptions:
-    """`min_efficiency`: degrees below it are used only where nothing narrower meets the deadline (constraint C0).
-    `max_degree`: no wider degree is used; None: whatever was profiled and fits a node.
-    `handoff_reserve_bytes`: what the handoff buffer takes of each worker's memory.
-    `max_batch`: at most so many requests of one size and number of steps run together, and never more than the
-    profile's optimal batch; 1: none do.
-    `overdue_first`: requests that are long overdue go first, one at a time, so that none starves
-    (`dispatch.candidates.overdue`); without it their reward stays that of a request in time, as in the paper.
-    `solver`, `time_limit_s`: at the limit the best solution so far is taken, or a greedy one when there is none.
-    `gap`: with more than 100 requests that compete, a solution is good enough when no other can be worth more than this
-    share above it; with fewer, the best one is looked for.
-    """
+    """How a policy assigns requests to workers."""
 
-    min_efficiency: float = EFFICIENCY_THRESHOLD
-    max_degree: int | None = None
-    handoff_reserve_bytes: int = 0
-    max_batch: int = 1
-    overdue_first: bool = True
-    solver: SolverName = "HiGHS"
-    time_limit_s: float = 0.25
-    gap: float = 3e-3
-    rewards: RewardOptions = field(default_factory=RewardOptions)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.min_efficiency <= 1:
-            raise ConfigError(f"min_efficiency is {self.min_efficiency}; it must be above 0 and at most 1")
-        if self.max_degree is not None and self.max_degree < 1:
-            raise ConfigError(f"max_degree is {self.max_degree}; it must be at least 1")
-        if self.handoff_reserve_bytes < 0:
-            raise ConfigError(f"handoff_reserve_bytes is {self.handoff_reserve_bytes}; it must not be negative")
-        if self.max_batch < 1:
-            raise ConfigError(f"max_batch is {self.max_batch}; it must be at least 1")
-        if not 0 <= self.gap < 1:
-            raise ConfigError(f"gap is {self.gap}; it must be at least 0 and below 1")
-        if self.solver not in ("HiGHS", "CBC"):
-            raise ConfigError(f"solver is {self.solver!r}; it must be HiGHS or CBC")
-        if not self.time_limit_s > 0:
-            raise ConfigError(f"time_limit_s is {self.time_limit_s}; it must be above 0")
+    min_efficiency: float = Field(
+        default=EFFICIENCY_THRESHOLD,
+        gt=0,
+        le=1,
+        description="Lowest parallel efficiency, T(1) / (k T(k)), at which a wider degree is used although a narrower "
+        "one would meet the deadline (constraint C0).",
+    )
+    max_degree: Degree | None = Field(
+        default=None,
+        ge=1,
+        description="Widest degree of sequence parallelism, a power of two; without it all degrees that were profiled "
+        "and fit a node are used.",
+    )
+    handoff_reserve_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="What the handoff buffer and the process groups take of each worker's memory, in bytes.",
+    )
+    max_batch: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most requests of one size and number of steps that may share denoising steps, where the profile "
+        "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve` and `patchedserve`, 1 "
+        "(no batches) for all others.",
+    )
+    overdue_first: bool = Field(
+        default=True,
+        description="Requests that are long overdue go first, one at a time, so that none starves "
+        "(`dispatch.candidates.overdue`); without it their reward stays that of a request in time, as in the paper.",
+    )
+    solver: SolverName = Field(default="highs", description="Solver of the integer program.")
+    time_limit_s: float = Field(
+        default=0.1,
+        gt=0,
+        description="Longest time of one solve, in seconds of the wall clock; then the best plan so far is used, or a "
+        "greedy one where there is none.",
+    )
+    gap: float = Field(
+        default=3e-3,
+        ge=0,
+        lt=1,
+        description="With more than 100 requests that compete, a solution is good enough when no other can be worth "
+        "more than this share above it; with fewer, the best one is looked for.",
+    )
+    rewards: RewardOptions = Field(default_factory=RewardOptions, description="Weights of the objective.")

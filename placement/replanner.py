@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from pydantic import Field, ValidationInfo, field_validator
 
 from placement.demands import ClusterCosts
 from placement.orchestrator import Orchestrator
@@ -23,49 +25,72 @@ from profiler.monitor import (
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.load import LoadShare
+from tridentserve.options import options
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageReport, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class ReplanOptions:
-    """`window_s`: of the Monitor per model, `default_window_s` for others (the paper's T); `min_requests` and
-    `min_arrivals` as the Monitor takes them. `trigger_ratio`: the fastest
-    stage over the slowest at which to plan anew, `release_ratio` where that ends, `hold_s` how long it must last.
-    `min_interval_s`: between two plans. `check_interval_s`: between two looks at the window.
-    `min_gain`: how much faster the slowest stage must get, 0.15 is 15 %, and at least
-    `noise_factor` standard errors of what the window says of it. `min_pressure`: the work per worker of the
-    slowest stage below which nothing is changed (an idle system has no bad placement). `settle_s`: how long workers
-    must have stayed the same after a loss or a join."""
+    """When the placement follows the load."""
 
-    window_s: Mapping[str, float] = field(default_factory=dict)
-    default_window_s: float = DEFAULT_WINDOW_S
-    min_requests: int = DEFAULT_MIN_REQUESTS
-    min_arrivals: int = DEFAULT_MIN_ARRIVALS
-    trigger_ratio: float = 1.5
-    release_ratio: float = 1.2
-    hold_s: float = 5.0
-    min_interval_s: float = 30.0
-    check_interval_s: float = 1.0
-    min_gain: float = 0.15
-    noise_factor: float = 2.0
-    min_pressure: float = 0.3
-    settle_s: float = 2.0
+    window_s: float = Field(
+        default=DEFAULT_WINDOW_S,
+        gt=0,
+        description="Length of the sliding window over which arrivals and finished stages are counted, in seconds (the "
+        "paper's T), for models without a `window_s` of their own.",
+    )
+    min_requests: int = Field(
+        default=DEFAULT_MIN_REQUESTS,
+        ge=1,
+        description="Fewest finished requests in the window with which a measured rate counts.",
+    )
+    min_arrivals: int = Field(
+        default=DEFAULT_MIN_ARRIVALS,
+        ge=0,
+        description="Number of arrivals in the window below which it reaches further back, up to five times as far.",
+    )
+    trigger_ratio: float = Field(
+        default=1.5,
+        ge=1,
+        description="Speed of the fastest stage over that of the slowest, each relative to its work, from which on a "
+        "new placement is planned.",
+    )
+    release_ratio: float = Field(
+        default=1.2,
+        ge=1,
+        description="Ratio of these speeds below which the imbalance is over; it is not above `trigger_ratio`.",
+    )
+    hold_s: float = Field(default=5, ge=0, description="How long the imbalance must last, in seconds.")
+    min_interval_s: float = Field(default=30, ge=0, description="Shortest time between two placements, in seconds.")
+    check_interval_s: float = Field(default=1, ge=0, description="Time between two looks at the window, in seconds.")
+    min_gain: float = Field(
+        default=0.15, ge=0, description="How much faster the slowest stage must get, as a share (0.15 is 15 %)."
+    )
+    noise_factor: float = Field(
+        default=2,
+        ge=0,
+        description="Number of standard errors of the window's load that the gain must exceed.",
+    )
+    min_pressure: float = Field(
+        default=0.3,
+        ge=0,
+        description="Work per worker of the slowest stage below which nothing is changed: an idle system has no bad "
+        "placement.",
+    )
+    settle_s: float = Field(
+        default=2,
+        ge=0,
+        description="How long workers must have stayed the same after one was lost or came back, in seconds.",
+    )
 
-    def __post_init__(self) -> None:
-        for name in (
-            "hold_s",
-            "min_interval_s",
-            "check_interval_s",
-            "min_gain",
-            "noise_factor",
-            "min_pressure",
-            "settle_s",
-        ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"replanning: {name} is {value}; give a number from 0 up")
+    @field_validator("release_ratio")
+    @classmethod
+    def _not_above_the_trigger(cls, release: float, info: ValidationInfo) -> float:
+        if release > (trigger := info.data.get("trigger_ratio", math.inf)):
+            raise ValueError(f"not above trigger_ratio ({trigger:g})")
+        return release
 
 
 class MonitoredReplanner:
@@ -77,15 +102,17 @@ class MonitoredReplanner:
         times: StageTimes,
         expected: Sequence[LoadShare],
         options: ReplanOptions | None = None,
+        windows_s: Mapping[str, float] | None = None,
     ) -> None:
         """`expected`: the load that the first placement was made for. Its sizes stay servable for ever, and it stands
-        in for the window when workers come or go while next to nothing arrives."""
+        in for the window when workers come or go while next to nothing arrives. `windows_s`: the models whose window is
+        not that of the options."""
         self._orchestrator = orchestrator
         self._times = times
         self._expected = tuple(expected)
         self._options = options or ReplanOptions()
         o = self._options
-        self._monitor = Monitor(o.window_s, o.default_window_s, o.min_requests, o.min_arrivals)
+        self._monitor = Monitor(windows_s, o.window_s, o.min_requests, o.min_arrivals)
         self._trigger = SkewTrigger(o.trigger_ratio, o.release_ratio, o.hold_s, o.min_interval_s)
         self._largest: dict[tuple[str, int], LoadShare] = {}
         self._next_check_s = -math.inf

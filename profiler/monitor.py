@@ -209,9 +209,7 @@ class SkewTrigger:
     """Says when to plan anew: the skew reached `ratio` and has not been below `release` for `hold_s` since, at most
     every `min_interval_s` (two thresholds and a time, so that noise about one of them does not flap)."""
 
-    def __init__(
-        self, ratio: float = 1.5, release: float = 1.2, hold_s: float = 5.0, min_interval_s: float = 30.0
-    ) -> None:
+    def __init__(self, ratio: float, release: float, hold_s: float, min_interval_s: float) -> None:
         if not 1 <= release <= ratio:
             raise ConfigError(f"the trigger's release is {release} and its ratio {ratio}; give 1 <= release <= ratio")
         self._ratio = ratio

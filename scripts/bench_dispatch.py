@@ -20,14 +20,17 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from lib.command_line import Parser, whole_number
 
 from dispatch import DispatchOptions, IlpDispatcher
+from dispatch.options import SolverName
 from placement import LoadShare, Orchestrator
 from profiler import CostModel, shipped_table
 from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import TridentServeError
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.plans import PlacementPlan
@@ -39,7 +42,7 @@ from tridentserve.stages import Stage
 
 _GPUS_PER_NODE = 8
 _GPU_BYTES = 48 * 2**30
-_RESERVE_BYTES = 2 * 2**30
+_RESERVE_BYTES = WorkerOptions(torch_device="cuda").reserve_bytes
 _PENDING_PER_GPU = 10 / 32  # Table 4: pending requests grow with the cluster
 _NOW_S = 10_000.0
 _MODELS = ("cogvideox1.5-5b", "flux.1-dev", "hunyuanvideo", "sd3-medium")
@@ -168,7 +171,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profiles", default="l20", help="a profile table that comes with TridentServe")
     parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
-    parser.add_argument("--solver", choices=("HiGHS", "CBC"), default="HiGHS")
+    parser.add_argument("--solver", choices=get_args(SolverName), default=DispatchOptions().solver)
     return parser.parse_args()
 
 

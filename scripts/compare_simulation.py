@@ -34,9 +34,9 @@ from lib.compare.warm_up import WarmUp, WarmUpClient
 from lib.compare.workload import make_traces
 from tqdm import tqdm
 
-from deployments.assembly.planning import plan_placement, policy_of
+from deployments.assembly.planning import service_placement, service_workers
 from deployments.assembly.profiles import cost_model, served_tables
-from deployments.assembly.simulation import service_workers, simulate_service
+from deployments.assembly.simulation import simulate_service
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
 from profiler import CostModel
@@ -147,8 +147,7 @@ def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
 
 def _num_diffuse(args: AppArgs) -> int:
     """How many workers hold D, by the start placement."""
-    times, specs = cost_model(args), service_workers(args)
-    placement = plan_placement(args, times, specs, policy_of(args, times, specs))
+    placement = service_placement(args, cost_model(args), service_workers(args))
     return sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
 
 

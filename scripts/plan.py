@@ -11,24 +11,28 @@ Exit status: 0; 1 when no cluster that was tried reaches the attainment; 2 for w
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lib.command_line import Parser, policy_name, positive, whole_number
 
+from deployments.assembly.options import device_of
+from dispatch.options import DEFAULT_POLICY
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
 from placement.describe import placement_lines
 from placement.units import divided_stages, units_for
 from profiler import load_cost_model
 from traces.workloads.mixes import Mix, load_figure, load_mix
-from tridentserve.errors import TridentServeError
+from tridentserve.engine.options import WorkerOptions
+from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.stages import Stage
 
 _MIB = 2**20
 # Options of --attainment, with their defaults.
-_OF_WHAT_IF = {"policy": "default", "duration_s": 600.0, "max_gpus": 1024, "seed": 0}
+_OF_WHAT_IF = {"policy": DEFAULT_POLICY, "duration_s": 600.0, "max_gpus": 1024, "seed": 0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +70,7 @@ def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> t
 
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = load_cost_model(arguments.profiles, cluster.gpu)
-    workers, load, reserve_bytes = cluster.workers(), _load(mix), arguments.handoff_mb * _MIB
+    workers, load, reserve_bytes = cluster.workers(), _load(mix), _reserve_bytes(arguments, cluster)
     units = units_for(times, load, workers, reserve_bytes)
     times = times.divided(units) if units else times
     largest_node = max(group.gpus_per_node for group in cluster.groups)
@@ -86,6 +90,17 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
         *plan.reason.split("; "),
         *divided_stages(units, times),
     ]
+
+
+def _reserve_bytes(arguments: argparse.Namespace, cluster: ClusterSpec) -> int:
+    """What a service keeps free on each GPU for its receive buffer and process groups."""
+    shipped = WorkerOptions(torch_device=device_of(cluster.gpu))
+    if arguments.handoff_mb is None:
+        return shipped.reserve_bytes
+    handoff_mb: float = arguments.handoff_mb
+    if not 0 <= handoff_mb < math.inf:
+        raise ConfigError(f"--handoff-mb is {handoff_mb:g}; it must be a number from 0 up")
+    return shipped.group_bytes + round(handoff_mb * _MIB)
 
 
 def _load(mix: Mix) -> list[LoadShare]:
@@ -109,9 +124,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--handoff-mb",
-        type=int,
-        default=2048,
-        help="MiB kept free on each GPU for handoff buffers (default: 2048)",
+        type=float,
+        metavar="MIB",
+        help="size of the receive buffer of each GPU (default: that of a service)",
     )
     parser.add_argument(
         "--rate", type=positive(float), metavar="R", help="requests per second, instead of the workload's"

@@ -1,25 +1,81 @@
-"""From the configuration to the planners: workers, policy, start placement, scheduler. No Ray, no torch."""
+"""The one place where schedulers are put together: for the service, simulations, the check of a configuration, the
+replay of a decision log, and benchmarks. No Ray, no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
+from deployments.assembly.options import ServiceOptions, service_options
 from deployments.config.app import AppArgs
-from dispatch import DispatchOptions
-from dispatch.options import SolverName
-from dispatch.policies import Policy, find_policy, make_policy
-from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions, fixed_placement
+from dispatch.policies import Policy, make_policy
+from placement import LoadShare, MonitoredReplanner, Orchestrator, fixed_placement
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan
-from tridentserve.protocols import StageTimes
-from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES, HotGroup, hot_set
-from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
+from tridentserve.protocols import Replanner, StageTimes
+from tridentserve.scheduling.estimation.hot_groups import HotGroup, hot_set
+from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
 
 _MIB = 2**20
-_SOLVERS: dict[str, SolverName] = {"highs": "HiGHS", "cbc": "CBC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Planners:
+    """A scheduler, and what it is made of."""
+
+    policy: Policy
+    placement: PlacementPlan
+    scheduler: Scheduler
+
+
+def assemble(
+    options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+) -> Planners:
+    """The planners for workers whose placement is planned for `load`. Raises `ConfigError` for an unknown policy,
+    `PlacementError` when the workers cannot hold the models, `ProfileError` for what was not profiled."""
+    policy = _policy(options, times, workers, load)
+    placement = _planned(options, times, workers, load, policy)
+    follows = _follows_load(options, policy, is_planned=True)
+    replanner = _replanner(options, times, workers, load, policy) if follows else None
+    return Planners(policy, placement, _scheduler(options, times, workers, policy, placement, replanner))
+
+
+def assemble_service(
+    args: AppArgs,
+    times: StageTimes,
+    specs: Sequence[WorkerSpec],
+    *,
+    alter: Callable[[Policy], Policy] = lambda policy: policy,
+    replanner: Replanner | None = None,
+) -> Planners:
+    """The planners of the service that a configuration describes. `alter` and `replanner` are for benchmarks: another
+    policy in place of the configured one, another replanner in place of the service's own.
+
+    Raises `ConfigError`, beginning with the key at fault, for what cannot work on these workers."""
+    options, load = service_options(args), expected_load(args)
+    with _key(f"dispatch.policy: {args.dispatch.policy}"):
+        policy = alter(_policy(options, times, specs, load))
+    with _key("placement"):
+        placement = service_placement(args, times, specs, policy)
+    if replanner is None and _follows_load(options, policy, is_planned=args.placement == "auto"):
+        replanner = _replanner(options, times, specs, load, policy)
+    return Planners(policy, placement, _scheduler(options, times, specs, policy, placement, replanner))
+
+
+def service_placement(
+    args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], policy: Policy | None = None
+) -> PlacementPlan:
+    """The start placement of a service: as configured, else what the policy stands for (a new one without `policy`),
+    else the Orchestrator's for the expected load. Raises `PlacementError`."""
+    options, load = service_options(args), expected_load(args)
+    policy = policy or _policy(options, times, specs, load)
+    if args.placement != "auto":
+        return fixed_placement(args.placement, specs, [model.name for model in args.models])
+    return _planned(options, times, specs, load, policy)
 
 
 def worker_specs(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
@@ -41,43 +97,10 @@ def worker_specs(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
     return specs
 
 
-def policy_of(args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec]) -> Policy:
-    """Who decides what runs where, new: policies remember things. Raises `ConfigError` where the policy cannot work on
-    this cluster."""
-    options = DispatchOptions(
-        min_efficiency=args.dispatch.min_efficiency,
-        max_degree=args.dispatch.max_degree,
-        handoff_reserve_bytes=_reserve_bytes(args),
-        max_batch=args.dispatch.max_batch or find_policy(args.dispatch.policy).default_max_batch,
-        overdue_first=args.dispatch.overdue_first,
-        solver=_SOLVERS[args.dispatch.solver],
-        time_limit_s=args.dispatch.time_limit_ms / 1000,
-    )
-    return make_policy(args.dispatch.policy, times, specs, _expected_load(args), options)
-
-
-def plan_placement(args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], policy: Policy) -> PlacementPlan:
-    """The start placement: as configured, else what the policy stands for, else the Orchestrator's for the expected
-    load. Raises `PlacementError`."""
-    if args.placement != "auto":
-        return fixed_placement(args.placement, specs, [model.name for model in args.models])
-    return start_placement(policy, _orchestrator(args, times, specs, policy), _expected_load(args), specs)
-
-
-def make_scheduler(
-    args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], policy: Policy, placement: PlacementPlan
-) -> Scheduler:
-    """The pure scheduler with the policy, and with a replanner where one is wanted. Raises `ConfigError`, beginning
-    with the key at fault, for replanning that the policy does not allow."""
-    options = SchedulerOptions(
-        slo_scale={model.name: model.slo_scale for model in args.models},
-        max_retries=args.max_retries,
-        checkpoint_s=args.checkpoints.every_s,
-        checkpoint_steps=args.checkpoints.every_steps,
-        decode_order=policy.decode_order,
-    )
-    replanner = _replanner(args, times, specs, policy) if _wants_replanner(args, policy) else None
-    return Scheduler(specs, placement, times, policy.dispatcher, options, replanner)
+def service_workers(args: AppArgs) -> list[WorkerSpec]:
+    """The workers of a configuration before its nodes are known, each node full."""
+    nodes = [f"node{node}" for node in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
+    return worker_specs(args, nodes)
 
 
 def hot_groups(
@@ -88,13 +111,6 @@ def hot_groups(
     return tuple(hot_set(specs, placement, min(widest, 2**args.cluster.max_groups)))
 
 
-def start_placement(
-    policy: Policy, orchestrator: Orchestrator, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]
-) -> PlacementPlan:
-    """What the policy stands for, else the Orchestrator's plan for this load."""
-    return policy.placement if policy.placement is not None else orchestrator.plan(load, workers)
-
-
 def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:
     """The profiled degrees of D that a node can form."""
     largest_node = max(Counter(worker.node_id for worker in workers).values())
@@ -103,39 +119,81 @@ def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequen
     return sorted(degree for degree in degrees if degree <= largest_node)
 
 
-def _wants_replanner(args: AppArgs, policy: Policy) -> bool:
-    if args.replan.enabled is None:
-        return args.placement == "auto" and policy.replanner_wanted
-    if args.replan.enabled and not policy.replanner_wanted:
-        raise ConfigError(f"replan.enabled: policy {policy.name} keeps its first placement; leave `enabled` out")
-    return args.replan.enabled
-
-
-def _replanner(args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], policy: Policy) -> MonitoredReplanner:
-    options = ReplanOptions(
-        window_s={model.name: model.window_s for model in args.models if model.window_s is not None},
-        default_window_s=args.replan.window_s,
-        **args.replan.model_dump(exclude={"enabled", "window_s"}),
-    )
-    return MonitoredReplanner(_orchestrator(args, times, specs, policy), times, _expected_load(args), options)
-
-
-def _orchestrator(args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], policy: Policy) -> Orchestrator:
-    degrees = degrees_in_use(times, _expected_load(args), specs)
-    return Orchestrator(times, _reserve_bytes(args), degrees, policy.one_pool)
-
-
-def _reserve_bytes(args: AppArgs) -> int:
-    """What the handoff buffer and the process groups take of each worker's memory."""
-    return args.handoff.capacity_mb * _MIB + group_bytes(args)
-
-
-def group_bytes(args: AppArgs) -> int:
-    """What the process groups take of each worker's memory."""
-    return args.cluster.max_groups * GROUP_BYTES[args.cluster.device]
-
-
-def _expected_load(args: AppArgs) -> list[LoadShare]:
+def expected_load(args: AppArgs) -> list[LoadShare]:
+    """The load that a configuration expects."""
     return [
         LoadShare(entry.model, entry.shape, entry.num_inference_steps, entry.weight) for entry in args.expected_load
     ]
+
+
+def _policy(
+    options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+) -> Policy:
+    """A new one: policies remember things."""
+    dispatch = replace(options.dispatch, handoff_reserve_bytes=options.worker.reserve_bytes)
+    return make_policy(options.policy, times, workers, load, dispatch)
+
+
+def _planned(
+    options: ServiceOptions,
+    times: StageTimes,
+    workers: Sequence[WorkerSpec],
+    load: Sequence[LoadShare],
+    policy: Policy,
+) -> PlacementPlan:
+    """What the policy stands for, else the Orchestrator's plan for this load."""
+    if policy.placement is not None:
+        return policy.placement
+    return _orchestrator(options, times, workers, load, policy).plan(load, workers)
+
+
+def _replanner(
+    options: ServiceOptions,
+    times: StageTimes,
+    workers: Sequence[WorkerSpec],
+    load: Sequence[LoadShare],
+    policy: Policy,
+) -> MonitoredReplanner:
+    orchestrator = _orchestrator(options, times, workers, load, policy)
+    return MonitoredReplanner(orchestrator, times, load, options.replan, options.windows_s)
+
+
+def _orchestrator(
+    options: ServiceOptions,
+    times: StageTimes,
+    workers: Sequence[WorkerSpec],
+    load: Sequence[LoadShare],
+    policy: Policy,
+) -> Orchestrator:
+    degrees = degrees_in_use(times, load, workers)
+    return Orchestrator(times, options.worker.reserve_bytes, degrees, policy.one_pool)
+
+
+def _scheduler(
+    options: ServiceOptions,
+    times: StageTimes,
+    workers: Sequence[WorkerSpec],
+    policy: Policy,
+    placement: PlacementPlan,
+    replanner: Replanner | None,
+) -> Scheduler:
+    scheduler = replace(options.scheduler, decode_order=policy.decode_order)
+    return Scheduler(workers, placement, times, policy.dispatcher, scheduler, replanner)
+
+
+def _follows_load(options: ServiceOptions, policy: Policy, is_planned: bool) -> bool:
+    """Whether a replanner is wanted, where the start placement is planned or written down."""
+    if options.replans is None:
+        return is_planned and policy.replanner_wanted
+    if options.replans and not policy.replanner_wanted:
+        raise ConfigError(f"replan.enabled: policy {policy.name} keeps its first placement; leave `enabled` out")
+    return options.replans
+
+
+@contextmanager
+def _key(key: str) -> Iterator[None]:
+    """Put the key at fault before what is wrong."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(f"{key}: {error}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from deployments.assembly.planning import make_scheduler, plan_placement, policy_of
+from deployments.assembly.planning import assemble_service
 from deployments.assembly.profiles import add_profiles, cost_model
 from deployments.config.app import AppArgs
 from tridentserve.cluster import WorkerSpec
@@ -27,8 +27,7 @@ def replay_log(args: AppArgs, decisions: Sequence[LogEntry]) -> Iterator[tuple[L
     times = cost_model(args)
     added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
     add_profiles(times, args, {event.model: event.profile for event in added})
-    policy = policy_of(args, times, specs)
-    return replay(decisions, make_scheduler(args, times, specs, policy, plan_placement(args, times, specs, policy)))
+    return replay(decisions, assemble_service(args, times, specs).scheduler)
 
 
 def _workers(decisions: Sequence[LogEntry]) -> list[WorkerSpec]:

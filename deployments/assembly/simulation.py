@@ -1,7 +1,5 @@
-"""A simulation put together: cluster, policy, profile as the live service has them, and the engine that needs no GPU.
-
-No Ray, no torch. What is made here is what `deployments.assembly.planning` makes for the live service: the same
-Scheduler, Dispatcher, Orchestrator and Replanner objects.
+"""A simulation put together: cluster, policy, profile and options as the live service has them, and the engine that
+needs no GPU. No Ray, no torch. The planners come from `deployments.assembly.planning`, as the live service's do.
 """
 
 from __future__ import annotations
@@ -11,51 +9,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from deployments.assembly.planning import (
-    degrees_in_use,
-    group_bytes,
-    make_scheduler,
-    plan_placement,
-    policy_of,
-    start_placement,
-    worker_specs,
-)
+from deployments.assembly.options import ServiceOptions, device_of, service_options
+from deployments.assembly.planning import Planners, assemble, assemble_service, service_workers
 from deployments.config.app import AppArgs
-from dispatch import DispatchOptions
-from dispatch.policies import find_policy, make_policy
-from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions
+from dispatch.policies import find_policy
+from placement import LoadShare
 from placement.cluster_file import ClusterSpec
 from placement.units import units_for
 from profiler import CostModel, load_tables
 from profiler.loading import TableSource
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import Arrival, SimulatedEngine, SimulationOptions, SimulationResult
 from tridentserve.errors import ConfigError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
-from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import Stage
-
-MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Who serves. `make_times` gives a new cost model each time: one is the truth, another one learns.
-    `load` is what placements are made for at the start; None: the mix of the whole trace."""
+    """What a simulation is made of, in addition to the trace."""
 
     workers: Sequence[WorkerSpec]
     make_times: Callable[[], CostModel]
-    policy: str = "default"
+    """Gives a new cost model each time: one is the truth, another one learns."""
+    options: ServiceOptions = field(default_factory=ServiceOptions)
+    """What the simulated service is set to; its tick, receive buffers and process groups hold for the engine too."""
     load: Sequence[LoadShare] | None = None
-    dispatch: DispatchOptions = field(
-        default_factory=lambda: DispatchOptions(handoff_reserve_bytes=GIB, max_batch=8, time_limit_s=5.0)
-    )
-    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    replan: ReplanOptions = field(default_factory=ReplanOptions)
-    engine: SimulationOptions = field(default_factory=lambda: SimulationOptions(handoff_capacity_bytes=GIB))
+    """What placements are made for at the start; None: the mix of the whole trace."""
+    engine: SimulationOptions = field(default_factory=SimulationOptions)
+    """What serving costs in the simulation."""
+
+
+def cluster_options(cluster: ClusterSpec, policy: str) -> ServiceOptions:
+    """The shipped options for the workers of a cluster."""
+    return ServiceOptions(policy=policy, worker=WorkerOptions(torch_device=device_of(cluster.gpu)))
 
 
 def times_of(cluster: ClusterSpec, profiles: Sequence[TableSource]) -> Callable[[], CostModel]:
@@ -71,46 +62,42 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     cluster cannot hold the models, `ProfileError` for a model or size that was not profiled."""
     if not arrivals:
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
-    times, truth, workers = setup.make_times(), setup.make_times(), list(setup.workers)
+    times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
-    if find_policy(setup.policy).supports_units and (
-        units := units_for(times, load, workers, setup.dispatch.handoff_reserve_bytes)
+    if find_policy(options.policy).supports_units and (
+        units := units_for(times, load, workers, options.worker.reserve_bytes)
     ):
         times, truth = times.divided(units), truth.divided(units)
-    policy = make_policy(setup.policy, times, workers, load, setup.dispatch)
-    degrees = degrees_in_use(times, load, workers)
-    orchestrator = Orchestrator(times, setup.dispatch.handoff_reserve_bytes, degrees, policy.one_pool)
-    placement = start_placement(policy, orchestrator, load, workers)
-    replanner = MonitoredReplanner(orchestrator, times, load, setup.replan) if policy.replanner_wanted else None
-    options = replace(setup.scheduler, decode_order=policy.decode_order)
-    scheduler = Scheduler(workers, placement, times, policy.dispatcher, options, replanner)
-    engine = replace(setup.engine, decodes_in_tiles=policy.decodes_in_tiles)
-    return SimulatedEngine(scheduler, workers, placement, truth, engine).run(arrivals)
+    planners = assemble(options, times, workers, load)
+    engine = replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles)
+    return _engine(planners, options, workers, truth, engine).run(arrivals)
 
 
 def simulate_service(
-    args: AppArgs, times: StageTimes, truth: StageTimes, arrivals: Sequence[Arrival], options: SimulationOptions
+    args: AppArgs, times: StageTimes, truth: StageTimes, arrivals: Sequence[Arrival], engine: SimulationOptions
 ) -> SimulationResult:
     """Serve a trace with the workers, placement and scheduler of a configuration. `times` is what the scheduler goes by
-    and corrects, `truth` how long stages take. The tick and the handoff buffers are those of the configuration, the
-    rest of `options` holds. Raises what `deployments.assembly.planning` raises."""
+    and corrects, `truth` how long stages take. Raises what `deployments.assembly.planning` raises."""
     specs = service_workers(args)
-    policy = policy_of(args, times, specs)
-    placement = plan_placement(args, times, specs, policy)
-    scheduler = make_scheduler(args, times, specs, policy, placement)
-    options = replace(
-        options,
-        tick_s=args.dispatch.tick_ms / 1000,
-        handoff_capacity_bytes=args.handoff.capacity_mb * MIB,
-        group_bytes=group_bytes(args),
+    planners = assemble_service(args, times, specs)
+    return _engine(planners, service_options(args), specs, truth, engine).run(arrivals)
+
+
+def _engine(
+    planners: Planners,
+    options: ServiceOptions,
+    workers: Sequence[WorkerSpec],
+    truth: StageTimes,
+    engine: SimulationOptions,
+) -> SimulatedEngine:
+    """An engine whose tick, receive buffers and process groups are those of the service."""
+    engine = replace(
+        engine,
+        tick_s=options.engine.tick_s,
+        handoff_capacity_bytes=options.worker.handoff_bytes,
+        group_bytes=options.worker.group_bytes,
     )
-    return SimulatedEngine(scheduler, specs, placement, truth, options).run(arrivals)
-
-
-def service_workers(args: AppArgs) -> list[WorkerSpec]:
-    """The workers of a configuration, each node full."""
-    nodes = [f"node{node}" for node in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
-    return worker_specs(args, nodes)
+    return SimulatedEngine(planners.scheduler, workers, planners.placement, truth, engine)
 
 
 def mix_of(arrivals: Sequence[Arrival]) -> list[LoadShare]:

@@ -7,14 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from deployments.config.base import Args, LocalPath, Name, absolute, config_error
+from deployments.config.base import MIB, Args, LocalPath, Name, absolute, config_error, option
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from dispatch.policies import find_policy
+from tridentserve.engine.options import Device, EngineOptions, Transport, WorkerOptions
 from tridentserve.models import cache
 from tridentserve.models.families import FAMILIES
-from tridentserve.models.kernels import Attention
+from tridentserve.models.kernels import Attention, Kernels
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
+from tridentserve.scheduling.scheduler import SchedulerOptions
 from tridentserve.stages import PlacementType
 
 WorkerPlacement = dict[str, PlacementType]
@@ -33,40 +36,69 @@ TableSource = Annotated[str, AfterValidator(_table_source)]
 
 
 class Limits(Args):
-    """The requests of a model. What is outside is refused before anything is made for it."""
+    """What requests of a model may ask for. A request beyond it is refused before anything is made for it."""
 
-    min_side: int = Field(default=64, ge=16, description="pixels, of width and of height")
-    max_side: int = Field(default=2048, ge=16, description="pixels, of width and of height")
-    max_pixels: int = Field(default=2048 * 2048, ge=256, description="width times height")
-    max_steps: int = Field(default=100, ge=1, description="denoising steps")
-    max_outputs: int = Field(default=4, ge=1, description="pictures or videos per request")
-    max_frames: int = Field(default=129, ge=1, description="of a video")
-    max_pixel_frames: int = Field(default=1280 * 720 * 129, ge=256, description="of a video: pixels times frames")
-    max_prompt_chars: int = Field(default=4096, ge=1, description="of the prompt, and of the negative prompt")
-    max_image_bytes: int = Field(
-        default=20 * 2**20, ge=1, description="of the file that an edit or a video starts from"
+    min_side: int = Field(default=64, ge=16, description="Smallest width and height, in pixels.")
+    max_side: int = Field(default=2048, ge=16, description="Largest width and height, in pixels.")
+    max_pixels: int = Field(default=2048 * 2048, ge=256, description="Largest product of width and height, in pixels.")
+    max_steps: int = Field(default=100, ge=1, description="Most denoising steps.")
+    max_outputs: int = Field(default=4, ge=1, description="Most images or videos of one request.")
+    max_frames: int = Field(default=129, ge=1, description="Most frames of a video.")
+    max_pixel_frames: int = Field(
+        default=1280 * 720 * 129, ge=256, description="Largest product of width, height and frames of a video."
     )
-    max_image_pixels: int = Field(default=4096 * 4096, ge=1, description="of the picture in it: width times height")
+    max_prompt_chars: int = Field(
+        default=4096, ge=1, description="Most characters of the prompt, and of the negative prompt."
+    )
+    max_image_bytes: int = Field(
+        default=20 * 2**20,
+        ge=1,
+        description="Largest file of an input image, in bytes, of models that start from one.",
+    )
+    max_image_pixels: int = Field(
+        default=4096 * 4096, ge=1, description="Largest product of width and height of an input image, in pixels."
+    )
 
 
 class ModelArgs(Args):
-    """One model. Exactly one of `path` (a diffusers folder) and `tiny` (a family; made at first start) is given."""
+    """One model. Exactly one of `path` (a model folder) and `tiny` (a family; made at first start) is given."""
 
-    name: Name = Field(description="what requests call it")
-    path: LocalPath | None = Field(default=None, description="a folder saved by diffusers; this or `tiny`")
+    name: Name = Field(
+        description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
+    )
+    path: LocalPath | None = Field(
+        default=None, description="Model folder as diffusers saves it. Exactly one of `path` and `tiny` is given."
+    )
     tiny: str | None = Field(
-        default=None, description="a family, for a small model with random weights; this or `path`"
+        default=None,
+        description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
+        "the first start. Exactly one of `path` and `tiny` is given.",
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None, description="of the loaded weights; None: float32 on a CPU, bfloat16 on a GPU"
+        default=None,
+        description="Number format of the loaded weights; without it float32 on a CPU and bfloat16 on a GPU.",
     )
-    attention: Attention = Field(default="sdpa", description="kernel of the denoising model; sdpa: torch chooses")
-    compile: bool = Field(default=False, description="whether its blocks go through torch.compile at their first use")
-    limits: Limits = Field(default=Limits(), description="what its requests may ask for")
-    profile_as: str | None = Field(default=None, description="its name in the profile tables; None: `name`")
-    slo_scale: float = Field(default=2.5, gt=0, description="SLO over the latency at the optimal degrees")
-    window_s: float | None = Field(default=None, gt=0, description="its own `replan.window_s`; None: that one")
-    drain: bool = Field(default=False, description="it takes no new requests, and stays in memory")
+    attention: Attention = option(Kernels, "attention")
+    compile: bool = option(Kernels, "compiled")
+    limits: Limits = Field(default=Limits(), description="What requests of the model may ask for.")
+    profile_as: str | None = Field(
+        default=None, description="Name of the model in the profile tables; without it `name`."
+    )
+    slo_scale: float = Field(
+        default=DEFAULT_SLO_SCALE,
+        gt=0,
+        description="Default SLO of requests, as a multiple of their latency at the optimal degrees.",
+    )
+    window_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Length of the model's own replanning window, in seconds, as models differ in speed; without it "
+        "`replan.window_s`.",
+    )
+    drain: bool = Field(
+        default=False,
+        description="The model takes no new requests, finishes those that it has, and stays in memory.",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelArgs:
@@ -84,14 +116,20 @@ class ModelArgs(Args):
 class ClusterArgs(Args):
     """The devices. One worker owns one GPU, or `cpu_threads` threads of a CPU."""
 
-    nodes: int = Field(default=1, ge=1, description="machines of the Ray cluster that hold workers")
-    workers_per_node: int = Field(ge=1, description="one per GPU")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what workers compute on")
-    device_name: str = Field(default="cpu", description="as in the profile tables, such as `NVIDIA L20`")
-    memory_mb: int = Field(ge=1, description="of one worker, in MiB, for all it holds")
-    cpu_threads: int = Field(default=1, ge=1, description="torch threads of one worker")
-    max_groups: int = Field(default=8, ge=2, description="process groups that a worker keeps; one plan may use two")
-    cpus_per_worker: float = Field(default=0.1, gt=0, description="Ray's logical CPUs of one worker")
+    nodes: int = Field(default=1, ge=1, description="Number of machines of the Ray cluster that hold workers.")
+    workers_per_node: int = Field(ge=1, description="Number of workers on each machine, one per GPU.")
+    device: Device = option(WorkerOptions, "torch_device")
+    device_name: str = Field(
+        default="cpu",
+        description="Name of the device in the profile tables, such as `NVIDIA L20`; it is needed with `cuda`.",
+    )
+    memory_mb: int = Field(
+        ge=1,
+        description="Memory of one worker, in MiB, for weights, activations, the receive buffer and process groups.",
+    )
+    cpu_threads: int = option(WorkerOptions, "num_threads")
+    max_groups: int = option(WorkerOptions, "max_groups")
+    cpus_per_worker: float = option(WorkerOptions, "num_cpus")
 
     @model_validator(mode="after")
     def _device_is_named(self) -> ClusterArgs:
@@ -107,46 +145,58 @@ class ClusterArgs(Args):
 class HandoffArgs(Args):
     """How tensors go from the worker of one stage to that of the next."""
 
-    capacity_mb: int = Field(
-        default=64, ge=1, description="of the receiver-side buffer of each worker; more goes to the host"
+    capacity_mb: int = option(
+        WorkerOptions,
+        "handoff_bytes",
+        MIB,
+        "Size of the receive buffer of one worker, in MiB; what does not fit goes through host memory.",
     )
-    transport: Literal["nixl", "host"] = Field(
-        default="nixl", description="straight into the buffer (host memory where that cannot be), or always host memory"
-    )
+    transport: Transport = option(WorkerOptions, "handoff_transport")
 
 
 class AppArgs(Args):
     """All of `args:`. `cluster.nodes` times `cluster.workers_per_node` workers serve all models together."""
 
-    models: list[ModelArgs] = Field(min_length=1, description="the first is the default of requests")
-    cluster: ClusterArgs = Field(description="the workers")
+    models: list[ModelArgs] = Field(
+        min_length=1, description="Models that are served; the first is the default of requests."
+    )
+    cluster: ClusterArgs = Field(description="Workers that serve them.")
     placement: Literal["auto"] | list[WorkerPlacement] = Field(
-        default="auto", description="which stages each worker holds, one entry per worker; auto: from `expected_load`"
+        default="auto",
+        description="Stages that each worker holds, one entry per worker; `auto` is the policy's own placement, or "
+        "else the one that is planned for `expected_load`.",
     )
     expected_load: list[LoadArgs] = Field(
-        default=[], description="the requests to plan for; `placement: auto` and most policies need one of each model"
+        default=[],
+        description="Requests to plan for; `placement: auto` and most policies need one entry of each model.",
     )
     profiles: list[TableSource] = Field(
-        default=["tiny-cpu"], min_length=1, description="built-in tables, or paths of CSV files"
+        default=["tiny-cpu"],
+        min_length=1,
+        description="Tables of stage times: names of those that come with the package, or paths of CSV files.",
     )
-    dispatch: DispatchArgs = Field(default=DispatchArgs(), description="how requests are assigned")
-    replan: ReplanArgs = Field(default=ReplanArgs(), description="when the placement follows the load")
-    handoff: HandoffArgs = Field(default=HandoffArgs(), description="how tensors go from worker to worker")
-    replicas: ReplicasArgs = Field(default=ReplicasArgs(), description="how weights get into the workers")
-    checkpoints: CheckpointsArgs = Field(default=CheckpointsArgs(), description="what a lost worker costs")
-    videos: VideosArgs = Field(default=VideosArgs(), description="video jobs and their files")
-    max_queued_requests: int = Field(default=256, ge=1, description="unfinished requests; the next one gets 429")
-    max_retries: int = Field(default=2, ge=0, description="of a request whose worker failed")
-    max_result_age_s: float = Field(
-        default=60, ge=0, description="how long the same request_id gets a finished result again"
+    dispatch: DispatchArgs = Field(default=DispatchArgs(), description="How requests are assigned to workers.")
+    replan: ReplanArgs = Field(default=ReplanArgs(), description="When the placement follows the load.")
+    handoff: HandoffArgs = Field(default=HandoffArgs(), description="How tensors go from worker to worker.")
+    replicas: ReplicasArgs = Field(default=ReplicasArgs(), description="How weights get into the workers.")
+    checkpoints: CheckpointsArgs = Field(
+        default=CheckpointsArgs(), description="How often the states of requests are saved on other workers."
     )
+    videos: VideosArgs = Field(default=VideosArgs(), description="Video jobs and their files.")
+    max_queued_requests: int = option(EngineOptions, "max_requests")
+    max_retries: int = option(SchedulerOptions, "max_retries")
+    max_result_age_s: float = option(EngineOptions, "max_result_age_s")
     cache_dir: LocalPath = Field(
-        default_factory=lambda: cache.cache_dir().absolute(), description="where tiny models are made and kept"
+        default_factory=lambda: cache.cache_dir().absolute(),
+        description="Directory in which tiny models are made and kept.",
     )
     drain_timeout_s: float = Field(
-        default=300, ge=0, description="of a model that is removed live: then what it still runs is ended"
+        default=300,
+        ge=0,
+        description="How long a model that is removed while the service runs may finish its requests, in seconds; then "
+        "these are ended.",
     )
-    decision_log: LocalPath | None = Field(default=None, description="JSON lines of all events and effects")
+    decision_log: LocalPath | None = option(EngineOptions, "decision_log")
 
     @field_validator("models")
     @classmethod

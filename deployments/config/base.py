@@ -1,9 +1,15 @@
-"""What the sections of the configuration share: unknown keys are errors, and messages say which key is wrong."""
+"""What the sections of the configuration share: unknown keys are errors, and messages say which key is wrong.
+
+A key that a room's option dataclass holds is declared with `option`: default, checks and description are that field's.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -11,12 +17,72 @@ from pydantic_core import PydanticCustomError
 from tridentserve.validation import problem_text
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
+# Units of keys, in those of the fields that they stand for.
+MILLISECONDS = Fraction(1, 1000)
+MIB = Fraction(2**20)
 
 
 class Args(BaseModel):
     """A mapping of the configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+@dataclass(frozen=True, slots=True)
+class OptionOf:
+    """Marks a key of the configuration that stands for a field of an option dataclass."""
+
+    owner: type
+    name: str
+    unit: Fraction
+    """One unit of the key, in units of the field."""
+
+    def value(self, given: Any) -> Any:
+        """A value of the key, in units of the field."""
+        return given if self.unit == 1 else _times(given, self.unit)
+
+    def default(self) -> Any:
+        """The field's default, in units of the key."""
+        default = _fields(self.owner)[self.name].default
+        return default if self.unit == 1 else _times(default, 1 / self.unit)
+
+
+def option(owner: type, name: str, unit: Fraction = Fraction(1), description: str | None = None) -> Any:
+    """A key that stands for the field `name` of an option dataclass: it has that field's default, checks and, unless
+    another one is given (for another unit), description."""
+    mark, field = OptionOf(owner, name, unit), _fields(owner)[name]
+    key: Any = Field(default=mark.default(), description=description or field.description)
+    key.metadata = [*field.metadata, mark]
+    return key
+
+
+def embedded(owner: type, *sections: Args) -> dict[str, Any]:
+    """What the sections say of an option dataclass, under the names and in the units of its fields."""
+    return {
+        mark.name: mark.value(getattr(section, key))
+        for section in sections
+        for key, mark in option_keys(type(section), owner)
+    }
+
+
+def option_keys(section: type[BaseModel], owner: type | None = None) -> Iterator[tuple[str, OptionOf]]:
+    """The keys of a section that stand for fields of option dataclasses (of `owner`, unless None)."""
+    for key, field in section.model_fields.items():
+        for mark in field.metadata:
+            if isinstance(mark, OptionOf) and owner in (None, mark.owner):
+                yield key, mark
+
+
+def _fields(owner: Any) -> Any:
+    return owner.__pydantic_fields__
+
+
+def _times(value: float, unit: Fraction) -> float:
+    """Whole numbers stay whole, and decimal fractions as exact as a division leaves them."""
+    product = value * unit.numerator
+    if isinstance(product, int) and product % unit.denominator == 0:
+        return product // unit.denominator
+    return product / unit.denominator
 
 
 def config_error(key: str, text: str) -> PydanticCustomError:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field, field_validator, model_validator
 
-from deployments.config.base import Args, Name, config_error
+from deployments.config.base import MILLISECONDS, Args, Name, config_error, embedded, option
+from dispatch import DispatchOptions
+from dispatch.options import DEFAULT_POLICY, Degree, SolverName
 from dispatch.policies import find_policy
+from placement import ReplanOptions
+from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import ConfigError
 from tridentserve.requests import Shape
 
@@ -15,12 +17,12 @@ from tridentserve.requests import Shape
 class LoadArgs(Args):
     """One kind of request that is expected, and its share among them; placements are made for it."""
 
-    model: Name = Field(description="the `name` of a model")
-    width: int = Field(ge=1, description="pixels")
-    height: int = Field(ge=1, description="pixels")
-    num_frames: int = Field(default=1, ge=1, description="of a video; 1 for a picture")
-    num_inference_steps: int = Field(ge=1, description="denoising steps")
-    weight: float = Field(default=1.0, gt=0, description="share of this kind, relative to the other weights")
+    model: Name = Field(description="The `name` of the model that is asked for.")
+    width: int = Field(ge=1, description="Width of the image or video, in pixels.")
+    height: int = Field(ge=1, description="Height of the image or video, in pixels.")
+    num_frames: int = Field(default=1, ge=1, description="Number of frames of a video; an image has one.")
+    num_inference_steps: int = Field(ge=1, description="Number of denoising steps.")
+    weight: float = Field(default=1.0, gt=0, description="How many requests of this kind come, relative to the others.")
 
     @property
     def shape(self) -> Shape:
@@ -30,18 +32,24 @@ class LoadArgs(Args):
 class DispatchArgs(Args):
     """How requests are assigned to workers (docs/planning.md)."""
 
-    policy: str = Field(default="default", description="Name of the dispatch policy, or a dotted path to one.")
-    tick_ms: float = Field(default=5, gt=0, description="shortest time between two ticks")
-    solver: Literal["highs", "cbc"] = Field(default="highs", description="of the integer program")
-    time_limit_ms: float = Field(default=100, gt=0, description="of one solve; then the greedy plan is used")
-    max_degree: int | None = Field(
-        default=None, ge=1, description="of sequence parallelism; None: all that were profiled"
+    policy: str = Field(default=DEFAULT_POLICY, description="Name of the dispatch policy, or a dotted path to one.")
+    tick_ms: float = option(EngineOptions, "tick_s", MILLISECONDS, "Shortest time between two ticks, in milliseconds.")
+    solver: SolverName = option(DispatchOptions, "solver")
+    time_limit_ms: float = option(
+        DispatchOptions,
+        "time_limit_s",
+        MILLISECONDS,
+        "Longest time of one solve, in milliseconds; then the best plan so far is used, or a greedy one where there is "
+        "none.",
     )
-    max_batch: int | None = Field(
-        default=None, ge=1, description="requests of one size that may share denoising steps; None: the policy's own"
+    max_degree: Degree | None = option(DispatchOptions, "max_degree")
+    max_batch: int | None = option(DispatchOptions, "max_batch")
+    min_efficiency: float = option(DispatchOptions, "min_efficiency")
+    overdue_first: bool = option(
+        DispatchOptions,
+        "overdue_first",
+        description="Requests that are long overdue go first, one at a time, so that none starves.",
     )
-    min_efficiency: float = Field(default=0.8, gt=0, le=1, description="of degrees that are used without need")
-    overdue_first: bool = Field(default=True, description="requests that are long overdue go first")
 
     @field_validator("policy")
     @classmethod
@@ -52,33 +60,36 @@ class DispatchArgs(Args):
             raise config_error("", str(error)) from None
         return policy
 
-    @field_validator("max_degree")
-    @classmethod
-    def _power_of_two(cls, degree: int | None) -> int | None:
-        if degree is not None and degree & (degree - 1):
-            raise config_error("", "a degree is a power of two: 1, 2, 4, ...")
-        return degree
-
 
 class ReplanArgs(Args):
     """When the placement follows the load (docs/planning.md)."""
 
-    enabled: bool | None = Field(default=None, description="None: with `placement: auto`, for policies that follow it")
-    window_s: float = Field(default=60, gt=0, description="over which arrivals and stages are counted")
-    min_requests: int = Field(default=8, ge=1, description="in the window, before a measured rate counts")
-    min_arrivals: int = Field(default=150, ge=0, description="with fewer, the window reaches back five times as far")
-    trigger_ratio: float = Field(default=1.5, ge=1, description="fastest stage over slowest, from which to plan anew")
-    release_ratio: float = Field(default=1.2, ge=1, description="below which that is over")
-    hold_s: float = Field(default=5, ge=0, description="how long it must last")
-    min_interval_s: float = Field(default=30, ge=0, description="between two placements")
-    check_interval_s: float = Field(default=1, ge=0, description="between two looks at the window")
-    min_gain: float = Field(default=0.15, ge=0, description="how much faster the slowest stage must get")
-    noise_factor: float = Field(default=2, ge=0, description="standard errors that the gain must exceed")
-    min_pressure: float = Field(default=0.3, ge=0, description="work per worker below which nothing is changed")
-    settle_s: float = Field(default=2, ge=0, description="that workers must have stayed the same")
+    enabled: bool | None = Field(
+        default=None,
+        description="Turns replanning on or off; without it the placement follows the load with `placement: auto` and "
+        "a policy that wants that.",
+    )
+    window_s: float = option(ReplanOptions, "window_s")
+    min_requests: int = option(ReplanOptions, "min_requests")
+    min_arrivals: int = option(ReplanOptions, "min_arrivals")
+    trigger_ratio: float = option(ReplanOptions, "trigger_ratio")
+    release_ratio: float = option(ReplanOptions, "release_ratio")
+    hold_s: float = option(ReplanOptions, "hold_s")
+    min_interval_s: float = option(ReplanOptions, "min_interval_s")
+    check_interval_s: float = option(ReplanOptions, "check_interval_s")
+    min_gain: float = option(ReplanOptions, "min_gain")
+    noise_factor: float = option(ReplanOptions, "noise_factor")
+    min_pressure: float = option(ReplanOptions, "min_pressure")
+    settle_s: float = option(ReplanOptions, "settle_s")
 
     @model_validator(mode="after")
-    def _release_is_lower(self) -> ReplanArgs:
-        if self.release_ratio > self.trigger_ratio:
-            raise config_error("release_ratio", f"not above trigger_ratio ({self.trigger_ratio:g})")
+    def _the_replanner_takes_them(self) -> ReplanArgs:
+        """What one field alone cannot tell: the thresholds agree."""
+        try:
+            self.options()
+        except ConfigError as error:
+            raise config_error("release_ratio", str(error).partition("; ")[2]) from None
         return self
+
+    def options(self) -> ReplanOptions:
+        return ReplanOptions(**embedded(ReplanOptions, self))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from deployments.assembly.planning import plan_placement, policy_of
+from deployments.assembly.planning import service_placement
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
 from deployments.config.planning import LoadArgs
@@ -77,7 +77,7 @@ def interim_placement(
     Raises `ConfigError` when they have no room together."""
     if leaving:
         args = _with(args, leaving)
-    plan = plan_placement(args, times, specs, policy_of(args, times, specs))
+    plan = service_placement(args, times, specs)
     if args.placement == "auto":
         plan = align(plan, current, specs, times)
     return PlacementPlan(plan.replicas, f"the models have changed; {plan.reason}", current.epoch + 1)

@@ -12,19 +12,19 @@ import ray
 from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from deployments.assembly.planning import hot_groups, make_scheduler, plan_placement, policy_of, worker_specs
+from deployments.assembly.options import service_options
+from deployments.assembly.planning import assemble_service, hot_groups, worker_specs
 from deployments.assembly.profiles import cost_model
+from deployments.assembly.workers import worker_configs
 from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelKeeper
 from deployments.models.sources import model_source
-from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
-from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
-
-_MIB = 2**20
 
 
 async def start(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, ModelKeeper]:
@@ -33,47 +33,23 @@ async def start(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, Mode
     bundles, nodes = _bundles_by_node(group)
     specs = worker_specs(args, nodes)
     times = cost_model(args)
-    policy = policy_of(args, times, specs)
-    placement = plan_placement(args, times, specs, policy)
+    planners, options = assemble_service(args, times, specs), service_options(args)
+    placement = planners.placement
     logger.info(
-        "policy %s, placement: %s", policy.name, {spec.worker_id: placement.describe(spec.worker_id) for spec in specs}
+        "policy %s, placement: %s",
+        planners.policy.name,
+        {spec.worker_id: placement.describe(spec.worker_id) for spec in specs},
     )
     sources, (store, abandon) = await asyncio.gather(
         asyncio.to_thread(_model_sources, args), asyncio.to_thread(_start_store)
     )
     groups = hot_groups(args, times, specs, placement)
-    configs = [
-        WorkerConfig(
-            spec=spec,
-            incarnation=0,
-            label=placement.describe(spec.worker_id),
-            replicas=placement.replicas[spec.worker_id],
-            sources=sources,
-            store_host=store.host,
-            store_port=store.port,
-            torch_device=args.cluster.device,
-            num_threads=args.cluster.cpu_threads,
-            handoff_bytes=args.handoff.capacity_mb * _MIB,
-            handoff_transport=args.handoff.transport,
-            host_dir=args.replicas.host_dir or args.cache_dir / "host",
-            fetch=args.replicas.fetch,
-            block_bytes=args.replicas.block_mb * _MIB,
-            max_groups=args.cluster.max_groups,
-            hot_groups=groups,
-        )
-        for spec in specs
-    ]
     engine = LiveEngine(
-        make_scheduler(args, times, specs, policy, placement),
-        configs,
-        WorkerResources(args.cluster.cpus_per_worker, gpus_per_worker, group, bundles),
+        planners.scheduler,
+        worker_configs(specs, placement, sources, (store.host, store.port), options.worker, groups),
+        WorkerResources(options.worker.num_cpus, gpus_per_worker, group, bundles),
         abandon,
-        EngineOptions(
-            tick_s=args.dispatch.tick_ms / 1000,
-            max_requests=args.max_queued_requests,
-            max_result_age_s=args.max_result_age_s,
-            decision_log=args.decision_log,
-        ),
+        options.engine,
         times,
     )
     await engine.start()

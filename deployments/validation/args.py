@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.assembly.planning import make_scheduler, plan_placement, policy_of, worker_specs
+from deployments.assembly.planning import assemble_service, service_workers
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
@@ -179,21 +179,8 @@ def _uncovered(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]
 
 def _planning_problems(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
     """Whether there is a placement, and whether the scheduler of an idle service would take the requests."""
-    # Nodes get their names when the application starts; for planning only their number counts.
-    nodes = [f"node-{index}" for index in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
-    specs = worker_specs(args, nodes)
     try:
-        policy = policy_of(args, times, specs)
-    except ConfigError as error:
-        yield f"dispatch.policy: {args.dispatch.policy}: {error}"
-        return
-    try:
-        placement = plan_placement(args, times, specs, policy)
-    except ConfigError as error:
-        yield f"placement: {error}"
-        return
-    try:
-        scheduler = make_scheduler(args, times, specs, policy, placement)
+        scheduler = assemble_service(args, times, service_workers(args)).scheduler
     except ConfigError as error:
         yield str(error)
         return

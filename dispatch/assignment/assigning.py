@@ -34,7 +34,8 @@ class Assigner:
 
     def __init__(self, times: StageTimes, options: DispatchOptions, outlook: Outlook, waiting: Waiting) -> None:
         self._times = times
-        self._options = options
+        # Each request alone, as images are exact only then: in batches a pixel may differ by 1 of 255.
+        self._max_batch = options.max_batch or 1
         self._outlook = outlook
         self._waiting = waiting
         self._now_s = outlook.now_s
@@ -76,7 +77,7 @@ class Assigner:
 
     def _left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a slot, which may join others."""
-        if self._options.max_batch == 1:
+        if self._max_batch == 1:
             return {}
         served = set(taken)
         return {
@@ -93,7 +94,7 @@ class Assigner:
         members = join(
             choice.pending,
             left,
-            min(self._options.max_batch, optimal // work.num_outputs),
+            min(self._max_batch, optimal // work.num_outputs),
             lambda batch: self._for_batch(work, choice.candidate, batch),
             self._outlook.appraisal(work).best_finish_s,
             self._now_s,

@@ -61,4 +61,7 @@ def make_policy(
     spec = find_policy(name)
     if not workers:
         raise ConfigError(f"policy {name} needs a cluster; give at least one worker")
-    return replace(spec.make(PolicyContext(times, workers, load, options or DispatchOptions())), name=name)
+    options = options or DispatchOptions()
+    if options.max_batch is None:
+        options = replace(options, max_batch=spec.default_max_batch)
+    return replace(spec.make(PolicyContext(times, workers, load, options)), name=name)

@@ -211,7 +211,7 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
 
 def _solver(options: DispatchOptions) -> pulp.LpSolver:
     # One thread: no start-up cost, and the same answer each time.
-    if options.solver == "CBC":
+    if options.solver == "cbc":
         path = pulp.PULP_CBC_CMD.pulp_cbc_path  # the binary that comes with PuLP
         return pulp.COIN_CMD(path=path, msg=False, timeLimit=options.time_limit_s, gapRel=options.gap, threads=1)
     return FastHiGHS(options.time_limit_s, options.gap)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
-from deployments.assembly.simulation import SimulationSetup, simulate, with_deadlines
+from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, with_deadlines
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel
 from traces.reports.report import percentile
@@ -78,7 +78,7 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
 
     def try_nodes(nodes: int) -> Trial:
         tried = cluster.model_copy(update={"groups": (node.model_copy(update={"nodes": nodes}),)})
-        setup = SimulationSetup(tried.workers(), make_times, question.policy)
+        setup = SimulationSetup(tried.workers(), make_times, cluster_options(tried, question.policy))
         return _trial(nodes, nodes * node.gpus_per_node, arrivals, setup)
 
     # With fewer GPU-seconds than the requests on time need, there is no need to try.

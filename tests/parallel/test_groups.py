@@ -158,7 +158,7 @@ def test_a_group_that_one_member_lost_is_made_again_by_all(pool: Pool) -> None:
 
 def give_up_or_wait(member: Member) -> str:
     """One member of two gives the use of a group up, before the other comes or while it waits."""
-    cache = GroupCache(member.store, CPU, timeout_s=TIMEOUT_S)
+    cache = GroupCache(member.store, CPU, capacity=16, timeout_s=TIMEOUT_S)
     if member.rank == 1:
         time.sleep(0.2)
         cache.abandon("given up", 1, use=1)
@@ -176,11 +176,11 @@ def test_others_may_speak_for_a_dead_member() -> None:
     store = connect_store(is_server=True)
     abandon(store, "pair", rank=1, use=7)
     with pytest.raises(GroupError, match="rank 1 of 2 has given up"):
-        GroupCache(store, CPU, timeout_s=TIMEOUT_S).acquire("pair", 0, 2, use=7)
+        GroupCache(store, CPU, capacity=16, timeout_s=TIMEOUT_S).acquire("pair", 0, 2, use=7)
 
 
 def test_a_member_that_does_not_come_to_a_plan_is_named() -> None:
-    cache = GroupCache(connect_store(is_server=True), CPU, timeout_s=0.3)
+    cache = GroupCache(connect_store(is_server=True), CPU, capacity=16, timeout_s=0.3)
     with pytest.raises(GroupError, match=r"group 'pair': ranks \[1\] of 2 did not come within 0.3 s"):
         cache.acquire("pair", 0, 2, use=1)
 
@@ -206,7 +206,7 @@ def test_groups_that_were_dropped_leave_nothing_in_the_store(pool: Pool) -> None
 
 def lose_one(member: Member) -> list[str]:
     """Groups are dropped that had a member whose process has ended, the others stay."""
-    cache = GroupCache(member.store, CPU, timeout_s=TIMEOUT_S)
+    cache = GroupCache(member.store, CPU, capacity=16, timeout_s=TIMEOUT_S)
     for name, members in (("with", ("w0", "w1")), ("with too", ("w1", "w2")), ("without", ("w0", "w2"))):
         cache.acquire(name, member.rank, member.size, use=1, members=members).agree()
     cache.lose("w1")

@@ -200,7 +200,7 @@ def test_a_tick_between_two_looks_is_one_call() -> None:
 
 
 def test_settings_must_be_numbers_from_0() -> None:
-    with pytest.raises(ConfigError, match="replanning: min_gain is -1"):
+    with pytest.raises(ConfigError, match="min_gain is -1"):
         ReplanOptions(min_gain=-1)
 
 

@@ -127,11 +127,11 @@ def test_noise_about_the_threshold_does_not_flap() -> None:
 
 
 def test_rest_starts_the_interval_anew() -> None:
-    trigger = SkewTrigger(hold_s=0.0, min_interval_s=30.0)
+    trigger = SkewTrigger(1.5, 1.2, hold_s=0.0, min_interval_s=30.0)
     trigger.rest(10.0)
     assert [t for t in range(10, 60) if trigger.update(2.0, float(t))] == [40]
     with pytest.raises(ConfigError, match="release"):
-        SkewTrigger(ratio=1.2, release=1.5)
+        SkewTrigger(ratio=1.2, release=1.5, hold_s=5.0, min_interval_s=30.0)
 
 
 @settings(deadline=None)

@@ -44,7 +44,8 @@ def test_a_plan_says_when_and_where_its_states_are_copied() -> None:
 @pytest.mark.parametrize(
     ("options", "steps", "expected"),
     [
-        (SchedulerOptions(), 8, None),
+        (SchedulerOptions(), 8, (1, 1)),
+        (SchedulerOptions(checkpoint_s=0.0), 8, None),
         (SchedulerOptions(checkpoint_s=0.0, checkpoint_steps=3), 8, None),
         (SchedulerOptions(checkpoint_s=0.4), 8, (1, 1)),
         (SchedulerOptions(checkpoint_s=1.0, checkpoint_steps=3), 8, (3, 3)),

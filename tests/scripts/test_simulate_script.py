@@ -151,7 +151,7 @@ def test_the_same_trace_and_seed_give_one_decision_log(tmp_path: Path) -> None:
     assert other.read_bytes() != first
 
 
-@pytest.mark.parametrize("module", ["replaying.simulated", "sizing", "compare_simulation"])
+@pytest.mark.parametrize("module", ["lib.replay.simulated", "lib.sizing", "compare_simulation"])
 def test_simulating_starts_without_torch_and_ray(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'ray', 'torch', 'diffusers'}} & set(sys.modules)))"
     assert output_of([sys.executable, "-c", code], SCRIPT.parent).strip() == "[]"

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+from pydantic import Field
+
+from tridentserve.options import options
 
 # Kernels of torch's scaled_dot_product_attention. `sdpa`: torch chooses, by what the inputs allow.
 Attention = Literal["sdpa", "flash", "efficient", "cudnn", "math"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class Kernels:
-    """`attention`: that kernel and no other. `compiled`: blocks go through `torch.compile` when they first run, which
-    takes from seconds to minutes. Both may change results in their last bits."""
+    """How the denoising model of one model folder computes. Both fields may change results in their last bits."""
 
-    attention: Attention = "sdpa"
-    compiled: bool = False
+    attention: Attention = Field(
+        default="sdpa",
+        description="The one kernel of the denoising model's attention; with `sdpa` torch chooses by the inputs.",
+    )
+    compiled: bool = Field(
+        default=False,
+        description="Blocks of the denoising model go through `torch.compile` at their first use, which takes up to "
+        "minutes per worker.",
+    )
 
     def __str__(self) -> str:
         return f"attention {self.attention}, {'compiled' if self.compiled else 'not compiled'}"

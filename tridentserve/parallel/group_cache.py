@@ -13,7 +13,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from tridentserve.errors import GroupError
-from tridentserve.parallel.groups import DEFAULT_TIMEOUT_S, SequenceGroup, make_group, store_prefix
+from tridentserve.parallel.groups import SequenceGroup, make_group, store_prefix
 
 _ABANDONED = "abandoned"
 
@@ -47,9 +47,7 @@ class GroupCache:
     nobody can wait for it any more. Not thread-safe.
     """
 
-    def __init__(
-        self, store: Store, device: torch.device, *, capacity: int = 16, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
+    def __init__(self, store: Store, device: torch.device, *, capacity: int, timeout_s: float) -> None:
         self._store = store
         self._device = device
         self._capacity = capacity

@@ -7,10 +7,12 @@ its events replayed through a fresh one gives the same effects (`tridentserve.sc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from pydantic import Field
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError, TridentServeError
+from tridentserve.options import options
 from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica
 from tridentserve.protocols import (
     Assignment,
@@ -45,19 +47,34 @@ class PolicyError(TridentServeError):
         self.effects = list(effects)
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class SchedulerOptions:
-    """`slo_scale`: per model, the default SLO as a multiple of the latency at the optimal degrees; 2.5, as in the
-    paper, for others. `max_retries`: how often a request starts again after a failed plan or a lost worker.
-    `decode_order`: which C that is due goes first to an auxiliary: the most urgent, the first or the shortest.
-    `checkpoint_s`: about so many seconds of denoising lie between two copies of a request's state on another worker; 0:
-    none are made. `checkpoint_steps`: so many steps instead."""
+    """What the scheduler does by itself, whatever the policy."""
 
-    slo_scale: Mapping[str, float] = field(default_factory=dict)
-    max_retries: int = 2
-    decode_order: DecodeOrder = "urgent"
-    checkpoint_s: float = 0.0
-    checkpoint_steps: int | None = None
+    slo_scale: Mapping[str, float] = Field(
+        default_factory=dict,
+        description="Default SLO of each model, as a multiple of the latency at the optimal degrees; models without an "
+        "entry have 2.5, as in the paper.",
+    )
+    max_retries: int = Field(
+        default=2, ge=0, description="How often a request starts again after a failed plan or a lost worker."
+    )
+    decode_order: DecodeOrder = Field(
+        default="urgent",
+        description="Which C that is due goes first to an auxiliary: the most urgent, the first or the shortest.",
+    )
+    checkpoint_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="Seconds of denoising between two checkpoints of a request's state on another worker, which is "
+        "about what is lost with a worker; with 0 no checkpoints are made and requests of a lost worker start again.",
+    )
+    checkpoint_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of denoising steps between two checkpoints, instead of the seconds; it has no effect where "
+        "these are 0.",
+    )
 
 
 class Scheduler:

@@ -10,7 +10,7 @@ from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
-from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick
+from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, Tick
 from dispatch.policies.step_level.placing import Placing
 from tridentserve.protocols import (
     Assignment,
@@ -31,10 +31,10 @@ class _Batch:
     degree: int
 
 
-@register_policy("genserve", needs_load=True, default_max_batch=8)
+@register_policy("genserve", needs_load=True, default_max_batch=MAX_BATCH)
 def make_genserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
-    dispatcher = GenServe(context.times, context.options, context.options.max_batch)
+    dispatcher = GenServe(context.times, context.options)
     return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, Way, batch_kind
+from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, Tick, Way, batch_kind
 from dispatch.policies.step_level.placing import Placing
 from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
@@ -20,10 +20,10 @@ from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRe
 RELAXED_SLACK = 1.0
 
 
-@register_policy("patchedserve", needs_load=True, default_max_batch=8)
+@register_policy("patchedserve", needs_load=True, default_max_batch=MAX_BATCH)
 def make_patchedserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
-    dispatcher = PatchedServe(context.times, context.options, context.options.max_batch)
+    dispatcher = PatchedServe(context.times, context.options)
     return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
 
 

@@ -27,6 +27,8 @@ from tridentserve.stages import PlacementType, Stage
 
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
+# The largest batch without `max_batch`, for policies that make batches: they live on them.
+MAX_BATCH = 8
 # Requests of one batch kind can run in one batch.
 BatchKind = tuple[str, Shape, int, BatchKey]
 
@@ -37,12 +39,12 @@ def batch_kind(spec: RequestSpec) -> BatchKind:
 
 
 class StepLevelDispatcher:
-    """The base of the step-level policies. `max_batch` limits batches where a policy makes them."""
+    """The base of the step-level policies."""
 
-    def __init__(self, times: StageTimes, options: DispatchOptions | None = None, max_batch: int = 8) -> None:
+    def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         self._times = times
         self._options = options or DispatchOptions()
-        self._max_batch = max_batch
+        self._max_batch = self._options.max_batch or MAX_BATCH
         self._feasibility = IlpDispatcher(times, self._options)
         self._fits = Fits(times, self._options)
         # The workers as last seen: most have not changed at the next tick.

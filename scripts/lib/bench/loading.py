@@ -9,7 +9,8 @@ from typing import Any
 
 from lib.bench.figures import median_ms
 from lib.bench.workers import started
-from tridentserve.engine.live.messages import Fetch, ModelSource
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.options import Fetch
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from deployments.assembly.planning import plan_placement, policy_of, worker_specs
+from deployments.assembly.options import service_options
+from deployments.assembly.planning import assemble_service, worker_specs
 from deployments.assembly.profiles import cost_model
+from deployments.assembly.workers import worker_configs
 from deployments.backend import wait_for_result
 from deployments.config.app import AppArgs
+from dispatch.policies import Policy
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
-from tridentserve.engine.live.messages import Fetch, ModelSource, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.updates import CompletedUpdate
+from tridentserve.engine.options import Fetch
 from tridentserve.parallel import connect_store
 from tridentserve.protocols import Dispatcher, Replanner
 from tridentserve.requests import GenerationInputs, RequestSpec
-from tridentserve.scheduling.scheduler import Scheduler
 
 D = TypeVar("D", bound=Dispatcher)
 
@@ -44,39 +47,31 @@ async def serving(
     host_dir: Path,
     wrap: Callable[[Dispatcher], D],
     replanner: Replanner | None = None,
-    fetch: Fetch = "auto",
+    fetch: Fetch | None = None,
 ) -> AsyncIterator[Service[D]]:
-    """A service with these `args`, whose models are all the checkpoint in `folder`. `wrap`: of its dispatcher."""
-    args = AppArgs.model_validate(values)
+    """A service with these `args`, whose models are all the model folder `folder`. `wrap`: of its dispatcher."""
+    args = AppArgs.model_validate({**values, "replicas": {"host_dir": host_dir} | ({"fetch": fetch} if fetch else {})})
+    options = service_options(args)
     specs, times = worker_specs(args, ["node"] * args.cluster.workers_per_node), cost_model(args)
-    policy = policy_of(args, times, specs)
-    placement = plan_placement(args, times, specs, policy)
-    dispatcher = wrap(policy.dispatcher)
-    scheduler = Scheduler(specs, placement, times, dispatcher, replanner=replanner)
+    wrapped: list[D] = []
+
+    def wrapping(policy: Policy) -> Policy:
+        wrapped.append(wrap(policy.dispatcher))
+        return replace(policy, dispatcher=wrapped[0])
+
+    planners = assemble_service(args, times, specs, alter=wrapping, replanner=replanner)
     store = connect_store(is_server=True)
-    configs = [
-        WorkerConfig(
-            spec=spec,
-            incarnation=0,
-            label=placement.describe(spec.worker_id),
-            replicas=placement.replicas[spec.worker_id],
-            sources={model.name: ModelSource(model.name, folder) for model in args.models},
-            store_host="127.0.0.1",
-            store_port=store.port,
-            handoff_bytes=args.handoff.capacity_mb << 20,
-            max_groups=args.cluster.max_groups,
-            host_dir=host_dir,
-            fetch=fetch,
-        )
-        for spec in specs
-    ]
+    sources = {model.name: ModelSource(model.name, folder) for model in args.models}
+    configs = worker_configs(specs, planners.placement, sources, ("127.0.0.1", store.port), options.worker)
 
     def abandon(group: str, rank: int, plan_id: int, store: Any = store) -> None:
         """No groups here; the store lives as long as this."""
 
-    engine = LiveEngine(scheduler, configs, WorkerResources(0.1), abandon, EngineOptions(), times)
+    engine = LiveEngine(
+        planners.scheduler, configs, WorkerResources(options.worker.num_cpus), abandon, options.engine, times
+    )
     await engine.start()
     try:
-        yield Service(engine, dispatcher, specs)
+        yield Service(engine, wrapped[0], specs)
     finally:
         await engine.stop()

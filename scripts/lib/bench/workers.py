@@ -16,14 +16,16 @@ import ray
 import torch
 from numpy.typing import NDArray
 
+from deployments.assembly.workers import worker_configs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import Fetch, ModelSource, PlanReport, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource, PlanReport
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.worker import StageWorker
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.loading import load_adapter
-from tridentserve.plans import DispatchPlan, PlanMember, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.scheduling.estimation.hot_groups import group_name
 from tridentserve.stages import Stage
@@ -174,28 +176,18 @@ async def started(
     count: int,
     sources: Mapping[str, ModelSource],
     host_dir: Path,
-    *,
-    handoff_bytes: int = 64 << 20,
-    fetch: Fetch = "auto",
+    **changes: Any,
 ) -> AsyncIterator[Workers]:
-    """So many workers with one thread each and nothing loaded, connected with one another."""
+    """So many workers with one thread each and nothing loaded, connected with one another. `changes`: of their
+    options."""
     store = connect_store(is_server=True)
     handles: dict[WorkerId, Any] = {}
-    for index in range(count):
-        config = WorkerConfig(
-            spec=WorkerSpec(f"w{index}", "node", 4 << 30),
-            incarnation=0,
-            label="bench",
-            replicas=frozenset(),
-            sources=dict(sources),
-            store_host="127.0.0.1",
-            store_port=store.port,
-            handoff_bytes=handoff_bytes,
-            host_dir=host_dir,
-            fetch=fetch,
-        )
-        options = {"num_cpus": 0.1, "max_concurrency": _MAX_CONCURRENCY}
-        handles[config.spec.worker_id] = ray.remote(BenchWorker).options(**options).remote(config)
+    specs = [WorkerSpec(f"w{index}", "node", 4 << 30) for index in range(count)]
+    placement = PlacementPlan({spec.worker_id: frozenset() for spec in specs}, "nothing is loaded")
+    options = WorkerOptions(host_dir=host_dir, **changes)
+    for config in worker_configs(specs, placement, sources, ("127.0.0.1", store.port), options):
+        actor = {"num_cpus": options.num_cpus, "max_concurrency": _MAX_CONCURRENCY}
+        handles[config.spec.worker_id] = ray.remote(BenchWorker).options(**actor).remote(config)
     try:
         ready = await asyncio.gather(*(handle.start.remote() for handle in handles.values()))
         everyone = {w: (handle, answer) for (w, handle), answer in zip(handles.items(), ready, strict=True)}

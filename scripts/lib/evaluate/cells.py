@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from deployments.assembly.simulation import SimulationSetup, simulate, times_of, with_deadlines
+from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
 from lib.evaluate.rows import CellResult, details_of, row_of
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
 from traces.reports.bound import on_time_bound
@@ -103,7 +103,9 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     """Simulates one cell. Raises what `simulate` raises."""
     arrivals, bound = _trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
     cluster = settings.cluster_spec()
-    setup = SimulationSetup(cluster.workers(), times_of(cluster, [settings.profiles]), cell.policy)
+    setup = SimulationSetup(
+        cluster.workers(), times_of(cluster, [settings.profiles]), cluster_options(cluster, cell.policy)
+    )
     options = replace(setup.engine, solve_time=settings.solve_time_s, seed=cell.trace_seed)
     start_s = time.perf_counter()
     result = simulate(arrivals, replace(setup, engine=options))

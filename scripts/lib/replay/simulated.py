@@ -10,14 +10,14 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from deployments.assembly.simulation import SimulationSetup, simulate, times_of, with_deadlines
+from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
 from dispatch.policies import find_policy
 from dispatch.solver.ilp import is_cut_short
 from placement.cluster_file import read_cluster
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
 from traces.simulated import arrivals_of, check_profiled, results_of
-from tridentserve.engine.simulated import SimulationResult
+from tridentserve.engine.simulated import SimulationOptions, SimulationResult
 
 
 def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[ReplayResult]:
@@ -32,20 +32,20 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
         arguments.decision_log.parent.mkdir(parents=True, exist_ok=True)
     # Delayed: no bar stands above a message of bad usage.
     with tqdm(total=len(requests), unit="req", mininterval=0.2, delay=0.2, file=sys.stderr) as bar:
-        setup = SimulationSetup(cluster.workers(), make_times, arguments.policy)
-        options = replace(
-            setup.engine,
+        options = cluster_options(cluster, arguments.policy)
+        if arguments.solve_limit_s is not None:
+            options = replace(options, dispatch=replace(options.dispatch, time_limit_s=arguments.solve_limit_s))
+        engine = SimulationOptions(
             jitter=arguments.jitter,
             seed=arguments.seed,
             keep_plans=True,
             decision_log=arguments.decision_log,
             on_progress=lambda now_s, ended: _show(bar, now_s, ended),
         )
-        dispatch = setup.dispatch
-        if arguments.solve_limit_s is not None:
-            dispatch = replace(dispatch, time_limit_s=arguments.solve_limit_s)
         began_s = time.perf_counter()
-        result = simulate(with_deadlines(arrivals, times), replace(setup, engine=options, dispatch=dispatch))
+        result = simulate(
+            with_deadlines(arrivals, times), SimulationSetup(cluster.workers(), make_times, options, engine=engine)
+        )
     _tell(result, cluster.gpu, time.perf_counter() - began_s)
     return results_of(requests, result)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.assembly.planning import make_scheduler, plan_placement, policy_of, worker_specs
+from deployments.assembly.planning import assemble_service, worker_specs
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
 from deployments.config.planning import ReplanArgs
@@ -44,12 +44,10 @@ def planned(**changes: Any) -> tuple[PlacementPlan, Scheduler]:
         }
     )
     specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
-    policy = policy_of(args, times, specs)
-    placement = plan_placement(args, times, specs, policy)
-    scheduler = make_scheduler(args, times, specs, policy, placement)
+    planners = assemble_service(args, times, specs)
     for spec in specs:
-        scheduler.on(WorkerJoined(spec, 0), 0.0)
-    return placement, scheduler
+        planners.scheduler.on(WorkerJoined(spec, 0), 0.0)
+    return planners.placement, planners.scheduler
 
 
 def finished(scheduler: Scheduler, request: RequestSpec) -> bool:
@@ -123,12 +121,10 @@ def test_the_placement_follows_the_load_where_it_should(changes: dict[str, Any],
 
 
 def test_every_option_of_the_replanner_can_be_set() -> None:
-    """Under its own name and with the same default; the windows by model are the models' own."""
-    ours = set(ReplanArgs.model_fields) - {"enabled", "window_s"}
-    assert ours == set(ReplanOptions.__dataclass_fields__) - {"window_s", "default_window_s"}
-    defaults = ReplanOptions()
-    assert ReplanArgs().window_s == defaults.default_window_s
-    assert all(getattr(ReplanArgs(), name) == getattr(defaults, name) for name in ours)
+    """Under its own name and with the same default."""
+    ours = set(ReplanArgs.model_fields) - {"enabled"}
+    assert ours == set(ReplanOptions.__dataclass_fields__)
+    assert all(getattr(ReplanArgs(), name) == getattr(ReplanOptions(), name) for name in ours)
 
 
 def test_a_policy_that_keeps_its_placement_is_not_replanned() -> None:
@@ -164,8 +160,7 @@ def test_how_many_requests_share_steps(dispatch: dict[str, Any], members: int, t
         }
     )
     specs, times = worker_specs(args, ["node"]), cost_model(args)
-    policy = policy_of(args, times, specs)
-    scheduler = make_scheduler(args, times, specs, policy, plan_placement(args, times, specs, policy))
+    scheduler = assemble_service(args, times, specs).scheduler
     scheduler.on(WorkerJoined(specs[0], 0), 0.0)
     for index in range(4):
         scheduler.on(RequestArrived(RequestSpec(f"r{index}", "m", Shape(64, 64), 4, slo_s=1e3)), 0.0)

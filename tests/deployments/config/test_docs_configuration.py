@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deployments.assembly.planning import policy_of, worker_specs
+from deployments.assembly.planning import assemble_service, worker_specs
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelArgs
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
@@ -92,7 +92,7 @@ def follows_the_load(name: str) -> bool:
         }
     )
     specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
-    return policy_of(args, times, specs).replanner_wanted
+    return assemble_service(args, times, specs).policy.replanner_wanted
 
 
 def test_the_policies_that_follow_the_load_are_named() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.assembly.planning import plan_placement, policy_of, worker_specs
+from deployments.assembly.planning import service_placement, worker_specs
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
 from deployments.validation.serve_file import config_problems
@@ -19,7 +19,7 @@ def placement_of(path: Path) -> list[str]:
     args = AppArgs.model_validate(yaml.safe_load(path.read_text())["applications"][0]["args"])
     specs = worker_specs(args, ["node"] * args.cluster.num_workers)
     times = cost_model(args)
-    plan = plan_placement(args, times, specs, policy_of(args, times, specs))
+    plan = service_placement(args, times, specs)
     return [plan.describe(spec.worker_id) for spec in specs]
 
 

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from deployments.assembly.planning import plan_placement, policy_of
+from deployments.assembly.planning import service_placement, service_workers
 from deployments.assembly.profiles import cost_model
-from deployments.assembly.simulation import service_workers
 from deployments.config.app import AppArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.catalogue_client import LiveModels
@@ -97,7 +96,7 @@ class Bench:
             tiny_folder(family, cache).mkdir(exist_ok=True)
         args = args_of(cache, SD3, **more)
         times, specs = cost_model(args), service_workers(args)
-        placement = plan_placement(args, times, specs, policy_of(args, times, specs))
+        placement = service_placement(args, times, specs)
         self.keeper = ModelKeeper(args, cast(Any, self.changes), times, specs, placement)
 
     def want(self, *models: dict[str, Any], **more: Any) -> None:

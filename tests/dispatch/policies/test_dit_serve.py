@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dispatch import DispatchOptions
 from dispatch.policies.related.dit_serve import DitServe
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
@@ -23,7 +24,11 @@ def test_rings_are_in_proportion_to_the_length() -> None:
 
 def test_the_shortest_remaining_processing_time_goes_first() -> None:
     pending = [request("a", SMALL, steps=50), request("b", SMALL, steps=50, steps_done=45), request("c", MIDDLE)]
-    (assignment,) = DitServe(TIMES, max_batch=1).decide(ClusterView(0.0, pending, (), workers(1, "EDC"))).assignments
+    (assignment,) = (
+        DitServe(TIMES, DispatchOptions(max_batch=1))
+        .decide(ClusterView(0.0, pending, (), workers(1, "EDC")))
+        .assignments
+    )
     assert assignment.request_ids == ("b",)
 
 

@@ -135,7 +135,7 @@ def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.Mon
     assert best_slots(contended()) is None
 
 
-@pytest.mark.parametrize("solver", ["HiGHS", "CBC"])
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_both_solvers_prove_the_optimum_in_silence(solver: Any, capfd: pytest.CaptureFixture[str]) -> None:
     solution = solve(contended(), DispatchOptions(solver=solver, time_limit_s=30.0, gap=0.0))
     assert (solution.method, solution.value(contended())) == ("ilp", 31.0)
@@ -282,7 +282,7 @@ def test_a_rounded_lp_that_no_search_could_better_says_why(
 
 
 def test_cbc_is_not_asked_where_the_greedy_plan_is_good_enough() -> None:
-    solution = solve(crowd(), DispatchOptions(solver="CBC", time_limit_s=30.0, gap=0.01))
+    solution = solve(crowd(), DispatchOptions(solver="cbc", time_limit_s=30.0, gap=0.01))
     assert solution.found_by == "greedy (within the gap of the bound)"
 
 
@@ -337,7 +337,7 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"min_efficiency": 0.0}, "min_efficiency is 0.0"),
         ({"max_degree": 0}, "max_degree is 0"),
         ({"handoff_reserve_bytes": -1}, "handoff_reserve_bytes is -1"),
-        ({"solver": "Gurobi"}, "solver is 'Gurobi'; it must be HiGHS or CBC"),
+        ({"solver": "Gurobi"}, "solver is 'Gurobi'; Input should be 'highs' or 'cbc'"),
         ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
         ({"max_batch": 0}, "max_batch is 0"),
         ({"gap": 1.0}, "gap is 1.0"),

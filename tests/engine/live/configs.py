@@ -1,4 +1,4 @@
-"""Real workers of a test's own engine, as the Scheduler deployment would configure them."""
+"""Real workers of a test's own engine, as the service makes them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deployments.assembly import workers
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.plans import PlacementPlan
 
 
@@ -18,21 +20,8 @@ def worker_configs(
     store_port: int,
     cache_dir: Path,
     handoff_bytes: int = 4 << 20,
-    **others: Any,
+    **changes: Any,
 ) -> list[WorkerConfig]:
-    """`others`: further fields, the same for all."""
-    return [
-        WorkerConfig(
-            spec=spec,
-            incarnation=0,
-            label=placement.describe(spec.worker_id),
-            replicas=placement.replicas[spec.worker_id],
-            sources=sources,
-            store_host="127.0.0.1",
-            store_port=store_port,
-            handoff_bytes=handoff_bytes,
-            host_dir=cache_dir / "host",
-            **others,
-        )
-        for spec in specs
-    ]
+    """`changes`: further options of the workers."""
+    options = WorkerOptions(handoff_bytes=handoff_bytes, host_dir=cache_dir / "host", **changes)
+    return workers.worker_configs(specs, placement, sources, ("127.0.0.1", store_port), options)

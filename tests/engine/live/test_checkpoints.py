@@ -21,10 +21,11 @@ from tests.engine.live.configs import worker_configs
 from tests.engine.simulated.scripted import Times
 from tests.scheduling.fakes import MODEL
 from tests.waiting import until
-from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
+from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter

@@ -18,7 +18,7 @@ import ray
 import torch
 from PIL import Image
 
-from deployments.assembly.planning import plan_placement, policy_of
+from deployments.assembly.planning import assemble_service
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
 from dispatch.policies import POLICIES, Policy
@@ -29,11 +29,12 @@ from tests.pipelines.models import stock_result
 from tests.policy_page import POLICY, write_policy
 from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.updates import CompletedUpdate
+from tridentserve.engine.options import EngineOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.plans import DispatchPlan
@@ -107,10 +108,10 @@ class Service:
 
     async def follow(self, name: str) -> None:
         """Let a policy decide from now on, on the placement that a service with it would begin with."""
-        args = args_of(name)
-        self.dispatcher.policy = policy = policy_of(args, self.times, self.specs)
+        planners = assemble_service(args_of(name), self.times, self.specs)
+        self.dispatcher.policy = planners.policy
         self.epoch += 1
-        placement = replace(plan_placement(args, self.times, self.specs, policy), epoch=self.epoch)
+        placement = replace(planners.placement, epoch=self.epoch)
         await self.engine.models.add(ev.ModelAdded(MODEL, MODEL, slo_scale=5.0, placement=placement))
 
     async def generate(self, request_id: str, content: str) -> np.ndarray[Any, Any]:
@@ -139,8 +140,8 @@ async def service(
     args = args_of("default")
     specs = [WorkerSpec(name, "node", MEMORY_MB << 20, "cpu", place) for place, name in enumerate(WORKERS)]
     times = cost_model(args)
-    dispatcher = Switching(policy_of(args, times, specs))
-    placement = plan_placement(args, times, specs, dispatcher.policy)
+    planners = assemble_service(args, times, specs)
+    dispatcher, placement = Switching(planners.policy), planners.placement
     store = connect_store(is_server=True)
     sources = {MODEL: ModelSource(MODEL, ensure_tiny("sd3", tiny_cache))}
     log = tmp_path_factory.mktemp("policies") / "decisions.jsonl"

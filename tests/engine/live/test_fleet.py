@@ -15,6 +15,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live import fleet as fleet_module
 from tridentserve.engine.live.fleet import Fleet, WorkerResources
 from tridentserve.engine.live.messages import WorkerConfig
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.stages import Stage
@@ -29,8 +30,7 @@ def config_of(store_port: int, host_dir: Path) -> WorkerConfig:
         sources={},
         store_host="127.0.0.1",
         store_port=store_port,
-        handoff_bytes=1 << 20,
-        host_dir=host_dir,
+        options=WorkerOptions(handoff_bytes=1 << 20, host_dir=host_dir),
     )
 
 

@@ -24,6 +24,7 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
 from tridentserve.engine.live.plan_calls import untold_steps
 from tridentserve.engine.live.transport.parcel import Layout
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
@@ -119,8 +120,7 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
             sources=sources,
             store_host="127.0.0.1",
             store_port=store.port,
-            handoff_bytes=HANDOFF_BYTES,
-            host_dir=tiny_cache / "host",
+            options=WorkerOptions(handoff_bytes=HANDOFF_BYTES, host_dir=tiny_cache / "host"),
         )
         for worker_id in WORKERS
     ]

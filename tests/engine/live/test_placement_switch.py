@@ -22,11 +22,12 @@ from tests.engine.simulated.greedy import Greedy
 from tests.scheduling.fakes import MODEL, FakeTimes
 from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import http_status_of
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import ensure_tiny, load_adapter

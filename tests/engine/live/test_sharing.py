@@ -20,10 +20,11 @@ from tests.engine.live import sharing
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
 from tests.scheduling.fakes import MODEL
-from tridentserve.engine.live.engine import EngineOptions, LiveEngine
+from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
+from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter

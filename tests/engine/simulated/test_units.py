@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.assembly.options import ServiceOptions
 from deployments.assembly.simulation import SimulationSetup, simulate
 from deployments.validation.args import args_problems
 from dispatch import DispatchOptions
@@ -19,6 +20,7 @@ from profiler import CostModel, shipped_table
 from tests.decision_log import read_log
 from tests.engine.simulated.conservation import violations
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import Arrival, SimulationOptions, SimulationResult, WorkerFailure
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare
@@ -35,6 +37,7 @@ TIMES = partial(CostModel, [shipped_table("l20")], GPU)
 SHAPES = (Shape(960, 544, 17), Shape(960, 544, 33))
 D, E = Replica(MODEL, Stage.DIFFUSE), Replica(MODEL, Stage.ENCODE)
 RESERVE_BYTES = 512 * 2**20
+HANDOFF_BYTES = RESERVE_BYTES - WorkerOptions().group_bytes
 
 
 def cluster(nodes: int, memory_gb: float) -> list[WorkerSpec]:
@@ -53,9 +56,10 @@ def trace(number: int = 40) -> list[Arrival]:
 
 
 def served(workers: Sequence[WorkerSpec], policy: str = "default", **options: object) -> SimulationResult:
-    engine = SimulationOptions(handoff_capacity_bytes=RESERVE_BYTES, keep_plans=True, **options)  # type: ignore[arg-type]
-    dispatch = DispatchOptions(handoff_reserve_bytes=RESERVE_BYTES, max_batch=2, time_limit_s=30.0)
-    return simulate(trace(), SimulationSetup(workers, TIMES, policy, dispatch=dispatch, engine=engine))
+    engine = SimulationOptions(keep_plans=True, **options)  # type: ignore[arg-type]
+    dispatch = DispatchOptions(max_batch=2, time_limit_s=30.0)
+    service = ServiceOptions(policy, dispatch, worker=WorkerOptions(handoff_bytes=HANDOFF_BYTES))
+    return simulate(trace(), SimulationSetup(workers, TIMES, service, engine=engine))
 
 
 def incomplete(result: SimulationResult, workers: Sequence[WorkerSpec], replica: Replica, unit: int) -> list[str]:

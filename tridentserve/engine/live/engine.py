@@ -9,8 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -30,6 +29,7 @@ from tridentserve.engine.live.plan_calls import (
     untold_steps,
 )
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
@@ -37,23 +37,11 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.request_records import RequestRecord, RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler
-from tridentserve.scheduling.tick_pacer import TICK_S
 
 logger = logging.getLogger(__name__)
 
 # The requests of a plan that had not ended when it was sent, by key.
 Jobs = dict[str, Job]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """`max_requests`: unfinished requests beyond which new ones are refused. `max_result_age_s`: how long a finished
-    request's result can still be asked for by its id."""
-
-    tick_s: float = TICK_S
-    max_requests: int = 1000
-    max_result_age_s: float = 300.0
-    decision_log: Path | None = None
 
 
 class LiveEngine:

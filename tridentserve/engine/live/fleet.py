@@ -53,7 +53,7 @@ class PlanCall(Protocol):
 class WorkerResources:
     """What Ray reserves per worker. With a placement group, worker i takes bundle `bundles[i]`."""
 
-    num_cpus: float = 0.1
+    num_cpus: float
     num_gpus: float = 0.0
     group: PlacementGroup | None = None
     bundles: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.models.cache import cache_dir
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
 from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
@@ -25,35 +25,21 @@ class ModelSource:
     kernels: Kernels = field(default_factory=Kernels)
 
 
-# How a worker gets replicas. `mapped`: it uses the host copy's pages themselves (only on a CPU). `peer`: into memory of
-# its own, from a worker of its node that has them, else from the host copy. `host`: from the host copy. `auto`: mapped
-# on a CPU, else peer.
-Fetch = Literal["auto", "mapped", "peer", "host"]
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """All a worker needs to start. `label` names its placement in the Ray dashboard. `hot_groups`: made when all
-    workers have started, by their first incarnations. `host_dir`: where the node's host copies of weights are;
-    `block_bytes`: how much of a replica moves at a time."""
+    """All a worker needs to start."""
 
     spec: WorkerSpec
     incarnation: int
     label: str
+    """Names its placement in the Ray dashboard."""
     replicas: frozenset[Replica]
     sources: dict[str, ModelSource]
     store_host: str
     store_port: int
-    torch_device: str = "cpu"
-    num_threads: int = 1
-    handoff_bytes: int = 64 << 20
-    handoff_transport: Literal["nixl", "host"] = "nixl"
-    max_groups: int = 8
-    group_timeout_s: float = 60.0
-    host_dir: Path = field(default_factory=lambda: cache_dir() / "host")
-    fetch: Fetch = "auto"
-    block_bytes: int = 64 << 20
+    options: WorkerOptions = field(default_factory=WorkerOptions)
     hot_groups: tuple[HotGroup, ...] = ()
+    """Process groups that are made when all workers have started, by their first incarnations."""
 
 
 @dataclass(frozen=True, slots=True)

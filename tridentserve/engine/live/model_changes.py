@@ -117,7 +117,7 @@ class ModelChanges:
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy)
         try:
-            await task.remote(config.host_dir, source, config.torch_device)
+            await task.remote(config.options.host_dir, source, config.options.torch_device)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, Exception):
                 raise error.cause from None

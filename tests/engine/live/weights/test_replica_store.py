@@ -17,7 +17,7 @@ import torch
 from profiler.measure.memory import peak_bytes
 from tests.pipelines.models import edit_json, make_inputs
 from tests.waiting import until
-from tridentserve.engine.live.messages import Fetch, ModelSource, ReplicaLoad
+from tridentserve.engine.live.messages import ModelSource, ReplicaLoad
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import Memory
 from tridentserve.engine.live.transport.parcel import ALIGNMENT_BYTES
@@ -26,6 +26,7 @@ from tridentserve.engine.live.weights import replica_store as replicas
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore, copy_blocks
+from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import ensure_tiny, load_adapter
 from tridentserve.pipelines.weights import named_tensors

@@ -21,9 +21,10 @@ from typing import Any, Protocol
 import torch
 
 from tridentserve.engine.eviction import victims
-from tridentserve.engine.live.messages import Fetch, ReplicaLoad
+from tridentserve.engine.live.messages import ReplicaLoad
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, weights_timeout_s
+from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import kernels, weights
 from tridentserve.pipelines.base import PipelineAdapter

@@ -49,7 +49,6 @@ from tridentserve.models.lora_files import lora_bytes
 from tridentserve.parallel import GroupCache, connect_store
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
-from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -79,8 +78,9 @@ class StageWorker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        torch.set_num_threads(config.num_threads)
-        self._device = torch.device(config.torch_device)
+        options = config.options
+        torch.set_num_threads(options.num_threads)
+        self._device = torch.device(options.torch_device)
         self._device_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
         self._turns = Turns()
         self._controls: dict[int, StepControl] = {}
@@ -89,11 +89,11 @@ class StageWorker:
         self._paused_early: deque[int] = deque(maxlen=1024)
         self._metrics = WorkerMetrics(config.spec.worker_id)
         store = connect_store(config.store_host, config.store_port)
-        groups = GroupCache(store, self._device, capacity=config.max_groups, timeout_s=config.group_timeout_s)
-        slab = torch.zeros(config.handoff_bytes, dtype=torch.uint8, device=self._device)
+        groups = GroupCache(store, self._device, capacity=options.max_groups, timeout_s=options.group_timeout_s)
+        slab = torch.zeros(options.handoff_bytes, dtype=torch.uint8, device=self._device)
         self._link = _start_link(config, slab)
         self._peers: dict[WorkerId, RayPeer] = {}
-        self._host_copies = HostCopies(config.host_dir, config.sources, self._device)
+        self._host_copies = HostCopies(options.host_dir, config.sources, self._device)
         self._replicas = self._replica_store()
         self._executor = StageExecutor(config.spec.worker_id, self._replicas, groups)
         # What plans need that have been given and have not ended.
@@ -101,17 +101,16 @@ class StageWorker:
         self._handoff = HandoffBuffer(config.spec.worker_id, self._peers, slab, self._link, self._metrics.handoff_done)
 
     def _replica_store(self) -> ReplicaStore:
-        config, peers = self._config, None
+        options, peers = self._config.options, None
         if self._link is not None:
-            peers = PeerWeights(self._link, self._peers, _node_id(), config.block_bytes)
-        group_bytes = config.max_groups * GROUP_BYTES[self._device.type]
-        budget = MemoryBudget(config.spec.memory_bytes, config.handoff_bytes, group_bytes)
+            peers = PeerWeights(self._link, self._peers, _node_id(), options.block_bytes)
+        budget = MemoryBudget(self._config.spec.memory_bytes, options.handoff_bytes, options.group_bytes)
         return ReplicaStore(
             self._host_copies,
             self._device,
             budget,
-            config.fetch,
-            config.block_bytes,
+            options.fetch,
+            options.block_bytes,
             self._on_device,
             peers,
             self._metrics.replica_loaded,
@@ -401,7 +400,7 @@ def _post(loop: asyncio.AbstractEventLoop, notes: Notes, note: StepNote) -> None
 
 def _start_link(config: WorkerConfig, slab: torch.Tensor) -> NixlLink | None:
     """The NIXL agent of this incarnation; None when it is not wanted or cannot start."""
-    if config.handoff_transport != "nixl":
+    if config.options.handoff_transport != "nixl":
         return None
     try:
         return NixlLink(f"{config.spec.worker_id}#{config.incarnation}#{config.store_port}", slab)

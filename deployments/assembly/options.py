@@ -1,0 +1,86 @@
+"""The options of a service, in the form in which the rooms hold them: as its configuration says, else as shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deployments.config.app import AppArgs
+from deployments.config.base import embedded
+from dispatch import DispatchOptions
+from dispatch.options import DEFAULT_POLICY
+from placement import ReplanOptions
+from tridentserve.engine.options import Device, EngineOptions, WorkerOptions
+from tridentserve.scheduling.scheduler import SchedulerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """All options that a scheduler and its workers are made with. Each default is that of the room that holds it, so
+    that a simulation without options of its own has those of a service without any."""
+
+    policy: str = DEFAULT_POLICY
+    dispatch: DispatchOptions = field(default_factory=DispatchOptions)
+    """Without `handoff_reserve_bytes`, which the assembly takes from `worker`."""
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    """Without `decode_order`, which is the policy's."""
+    replan: ReplanOptions = field(default_factory=ReplanOptions)
+    replans: bool | None = None
+    """Whether the placement follows the load; None: where it is planned, under policies that want that."""
+    windows_s: Mapping[str, float] = field(default_factory=dict)
+    """The models whose replanning window is not `replan.window_s`."""
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    worker: WorkerOptions = field(default_factory=WorkerOptions)
+
+
+def service_options(args: AppArgs) -> ServiceOptions:
+    """The options of the service that a configuration describes."""
+    worker = WorkerOptions(
+        **embedded(WorkerOptions, args.cluster, args.handoff, args.replicas),
+        host_dir=args.replicas.host_dir or args.cache_dir / "host",
+    )
+    return ServiceOptions(
+        policy=args.dispatch.policy,
+        dispatch=DispatchOptions(**embedded(DispatchOptions, args.dispatch)),
+        scheduler=SchedulerOptions(
+            **embedded(SchedulerOptions, args, args.checkpoints),
+            slo_scale={model.name: model.slo_scale for model in args.models},
+        ),
+        replan=args.replan.options(),
+        replans=args.replan.enabled,
+        windows_s={model.name: model.window_s for model in args.models if model.window_s is not None},
+        engine=EngineOptions(**embedded(EngineOptions, args, args.dispatch)),
+        worker=worker,
+    )
+
+
+def device_of(gpu: str) -> Device:
+    """The kind of a device that is named as in the profile tables."""
+    return "cpu" if gpu == "cpu" else "cuda"
+
+
+def shown(options: ServiceOptions) -> dict[str, Any]:
+    """The options that a simulation depends on, as JSON-able values by dotted names: what stands beside its results."""
+    values = {
+        "policy": options.policy,
+        "dispatch": _without(asdict(options.dispatch), "handoff_reserve_bytes"),
+        "scheduler": _without(asdict(options.scheduler), "decode_order", "slo_scale"),
+        "replan": asdict(options.replan),
+        "replans": options.replans,
+        "tick_s": options.engine.tick_s,
+        "worker": {name: getattr(options.worker, name) for name in ("handoff_bytes", "max_groups", "group_bytes")},
+    }
+    return {name: str(value) if isinstance(value, Path) else value for name, value in _flat(values)}
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return found

@@ -1,0 +1,38 @@
+"""What each live worker of a service starts with. No Ray, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live.messages import ModelSource, WorkerConfig
+from tridentserve.engine.options import WorkerOptions
+from tridentserve.plans import PlacementPlan
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
+
+
+def worker_configs(
+    specs: Sequence[WorkerSpec],
+    placement: PlacementPlan,
+    sources: Mapping[str, ModelSource],
+    store: tuple[str, int],
+    options: WorkerOptions,
+    groups: tuple[HotGroup, ...] = (),
+) -> list[WorkerConfig]:
+    """The first incarnation of each worker. `store`: host and port of the store in which process groups are formed;
+    `groups`: those to make at the start."""
+    host, port = store
+    return [
+        WorkerConfig(
+            spec=spec,
+            incarnation=0,
+            label=placement.describe(spec.worker_id),
+            replicas=placement.replicas[spec.worker_id],
+            sources=dict(sources),
+            store_host=host,
+            store_port=port,
+            options=options,
+            hot_groups=groups,
+        )
+        for spec in specs
+    ]

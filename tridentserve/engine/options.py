@@ -1,0 +1,91 @@
+"""The options of a service's engine and workers. No torch, no Ray: planning and simulations read them too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from tridentserve.models.cache import cache_dir
+from tridentserve.options import options
+from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES
+from tridentserve.scheduling.tick_pacer import TICK_S
+
+Device = Literal["cpu", "cuda"]
+Fetch = Literal["auto", "mapped", "peer", "host"]
+Transport = Literal["nixl", "host"]
+
+
+@options
+class EngineOptions:
+    """What the live engine does by itself, beyond the scheduler."""
+
+    tick_s: float = Field(default=TICK_S, gt=0, description="Shortest time between two ticks, in seconds.")
+    max_requests: int = Field(
+        default=256,
+        ge=1,
+        description="Most unfinished requests that the service holds; it answers further ones with status 429.",
+    )
+    max_result_age_s: float = Field(
+        default=60,
+        ge=0,
+        description="How long a finished request's result can be asked for again by its `request_id`, in seconds.",
+    )
+    decision_log: Path | None = Field(
+        default=None,
+        description="File to which all events and effects are written as JSON lines, for "
+        "`scripts/replay_decisions.py`; without it none is written.",
+    )
+
+
+@options
+class WorkerOptions:
+    """How each worker of a service is set up."""
+
+    torch_device: Device = Field(default="cpu", description="Kind of device that workers compute on.")
+    num_threads: int = Field(default=1, ge=1, description="Number of torch threads of one worker.")
+    num_cpus: float = Field(default=0.1, gt=0, description="Number of Ray's logical CPUs that one worker reserves.")
+    handoff_bytes: int = Field(
+        default=64 << 20, gt=0, description="Size of the receive buffer of one worker, in bytes."
+    )
+    handoff_transport: Transport = Field(
+        default="nixl",
+        description="How tensors reach the next worker: `nixl` writes them straight into its receive buffer and falls "
+        "back to host memory where it cannot; `host` always goes through host memory.",
+    )
+    max_groups: int = Field(
+        default=8,
+        ge=2,
+        description="Most process groups that one worker keeps open; one plan may use two. Beyond that number the "
+        "least recently used one is closed.",
+    )
+    group_timeout_s: float = Field(
+        default=60.0, gt=0, description="Longest time that a worker waits for the other members of a group, in seconds."
+    )
+    fetch: Fetch = Field(
+        default="auto",
+        description="Where a worker gets weights from. `mapped` uses the pages of the node's host copy as the weights "
+        "(CPUs only); `peer` copies from a worker of the node that has them, else from the host copy; `host` copies "
+        "from the host copy; `auto` is `mapped` on a CPU and `peer` on a GPU.",
+    )
+    block_bytes: int = Field(
+        default=64 << 20,
+        gt=0,
+        description="Size of the blocks in which weights are moved, in bytes; a load needs that much memory in "
+        "addition to the weights.",
+    )
+    host_dir: Path = Field(
+        default_factory=lambda: cache_dir() / "host",
+        description="Directory in which each node keeps its one copy of all weights.",
+    )
+
+    @property
+    def group_bytes(self) -> int:
+        """What the process groups of one worker take of its memory, in bytes."""
+        return self.max_groups * GROUP_BYTES[self.torch_device]
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What the receive buffer and the process groups take of one worker's memory, in bytes."""
+        return self.handoff_bytes + self.group_bytes
