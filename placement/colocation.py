@@ -1,20 +1,148 @@
-"""Models on top of each other: a placement for fewer workers than the models' smallest workable sets, where workers
-hold replicas of several models as far as memory allows."""
+"""Replicas of several models on one worker: auxiliaries that are hardly used share one, and where there are fewer
+workers than the models need, each holds as many models as fit.
+
+TridentServe, arXiv 2510.02838, section 6.1 (Principle 2) gives each stage workers in proportion to its rate. An encoder
+that needs a tenth of a worker gets a whole one there; here several such encoders share one when memory allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from placement.demands import ClusterCosts, Demand
+from placement.demands import ClusterCosts, ReplicaDemand
+from placement.packing import Group
+from placement.split import Counts
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.stages import PlacementType
 
-_Roles = list[tuple[Demand, PlacementType]]
+# The part of a worker that roles may need together when they come to share it.
+_MOST_USED = 0.9
 
 
-def stacked(
-    demands: Sequence[Demand], workers: Sequence[WorkerSpec], costs: ClusterCosts
+@dataclass(slots=True)
+class Portion:
+    """The workers of one demand, by type."""
+
+    demand: ReplicaDemand
+    counts: Counts
+    rates: Mapping[PlacementType, float]
+
+    @property
+    def primary(self) -> PlacementType:
+        return self.demand.fit.replica.primary
+
+    def need(self, kind: PlacementType) -> float:
+        """How many workers of an auxiliary type the primaries keep busy."""
+        return self.counts[self.primary] * self.rates[self.primary] / self.rates[kind]
+
+    @property
+    def pressure(self) -> float:
+        """GPU-seconds of all of its work per primary."""
+        return self.demand.gpu_seconds / self.counts[self.primary]
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """The single worker of one auxiliary type of a portion."""
+
+    portion: int
+    kind: PlacementType
+
+
+class _Sharing:
+    """Which roles are on which worker, while that is being decided."""
+
+    def __init__(self, portions: Sequence[Portion], costs: ClusterCosts) -> None:
+        self.portions = portions
+        self._costs = costs
+        self.workers: list[list[_Role]] = []
+
+    def need(self, roles: Sequence[_Role]) -> float:
+        return sum(self.portions[role.portion].need(role.kind) for role in roles)
+
+    def join(self) -> int:
+        """First fit, those that need most first. Returns how many workers that spares."""
+        lone = [
+            _Role(index, kind)
+            for index, portion in enumerate(self.portions)
+            for kind in portion.demand.fit.replica.auxiliaries
+            if portion.counts[kind] == 1
+        ]
+        for role in sorted(lone, key=lambda role: (-self.need([role]), role.portion, role.kind)):
+            host = next((roles for roles in self.workers if self._may_join(role, roles)), None)
+            if host is None:
+                self.workers.append([role])
+            else:
+                host.append(role)
+        return len(lone) - len(self.workers)
+
+    def _may_join(self, role: _Role, roles: Sequence[_Role]) -> bool:
+        """E and C of one model stay apart: together they are no placement type."""
+        demand = self.portions[role.portion].demand
+        for other in roles:
+            if self.portions[other.portion].demand.model == demand.model and other.kind != role.kind:
+                return False
+        together = [*roles, role]
+        pairs = [(self.portions[one.portion].demand, one.kind) for one in together]
+        return self.need(together) <= _MOST_USED and self._costs.room_for(pairs) >= 0
+
+    def grow(self) -> bool:
+        """Give a spared worker to the primaries with most work each, whose auxiliaries keep up with one more."""
+        shared = {(role.portion, role.kind) for roles in self.workers for role in roles}
+        for index, portion in sorted(enumerate(self.portions), key=lambda entry: -entry[1].pressure):
+            if portion.demand.fit.units[portion.primary] > 1:
+                continue  # one worker is no unit
+            portion.counts[portion.primary] += 1
+            own = [kind for kind in portion.demand.fit.replica.auxiliaries if (index, kind) not in shared]
+            if all(portion.need(kind) <= portion.counts[kind] for kind in own) and all(
+                self.need(roles) <= 1 for roles in self.workers if any(role.portion == index for role in roles)
+            ):
+                return True
+            portion.counts[portion.primary] -= 1
+        return False
+
+    def part(self) -> None:
+        """Undo the last joining of the worker with most roles."""
+        self.workers.append([max(self.workers, key=len).pop()])
+
+
+def group_portions(portions: Sequence[Portion], costs: ClusterCosts) -> list[Group]:
+    """The groups to pack, as many workers as the portions count in all; workers that sharing spares are primaries."""
+    sharing = _Sharing(portions, costs)
+    for _ in range(sharing.join()):
+        if not sharing.grow():
+            sharing.part()
+    shared = {(role.portion, role.kind): roles for roles in sharing.workers for role in roles}
+    groups = []
+    for index, portion in enumerate(portions):
+        demand = portion.demand
+        for kind, count in portion.counts.items():
+            roles = shared.get((index, kind), [_Role(index, kind)])
+            if roles[0] != _Role(index, kind):
+                continue  # it is on the worker of another role
+            beside = frozenset(
+                replica
+                for role in roles[1:]
+                for replica in _alone(portions[role.portion].demand, role.kind).held
+                if replica.model != demand.model
+            )
+            unit = demand.fit.units[kind]
+            together = demand.fit.min_degree if kind.is_primary else unit
+            groups.append(Group(demand.model, demand.fit.replica, kind, count, together, beside, unit))
+    return groups
+
+
+def _alone(demand: ReplicaDemand, kind: PlacementType) -> Group:
+    return Group(demand.model, demand.fit.replica, kind, 1)
+
+
+_Roles = list[tuple[ReplicaDemand, PlacementType]]
+
+
+def stack_models(
+    demands: Sequence[ReplicaDemand], workers: Sequence[WorkerSpec], costs: ClusterCosts
 ) -> Mapping[WorkerId, frozenset[Replica]] | None:
     """What each worker holds, or None when the smallest workable sets do not fit.
 
@@ -43,7 +171,7 @@ def stacked(
     }
 
 
-def _add(demand: Demand, kind: PlacementType, held: dict[WorkerId, _Roles], costs: ClusterCosts) -> bool:
+def _add(demand: ReplicaDemand, kind: PlacementType, held: dict[WorkerId, _Roles], costs: ClusterCosts) -> bool:
     """Put a type on the worker that has most room left then; whether there is one."""
     rooms = [
         (costs.room_for([*roles, (demand, kind)]), worker_id)

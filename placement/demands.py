@@ -1,4 +1,5 @@
-"""What the load asks of a cluster: which virtual replicas, and how many GPU-seconds of work for each."""
+"""What the load asks of a cluster: which virtual replicas, how many GPU-seconds of work for each, and how well the
+workers of a placement keep up with it."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from dataclasses import dataclass, replace
 from placement.split import smallest_workable
 from placement.virtual_replicas import Fit, MemoryModel
 from profiler.memory import stages_peak_bytes
+from profiler.monitor import StageSpeed
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare
-from tridentserve.plans import Replica
+from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import PlacementType, Stage, VirtualReplica
@@ -26,7 +28,7 @@ MeasuredRates = Mapping[tuple[str, PlacementType], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ReplicaDemand:
     """The requests that need one virtual replica of one model, and the GPU-seconds per second they bring."""
 
     model: str
@@ -74,7 +76,7 @@ class ClusterCosts:
             )
         return self._memory[model]
 
-    def room_for(self, roles: Iterable[tuple[Demand, PlacementType]]) -> int:
+    def room_for(self, roles: Iterable[tuple[ReplicaDemand, PlacementType]]) -> int:
         """Bytes that one worker has left when it holds all of these types and runs one of them at a time, each at the
         degrees of its demand; negative when that does not fit."""
         weights: dict[Replica, int] = {}
@@ -113,7 +115,7 @@ class ClusterCosts:
                 total_s += unit * self._times.seconds(share.model, stage, share.shape)
         return total_s
 
-    def rates(self, demand: Demand, measured: MeasuredRates) -> dict[PlacementType, float]:
+    def rates(self, demand: ReplicaDemand, measured: MeasuredRates) -> dict[PlacementType, float]:
         """Requests per second and worker of the primary and of each auxiliary: as measured when all of them were (so
         that they were under one mix of requests), else from the profile."""
         if all((demand.model, kind) in measured for kind in demand.kinds):
@@ -125,7 +127,7 @@ class ClusterCosts:
             for kind in demand.kinds
         }
 
-    def demands(self, load: Sequence[LoadShare], keep: Sequence[LoadShare] = ()) -> list[Demand]:
+    def demands(self, load: Sequence[LoadShare], keep: Sequence[LoadShare] = ()) -> list[ReplicaDemand]:
         """The virtual replicas that the load needs, in a fixed order. Sizes of `keep` need none of their own while one
         that is there runs them: what they add to the work is next to nothing."""
         asked = [share for share in load if share.weight > 0]
@@ -150,14 +152,14 @@ class ClusterCosts:
             )
         return [self.demand(model, shares) for (model, _), shares in sorted(grouped.items(), key=lambda item: item[0])]
 
-    def demand(self, model: str, load: Sequence[LoadShare]) -> Demand:
+    def demand(self, model: str, load: Sequence[LoadShare]) -> ReplicaDemand:
         """One virtual replica for all of this load: the first that fits every request in it."""
         ordered = sorted(load, key=lambda share: (share.shape, share.num_inference_steps, share.weight))
         fit = self.memory(model).first_fit(model, list(dict.fromkeys(share.shape for share in ordered)))
         gpu_seconds = math.fsum(share.weight * self.gpu_seconds(share, fit, Stage) for share in ordered)
-        return Demand(model, fit, tuple(ordered), gpu_seconds)
+        return ReplicaDemand(model, fit, tuple(ordered), gpu_seconds)
 
-    def pooled(self, demands: Sequence[Demand]) -> list[Demand]:
+    def pooled(self, demands: Sequence[ReplicaDemand]) -> list[ReplicaDemand]:
         """One virtual replica per model. Of those that run all of its requests the first, but C stays off the primaries
         of a model that runs wide: the leader of an instance that decodes keeps its block of workers from being used."""
         merged = []
@@ -170,7 +172,7 @@ class ClusterCosts:
                 merged.append(self._pool(model, load))
         return merged
 
-    def _pool(self, model: str, load: Sequence[LoadShare]) -> Demand:
+    def _pool(self, model: str, load: Sequence[LoadShare]) -> ReplicaDemand:
         demand = self.demand(model, load)
         apart = None
         if demand.fit.replica is VirtualReplica.V1 and self._runs_wide(demand):
@@ -179,7 +181,7 @@ class ClusterCosts:
             apart = apart or self.memory(model).fit(model, VirtualReplica.V3, shapes)
         return demand if apart is None else replace(demand, fit=apart)
 
-    def _runs_wide(self, demand: Demand) -> bool:
+    def _runs_wide(self, demand: ReplicaDemand) -> bool:
         """Whether most of the work is of sizes whose optimal degree is above 1."""
         work: Counter[bool] = Counter()
         for share in demand.load:
@@ -187,7 +189,7 @@ class ClusterCosts:
             work[is_wide] += share.weight * self.gpu_seconds(share, demand.fit, Stage)  # type: ignore[assignment]
         return work[True] > work[False]
 
-    def fewer(self, demands: Sequence[Demand], num_workers: int) -> list[Demand]:
+    def fewer(self, demands: Sequence[ReplicaDemand], num_workers: int) -> list[ReplicaDemand]:
         """While the smallest workable sets are more than the workers, let a model do with one virtual replica: the
         first that fits all of its requests. May still be too many."""
         left = list(demands)
@@ -202,3 +204,55 @@ class ClusterCosts:
             model = min(merged, key=lambda name: (merged[name].minimum, name))
             left = [demand for demand in left if demand.model != model] + [merged[model]]
         return left
+
+
+def stage_speeds(
+    plan: PlacementPlan, load: Sequence[LoadShare], costs: ClusterCosts
+) -> dict[frozenset[Replica], StageSpeed]:
+    """Per set of replicas: its workers, and the GPU-seconds per second that the load brings them.
+
+    Every request counts where it communicates least: at the first virtual replica V0..V3 that fits it and that the plan
+    has (TridentServe, arXiv 2510.02838, section 6.1). Workers of one type share its work evenly. Raises
+    `PlacementError` for a request that the plan cannot run, `ProfileError` for one that is not profiled.
+    """
+    held = Counter(filter(None, plan.replicas.values()))
+    holders: defaultdict[tuple[str, PlacementType], int] = defaultdict(int)
+    for replicas, workers in held.items():
+        for role in _find_roles(replicas):
+            holders[role] += workers
+    work: defaultdict[tuple[str, PlacementType], float] = defaultdict(float)
+    squared: defaultdict[tuple[str, PlacementType], float] = defaultdict(float)
+    for share in load:
+        if share.weight > 0:
+            fit = _find_fit(share, holders, costs)
+            for kind in (fit.replica.primary, *fit.replica.auxiliaries):
+                seconds = costs.gpu_seconds(share, fit, kind.stages)
+                work[share.model, kind] += share.weight * seconds
+                squared[share.model, kind] += share.weight * seconds**2
+    speeds = {}
+    for replicas, workers in held.items():
+        parts = {role: workers / holders[role] for role in _find_roles(replicas)}
+        speeds[replicas] = StageSpeed(
+            workers,
+            sum(part * work[role] for role, part in parts.items()),
+            sum(part**2 * squared[role] for role, part in parts.items()),
+        )
+    return speeds
+
+
+def _find_roles(replicas: frozenset[Replica]) -> list[tuple[str, PlacementType]]:
+    roles = []
+    for model in sorted({replica.model for replica in replicas}):
+        kind = PlacementType.of(replica.stage for replica in replicas if replica.model == model)
+        if kind is not None:
+            roles.append((model, kind))
+    return roles
+
+
+def _find_fit(share: LoadShare, holders: dict[tuple[str, PlacementType], int], costs: ClusterCosts) -> Fit:
+    for replica in VirtualReplica:
+        if all(holders.get((share.model, kind)) for kind in (replica.primary, *replica.auxiliaries)):
+            fit = costs.fit(share.model, replica, share.shape)
+            if fit is not None:
+                return fit
+    raise PlacementError(f"{share.model} at {share.shape} cannot run: no virtual replica of the placement fits it")

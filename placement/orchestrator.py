@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from placement.allocation import Portion, groups_of
-from placement.colocation import stacked
-from placement.demands import ClusterCosts, Demand, MeasuredRates
+from placement.colocation import Portion, group_portions, stack_models
+from placement.demands import ClusterCosts, MeasuredRates, ReplicaDemand
 from placement.packing import Group, pack_per_machine
-from placement.rounding import shares_in_units
-from placement.split import pad_to_degrees, split
+from placement.split import pad_to_degrees, share_in_units, split
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare
@@ -73,9 +71,9 @@ class Orchestrator:
             return _stacked(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]
         unit = max(unit for demand in demands for unit in demand.fit.units.values())
-        shares = shares_in_units(len(workers), weights, [demand.minimum for demand in demands], unit)
+        shares = share_in_units(len(workers), weights, [demand.minimum for demand in demands], unit)
         portions = [_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)]
-        groups = groups_of(portions, costs)
+        groups = group_portions(portions, costs)
         placed = pack_per_machine(groups, workers)
         for demand in demands:
             _check_degree(demand, placed, workers)
@@ -84,7 +82,7 @@ class Orchestrator:
         return PlacementPlan(replicas, _reason(portions, groups, len(workers) - len(placed)), epoch)
 
 
-def _portion(demand: Demand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:
+def _portion(demand: ReplicaDemand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:
     """Lines 7-8: primaries and auxiliaries by their rates, primaries padded to the degrees a node can form."""
     rates = costs.rates(demand, measured)
     replica, units, degrees = demand.fit.replica, demand.fit.units, costs.memory(demand.model).degrees
@@ -114,9 +112,9 @@ def _in_units(unit: int) -> str:
 
 
 def _stacked(
-    demands: Sequence[Demand], workers: Sequence[WorkerSpec], costs: ClusterCosts, epoch: int
+    demands: Sequence[ReplicaDemand], workers: Sequence[WorkerSpec], costs: ClusterCosts, epoch: int
 ) -> PlacementPlan:
-    held: Mapping[WorkerId, frozenset[Replica]] | None = stacked(demands, workers, costs)
+    held: Mapping[WorkerId, frozenset[Replica]] | None = stack_models(demands, workers, costs)
     needs = ", ".join(f"{demand.model} {demand.fit.replica} {demand.minimum}" for demand in demands)
     if held is None:
         raise PlacementError(
@@ -127,7 +125,7 @@ def _stacked(
     return PlacementPlan(held, reason, epoch)
 
 
-def _check_degree(demand: Demand, placed: Mapping[WorkerId, Group], workers: Sequence[WorkerSpec]) -> None:
+def _check_degree(demand: ReplicaDemand, placed: Mapping[WorkerId, Group], workers: Sequence[WorkerSpec]) -> None:
     """Some node must have enough primaries together for the narrowest degree that memory allows."""
     primary, degree = (demand.model, demand.fit.replica.primary), demand.fit.min_degree
     together = Counter(
@@ -143,7 +141,7 @@ def _check_degree(demand: Demand, placed: Mapping[WorkerId, Group], workers: Seq
         )
 
 
-def _check_units(demand: Demand, placed: Mapping[WorkerId, Group]) -> None:
+def _check_units(demand: ReplicaDemand, placed: Mapping[WorkerId, Group]) -> None:
     """Every auxiliary type must have found a unit."""
     there = {(group.model, group.kind) for group in placed.values()}
     for kind, unit in demand.fit.units.items():

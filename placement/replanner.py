@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from placement.demands import ClusterCosts
+from placement.demands import ClusterCosts, stage_speeds
 from placement.orchestrator import Orchestrator
-from placement.pressure import stage_speeds
 from placement.transition import align
 from profiler.monitor import (
     DEFAULT_MIN_ARRIVALS,

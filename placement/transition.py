@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from placement.transport import transport
+import networkx
+
 from profiler.memory import held_weights_bytes, largest_unit
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
@@ -53,7 +54,7 @@ def align(
     by_build: defaultdict[tuple[tuple[int, str, int], ...], list[_Node]] = defaultdict(list)
     for node in nodes:
         by_build[node.build].append(node)
-    bytes_between = _Costs(times)
+    bytes_between = _BytesToLoad(times)
     for alike in by_build.values():
         for node, wanted in _match_nodes(alike, bytes_between):
             replicas |= _match_blocks(node, wanted, bytes_between)
@@ -70,7 +71,7 @@ class _Node:
     wanted: tuple[_Block, ...]
 
 
-class _Costs:
+class _BytesToLoad:
     """Bytes to load, remembered: most workers and most nodes are alike."""
 
     def __init__(self, times: StageTimes) -> None:
@@ -95,7 +96,7 @@ class _Costs:
             cost = [[self.of_worker(before, after) for after in wanted] for before in held]
             taken = list(range(len(held)))
             if all(largest_unit(self._times, replicas) == 1 for replicas in wanted):
-                taken = [row.index(1) for row in transport([1] * len(held), [1] * len(held), cost)]
+                taken = [row.index(1) for row in solve_transport([1] * len(held), [1] * len(held), cost)]
             self._blocks[held, wanted] = sum(cost[i][j] for i, j in enumerate(taken)), taken
         return self._blocks[held, wanted]
 
@@ -103,13 +104,13 @@ class _Costs:
         """The fewest bytes from one layout to another, and how many blocks go from each part to each."""
         if (held, wanted) not in self._nodes:
             cost = [[self.of_block(before, after)[0] for after, _ in wanted] for before, _ in held]
-            flow = transport([n for _, n in held], [n for _, n in wanted], cost)
+            flow = solve_transport([n for _, n in held], [n for _, n in wanted], cost)
             total = sum(n * cost[i][j] for i, row in enumerate(flow) for j, n in enumerate(row))
             self._nodes[held, wanted] = total, flow
         return self._nodes[held, wanted]
 
 
-def _match_nodes(nodes: Sequence[_Node], costs: _Costs) -> list[tuple[_Node, tuple[_Block, ...]]]:
+def _match_nodes(nodes: Sequence[_Node], costs: _BytesToLoad) -> list[tuple[_Node, tuple[_Block, ...]]]:
     """Each node with the contents it takes."""
     now: defaultdict[_Layout, list[_Node]] = defaultdict(list)
     then: defaultdict[_Layout, list[tuple[_Block, ...]]] = defaultdict(list)
@@ -118,7 +119,7 @@ def _match_nodes(nodes: Sequence[_Node], costs: _Costs) -> list[tuple[_Node, tup
         then[_layout(node.wanted)].append(node.wanted)
     befores, afters = sorted(now), sorted(then)
     cost = [[costs.of_node(before, after)[0] for after in afters] for before in befores]
-    flow = transport([len(now[before]) for before in befores], [len(then[after]) for after in afters], cost)
+    flow = solve_transport([len(now[before]) for before in befores], [len(then[after]) for after in afters], cost)
     return [
         (now[before].pop(0), then[after].pop(0))
         for i, before in enumerate(befores)
@@ -127,7 +128,7 @@ def _match_nodes(nodes: Sequence[_Node], costs: _Costs) -> list[tuple[_Node, tup
     ]
 
 
-def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _Costs) -> dict[WorkerId, _Held]:
+def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _BytesToLoad) -> dict[WorkerId, _Held]:
     """What each worker of a node takes of the contents of one."""
     before, after = _layout(block for _, block in node.held), _layout(wanted)
     _, flow = costs.of_node(before, after)
@@ -171,3 +172,19 @@ def _layout(blocks: Iterable[_Block]) -> _Layout:
 
 def _held(plan: PlacementPlan, worker_id: WorkerId) -> _Held:
     return plan.replicas.get(worker_id, frozenset())
+
+
+def solve_transport(supply: Sequence[int], demand: Sequence[int], cost: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The transportation problem: `flow[i][j]` units from source i to sink j, of least total cost, in whole numbers.
+    Exact. Raises `ValueError` when supply and demand differ."""
+    if sum(supply) != sum(demand):
+        raise ValueError(f"{sum(supply)} supplied and {sum(demand)} demanded")
+    graph = networkx.DiGraph()
+    sinks = range(len(supply), len(supply) + len(demand))
+    graph.add_nodes_from((source, {"demand": -units}) for source, units in enumerate(supply))
+    graph.add_nodes_from((sink, {"demand": units}) for sink, units in zip(sinks, demand, strict=True))
+    graph.add_weighted_edges_from(
+        (source, sink, each) for source, row in enumerate(cost) for sink, each in zip(sinks, row, strict=True)
+    )
+    flow = networkx.network_simplex(graph)[1]
+    return [[flow[source][sink] for sink in sinks] for source in range(len(supply))]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions, align
-from placement.pressure import stage_speeds
+from placement.demands import stage_speeds
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, cost_model
 from tests.work import calls_in
 from tridentserve.cluster import WorkerSpec

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement import align, moved_bytes
-from placement.transport import transport
+from placement.transition import solve_transport
 from tests.profiler.synthetic import WEIGHTS_BYTES, cost_model
 from tests.work import calls_in
 from tridentserve.cluster import WorkerSpec
@@ -133,7 +133,7 @@ def test_transport_is_exact(data: st.DataObject) -> None:
     sinks = data.draw(st.lists(st.integers(0, 2), min_size=units, max_size=units))
     cost = [[data.draw(st.integers(0, 9)) for _ in range(3)] for _ in range(3)]
     supply, demand = [sources.count(i) for i in range(3)], [sinks.count(j) for j in range(3)]
-    flow = transport(supply, demand, cost)
+    flow = solve_transport(supply, demand, cost)
     assert [sum(row) for row in flow] == supply
     assert [sum(column) for column in zip(*flow, strict=True)] == demand
     best = min(sum(cost[i][j] for i, j in zip(sources, order, strict=True)) for order in permutations(sinks))
@@ -142,4 +142,4 @@ def test_transport_is_exact(data: st.DataObject) -> None:
 
 def test_transport_refuses_what_does_not_balance() -> None:
     with pytest.raises(ValueError, match="2 supplied and 1 demanded"):
-        transport([2], [1], [[0]])
+        solve_transport([2], [1], [[0]])
