@@ -6,20 +6,20 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.config.app import AppArgs
-from deployments.serve.api_deployment import Api
-from deployments.serve.scheduler_deployment import scheduler_deployment
-from deployments.serve.videos_deployment import keeps_videos, videos_deployment
+from deployments.serve.api_deployment import ApiDeployment
+from deployments.serve.scheduler_deployment import make_scheduler_deployment
+from deployments.serve.videos_deployment import make_videos_deployment, needs_videos
 
-# Every request that waits holds one place in a replica; the bound that counts is the scheduler's.
+# Every waiting request takes one place in a replica; the bound that counts is the scheduler's.
 _MAX_ONGOING_REQUESTS = 10_000
 
 
 def build_app(args: AppArgs) -> Application:
-    """`Api`, any number of replicas, and `Scheduler`, exactly one, which owns the workers; `Videos`, which keeps the
-    jobs, where videos are served."""
+    """The deployments of one service: `Api` with any number of replicas; `Scheduler` with exactly one, which owns the
+    workers; and where videos are served `Videos`, which keeps the jobs."""
     api = serve.deployment(name="Api", max_ongoing_requests=_MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0.1})(
-        Api
+        ApiDeployment
     )
-    scheduler = scheduler_deployment(args).bind(args)
-    videos = videos_deployment().bind(scheduler, args) if keeps_videos(args) else None
+    scheduler = make_scheduler_deployment(args).bind(args)
+    videos = make_videos_deployment().bind(scheduler, args) if needs_videos(args) else None
     return api.bind(scheduler, args, videos)

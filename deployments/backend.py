@@ -1,9 +1,10 @@
-"""What the HTTP routes and the Python handle need of the service behind them, as a protocol."""
+"""What the HTTP routes and the Python handle need of the services behind them, as protocols."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
@@ -14,21 +15,53 @@ U = TypeVar("U")
 
 
 class Backend(Protocol):
-    """The service as its front ends see it. All it raises on purpose is a `TridentServeError`."""
+    """The service that runs requests. Every error that it raises on purpose is a `TridentServeError`."""
 
     def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
         """The updates of one request; the last one is a `CompletedUpdate` or a `FailedUpdate`.
 
-        Closing the iterator early, or cancelling the task that waits for it, means that this client has left.
-        A request that the service does not take at all raises before the first update (`OverloadedError`, say).
+        A client that has left closes the iterator early, or cancels the task that waits for it.
+        A request that the service refuses raises before the first update (an `OverloadedError`, for example).
         """
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request; False when it is unknown or has ended."""
+        """Stop a request. The result is False when the request is unknown or has ended."""
 
     async def health(self) -> dict[str, Any]:
-        """{"status": "ready", "degraded" (with fewer workers than there should be) or another word for a service that
-        cannot take requests, "workers": how many are ready, ...}."""
+        """The state of the service as `GET /health` answers it: "status" is "ready", "degraded" (some workers are
+        missing) or another word for a service that cannot take requests, "workers" is the number of ready workers."""
+
+
+class VideoBackend(Protocol):
+    """The service that keeps video jobs. A job is described as `deployments.videos.view.describe_job` does.
+
+    All methods but `submit` and `page` raise `RequestNotFoundError` for an id that no job has."""
+
+    async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
+        """Create a job, which outlives this process, or join the job with this id.
+
+        Raises `InvalidRequestError` for an id that was used for another request, `OverloadedError`, and
+        `VideoStorageError` when the disk is full."""
+
+    async def get(self, job_id: str) -> dict[str, Any]:
+        """Describe one job."""
+
+    async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
+        """Up to `limit` jobs that follow the job `after` (all jobs if None), and True if more jobs follow them."""
+
+    async def delete(self, job_id: str) -> None:
+        """Stop a job at its next step, which leaves it failed; or remove a job that has ended, with its files."""
+
+    async def cancel(self, job_id: str) -> bool:
+        """Stop a job at its next step, which leaves it failed. The result is False for a job that has ended."""
+
+    async def find_local_file(self, job_id: str, index: int) -> Path | None:
+        """The path of one video of a completed job, or None when the file is not on this machine.
+
+        Raises `RequestNotFoundError` when there is no such video."""
+
+    async def read_content(self, job_id: str, index: int) -> bytes:
+        """The MP4 file of one video. Raises as `find_local_file` does."""
 
 
 @asynccontextmanager

@@ -13,17 +13,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.backend import Backend, wait_for_result
+from deployments.backend import Backend, VideoBackend, wait_for_result
 from deployments.http.body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, read_fields, read_json, until_disconnect
 from deployments.http.errors import install_error_handlers
-from deployments.http.plain_updates import to_plain
 from deployments.http.sse import EventStreamResponse
 from deployments.http.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
+from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, to_edit_request
 from deployments.schemas.image import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
 from deployments.schemas.image_field import decoded, picture_bytes
-from deployments.video_backend import VideoBackend
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec

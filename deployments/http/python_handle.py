@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from deployments.backend import Backend, closing, raise_failure, wait_for_result
-from deployments.http.plain_updates import to_plain
 from deployments.models.served import ServedModel
+from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, to_edit_request
 from deployments.schemas.image import not_served, parse_as, to_request
 from deployments.schemas.image_field import decoded

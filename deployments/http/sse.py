@@ -9,27 +9,27 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
 
+from fastapi.sse import format_sse_event
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.backend import closing, raise_failure
 from deployments.http.body import until_disconnect
-from deployments.http.errors import body_of, internal_error
-from deployments.http.plain_updates import to_plain
+from deployments.openai_errors import describe_defect, describe_error
+from deployments.plain_updates import to_plain
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import TridentServeError
 
-_Event = QueuedUpdate | ProgressUpdate | CompletedUpdate
-_HEARTBEAT = b": waiting\n\n"
+_StreamedUpdate = QueuedUpdate | ProgressUpdate | CompletedUpdate
+_HEARTBEAT = format_sse_event(comment="waiting")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 logger = logging.getLogger(__name__)
 
 
 class EventStreamResponse(Response):
-    """Sends each update as an event, and a comment whenever nothing has come for `heartbeat_s` (proxies cut idle
-    connections). The names of the events begin with `kind` and a dot.
+    """Sends each update as an event, and a comment after each `heartbeat_s` without one (proxies cut idle connections).
 
     A request that is refused before its first update is answered with its error and status, not with a stream.
     Starlette's StreamingResponse would, on some servers, notice only at the next event that its client has left.
@@ -38,6 +38,7 @@ class EventStreamResponse(Response):
     media_type = "text/event-stream"
 
     def __init__(self, updates: AsyncIterator[Update], heartbeat_s: float, kind: str) -> None:
+        """The names of the events begin with `kind` and a dot."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._updates = raise_failure(updates)
@@ -54,14 +55,14 @@ class EventStreamResponse(Response):
         async with closing(self._updates) as updates:
             first = await anext(updates)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": events_of(first, self._kind), "more_body": True})
-            async for chunk in _chunks(updates, self._heartbeat_s, self._kind):
+            await send({"type": "http.response.body", "body": encode_update(first, self._kind), "more_body": True})
+            async for chunk in _encode_all(updates, self._heartbeat_s, self._kind):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _chunks(updates: AsyncIterator[_Event], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
-    """The updates and pauses as bytes; what is raised becomes the last event, since the status is long sent."""
+async def _encode_all(updates: AsyncIterator[_StreamedUpdate], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
+    """The updates and pauses as bytes. An exception becomes the last event, because the status has been sent."""
     waiting = asyncio.ensure_future(_next(updates))
     try:
         while True:
@@ -72,34 +73,34 @@ async def _chunks(updates: AsyncIterator[_Event], heartbeat_s: float, kind: str)
             update = waiting.result()
             if update is None:
                 return
-            yield events_of(update, kind)
+            yield encode_update(update, kind)
             waiting = asyncio.ensure_future(_next(updates))
     except TridentServeError as error:
-        yield _event("error", body_of(error))
+        yield _encode_event("error", {"error": describe_error(error)})
     except Exception:
         logger.exception("stream failed")
-        yield _event("error", internal_error())
+        yield _encode_event("error", {"error": describe_defect()})
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def _next(updates: AsyncIterator[_Event]) -> _Event | None:
+async def _next(updates: AsyncIterator[_StreamedUpdate]) -> _StreamedUpdate | None:
     return await anext(updates, None)
 
 
-def events_of(update: _Event, kind: str) -> bytes:
+def encode_update(update: _StreamedUpdate, kind: str) -> bytes:
     """The event of an update; of a completed request, one event per image."""
     fields = to_plain(update)
     name = f"{kind}.{fields.pop('type')}"
     if not isinstance(update, CompletedUpdate):
-        return _event(name, fields)
+        return _encode_event(name, fields)
     images = fields.pop("images")
     return b"".join(
-        _event(name, {**fields, "index": index, "b64_json": b64encode(image).decode()})
+        _encode_event(name, {**fields, "index": index, "b64_json": b64encode(image).decode()})
         for index, image in enumerate(images)
     )
 
 
-def _event(name: str, data: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps({'type': name, **data})}\n\n".encode()
+def _encode_event(name: str, data: dict[str, Any]) -> bytes:
+    return format_sse_event(event=name, data_str=json.dumps({"type": name, **data}))

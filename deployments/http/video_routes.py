@@ -9,15 +9,14 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from deployments.backend import Backend, wait_for_result
+from deployments.backend import Backend, VideoBackend, wait_for_result
 from deployments.http.body import FORMS, JSON, openapi_body, read_fields, until_disconnect
-from deployments.http.plain_updates import to_plain
 from deployments.http.video_files import MP4, VideoContent, VideoFile
 from deployments.models.served import ServedModel
+from deployments.plain_updates import to_plain
 from deployments.schemas.image import REQUEST_ID
 from deployments.schemas.image_field import decoded, picture_bytes
 from deployments.schemas.video import VideoRequest, parse_video, to_video_request
-from deployments.video_backend import VideoBackend
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -91,10 +90,10 @@ def add_video_routes(
         video_id: str, index: Annotated[int, Query(ge=0, le=1000)] = 0, variant: Literal["video"] = "video"
     ) -> Response:
         jobs, name = jobs_with(video_id), f"{video_id}{f'-{index}' if index else ''}.mp4"
-        path = await jobs.local_file(video_id, index)
+        path = await jobs.find_local_file(video_id, index)
         if path is not None:
             return VideoFile(path, name)
-        return VideoContent(await jobs.content(video_id, index), name)
+        return VideoContent(await jobs.read_content(video_id, index), name)
 
     @api.delete("/v1/videos/{video_id}")
     async def delete_video(video_id: str) -> dict[str, Any]:

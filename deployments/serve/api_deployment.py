@@ -15,17 +15,17 @@ from deployments.http import python_handle as handle_api
 from deployments.http.app import create_api
 from deployments.model_updates.catalogue_client import LiveModels
 from deployments.serve.remote import RemoteBackend
-from deployments.serve.videos_deployment import RemoteVideos
+from deployments.serve.videos_deployment import RemoteVideoBackend
 from tridentserve.errors import TridentServeError
 
 
 @serve.ingress()
-class Api:
+class ApiDeployment:
     """`generate` and `generate_stream` are what a handle offers: plain dicts in, plain dicts out (docs/api.md)."""
 
     def __init__(self, scheduler: DeploymentHandle[Any], args: AppArgs, videos: DeploymentHandle[Any] | None) -> None:
         self._backend = RemoteBackend(scheduler)
-        self._videos = RemoteVideos(videos, args) if videos is not None else None
+        self._videos = RemoteVideoBackend(videos, args) if videos is not None else None
         self._models = LiveModels(self._backend.catalogue, args.models)
         self._models.follow()
 

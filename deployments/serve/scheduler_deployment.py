@@ -21,7 +21,7 @@ from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 
-class Scheduler:
+class SchedulerDeployment:
     """The event loop around the pure core. Ray Serve calls `reconfigure` before the first request, which returns when
     all workers can take plans, and whenever the `user_config` has changed."""
 
@@ -83,7 +83,7 @@ class Scheduler:
         return self._engine
 
 
-def scheduler_deployment(args: AppArgs) -> serve.Deployment:
+def make_scheduler_deployment(args: AppArgs) -> serve.Deployment:
     """The deployment with its devices reserved: bundle 0 for the replica itself, one bundle per worker."""
     gpus = _gpus_per_worker(args)
     worker = {"CPU": args.cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
@@ -98,7 +98,7 @@ def scheduler_deployment(args: AppArgs) -> serve.Deployment:
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=10.0,
         user_config={},  # without one, Ray Serve would not call `reconfigure`
-    )(Scheduler)
+    )(SchedulerDeployment)
 
 
 _REPLICA_CPUS = 0.1

@@ -1,47 +1,33 @@
-"""The Videos deployment: one replica, which keeps the video jobs and works them off; and the way to it."""
+"""The Videos deployment: one replica that keeps the video jobs and works them off; and the client of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ray import serve
 
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.models.served import family_of
 from deployments.serve.remote import RemoteBackend, our_errors
-from deployments.videos.storage import local_file
-from deployments.videos.worker import VideoJobs, results_url
+from deployments.videos.jobs import VideoJobs, choose_storage_url
+from deployments.videos.storage import find_local_file
 from tridentserve.errors import CheckpointError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 _MAX_ONGOING_REQUESTS = 10_000
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def _or_error(method: Callable[_P, Awaitable[_T]]) -> Callable[_P, Awaitable[_T | TridentServeError]]:
-    """Gives back what clients are to be told instead of raising it: Ray Serve would log it as a failure of ours."""
-
-    @wraps(method)
-    async def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T | TridentServeError:
-        try:
-            return await method(*args, **kwargs)
-        except TridentServeError as error:
-            return error
-
-    return answer
-
-
-class Videos:
-    """`VideoJobs` as a replica. When its process ends, the next one goes on with the jobs; they are in its folder."""
+class VideosDeployment:
+    """`VideoJobs` as a replica. When its process ends, the next one resumes the jobs, which are in its directory."""
 
     def __init__(self, scheduler: Any, args: AppArgs) -> None:
         """`scheduler` is a `ray.serve.handle.DeploymentHandle`."""
-        self._jobs = VideoJobs(RemoteBackend(scheduler), args.videos, data_dir(args))
+        self._jobs = VideoJobs(RemoteBackend(scheduler), args.videos, choose_data_dir(args))
 
     async def reconfigure(self, _: Any) -> None:
         """Ray Serve calls it before the first request, in the event loop that serves them."""
@@ -52,100 +38,81 @@ class Videos:
         await self._jobs.stop()
 
     def check_health(self) -> None:
-        if not self._jobs.healthy:
+        if not self._jobs.is_healthy:
             raise WorkerError("video jobs are not worked off any more")
 
-    @_or_error
-    async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
-        return await self._jobs.submit(spec, inputs, priority)
-
-    @_or_error
-    async def get(self, job_id: str) -> dict[str, Any]:
-        return await self._jobs.get(job_id)
-
-    @_or_error
-    async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
-        return await self._jobs.page(after, limit, newest_first)
-
-    @_or_error
-    async def delete(self, job_id: str) -> None:
-        await self._jobs.delete(job_id)
-
-    @_or_error
-    async def cancel(self, job_id: str) -> bool:
-        return await self._jobs.cancel(job_id)
-
-    @_or_error
-    async def file_name(self, job_id: str, index: int) -> str:
-        return await self._jobs.file_name(job_id, index)
-
-    @_or_error
-    async def content(self, job_id: str, index: int) -> bytes:
-        return await self._jobs.content(job_id, index)
+    async def call(
+        self, method: Callable[Concatenate[VideoJobs, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T | TridentServeError:
+        """The result of a method of `VideoJobs`. An error for clients is returned instead of raised, because Ray Serve
+        would log it as a failure of the replica."""
+        try:
+            return await method(self._jobs, *args, **kwargs)
+        except TridentServeError as error:
+            return error
 
 
-class RemoteVideos:
+class RemoteVideoBackend:
     """The Videos deployment as a `VideoBackend`, for another replica."""
 
     def __init__(self, videos: Any, args: AppArgs) -> None:
         """`videos` is a `ray.serve.handle.DeploymentHandle`."""
         self._handle = videos
-        self._url = results_url(args.videos, data_dir(args))
+        self._url = choose_storage_url(args.videos, choose_data_dir(args))
 
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
-        return dict(await _answered(self._handle.submit.remote(spec, inputs, priority)))
+        return await self._call(VideoJobs.submit, spec, inputs, priority)
 
     async def get(self, job_id: str) -> dict[str, Any]:
-        return dict(await _answered(self._handle.get.remote(job_id)))
+        return await self._call(VideoJobs.get, job_id)
 
     async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
-        jobs, more = await _answered(self._handle.page.remote(after, limit, newest_first))
-        return jobs, more
+        return await self._call(VideoJobs.page, after, limit, newest_first)
 
     async def delete(self, job_id: str) -> None:
-        await _answered(self._handle.delete.remote(job_id))
+        await self._call(VideoJobs.delete, job_id)
 
     async def cancel(self, job_id: str) -> bool:
-        return bool(await _answered(self._handle.cancel.remote(job_id)))
+        return await self._call(VideoJobs.cancel, job_id)
 
-    async def local_file(self, job_id: str, index: int) -> Path | None:
-        name = await _answered(self._handle.file_name.remote(job_id, index))
-        return await asyncio.to_thread(local_file, self._url, name, index)
+    async def find_local_file(self, job_id: str, index: int) -> Path | None:
+        name = await self._call(VideoJobs.find_file_name, job_id, index)
+        return await asyncio.to_thread(find_local_file, self._url, name, index)
 
-    async def content(self, job_id: str, index: int) -> bytes:
-        content: bytes = await _answered(self._handle.content.remote(job_id, index))
-        return content
+    async def read_content(self, job_id: str, index: int) -> bytes:
+        return await self._call(VideoJobs.read_content, job_id, index)
+
+    async def _call(
+        self, method: Callable[Concatenate[VideoJobs, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The result of a method over there. Raises the error that it returned."""
+        with our_errors():
+            answer: T | TridentServeError = await self._handle.call.remote(method, *args, **kwargs)
+        if isinstance(answer, TridentServeError):
+            raise answer
+        return answer
 
 
-async def _answered(response: Any) -> Any:
-    """What a method of `Videos` gave back. Raises the error that it gave back."""
-    with our_errors():
-        answer = await response
-    if isinstance(answer, TridentServeError):
-        raise answer
-    return answer
-
-
-def data_dir(args: AppArgs) -> Path:
-    """Where the jobs are, and their files unless they have a place of their own."""
+def choose_data_dir(args: AppArgs) -> Path:
+    """The directory of the jobs, and of their files unless these have a URL of their own."""
     return args.videos.data_dir or args.cache_dir / "videos"
 
 
-def keeps_videos(args: AppArgs) -> bool:
-    """Whether the service has this deployment: with a model that makes videos, or a `videos` section of its own (for
-    models that come later)."""
+def needs_videos(args: AppArgs) -> bool:
+    """Whether the service has this deployment: with a model that makes videos, or with a `videos` section (for models
+    that are added later)."""
     return "videos" in args.model_fields_set or any(_makes_videos(model) for model in args.models)
 
 
 def _makes_videos(model: ModelArgs) -> bool:
     try:
         return family_of(model).frame_multiple is not None
-    except CheckpointError:  # what is wrong with its folder is the Scheduler's to say
+    except CheckpointError:  # the Scheduler reports a model folder that cannot be read
         return False
 
 
-def videos_deployment() -> serve.Deployment:
-    """More replicas than one would do no harm, and no good: the jobs are in one file."""
+def make_videos_deployment() -> serve.Deployment:
+    """More replicas than one would do no harm and no good, because the jobs are in one file."""
     return serve.deployment(
         name="Videos",
         num_replicas=1,
@@ -155,4 +122,4 @@ def videos_deployment() -> serve.Deployment:
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=10.0,
         user_config={},  # without one, Ray Serve would not call `reconfigure`
-    )(Videos)
+    )(VideosDeployment)

@@ -1,4 +1,4 @@
-"""Models that refuse video jobs at the moment, and may come back: they are drained, replaced or loaded."""
+"""Models that refuse video jobs at the moment and may return: they are drained, replaced or loaded."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Callable
 
 from tridentserve.errors import ModelUnavailableError, UnknownModelError
 
-# What the scheduler refuses a request with whose model is drained, or removed; or ends it with.
 REFUSALS = (ModelUnavailableError.code, UnknownModelError.code)
-# How long jobs wait for a model that the service still names; and for one that it does not, as the model that replaces
-# it is not always named at once.
+"""Codes with which the scheduler refuses or ends a request whose model is drained or removed."""
 AWAY_S, GONE_S = 1800.0, 30.0
+"""How long jobs wait for a model that the service still names, and for a model that it does not name. (The service may
+name the model that replaces another one a moment after the other one has left.)"""
 _SERVING = "serving"
 
 
-class AwayModels:
-    """Since when models are away, and since when the service does not even name them."""
+class ModelAbsences:
+    """Since when models refuse jobs, and since when the service does not even name them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._away_s: dict[str, float] = {}
         self._gone_s: dict[str, float] = {}
 
-    def may_come_back(self, model: str, state: str | None) -> bool:
-        """Of a model that has refused a job just now. `state`: as the service's health has it; None where it has
-        none."""
+    def may_return(self, model: str, state: str | None) -> bool:
+        """Whether jobs should wait for a model that has just refused one. `state` is the model's state in the service's
+        health, None if it has none."""
         now_s = self._clock()
-        if state == _SERVING:  # it came back in the meantime
-            self.is_back(model)
+        if state == _SERVING:  # it returned in the meantime
+            self.mark_present(model)
             return True
         if state is None:
             gone_s = self._gone_s.setdefault(model, now_s)
@@ -36,7 +36,7 @@ class AwayModels:
             self._gone_s.pop(model, None)
         return now_s - self._away_s.setdefault(model, now_s) < AWAY_S and now_s - gone_s < GONE_S
 
-    def is_back(self, model: str) -> None:
-        """It has taken a job."""
+    def mark_present(self, model: str) -> None:
+        """The model has accepted a job."""
         self._away_s.pop(model, None)
         self._gone_s.pop(model, None)

@@ -1,8 +1,8 @@
-"""Video jobs in SQLite: what was asked for, who works on it, how it ended.
+"""Video jobs in SQLite: the request of each job, the process that works on it, and its end.
 
-A job is queued, then leased by one process, which renews its lease while it works; then completed or failed. A lease
-that runs out, as its process died, is taken over by the next process that asks. Whoever has lost a lease cannot end the
-job any more. So each job ends, and ends once, whatever processes come and go.
+A job is queued, then leased by one process, which renews its lease while it works; then completed or failed. The lease
+of a process that died runs out, and the next process that asks takes the job over. A process that has lost a lease
+cannot end the job any more. So each job ends, and ends once, whatever processes come and go.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError, VideoStorageError
+from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 JobState = Literal["queued", "leased", "completed", "failed"]
 
-_VERSION = 3
+_VERSION = 4
+"""Version of the schema. Earlier versions were never released, so they are refused and not migrated."""
 _BUSY_TIMEOUT_S = 10.0
 _SPEC, _INPUTS = TypeAdapter(RequestSpec), TypeAdapter(GenerationInputs)
 _SCHEMA = """
@@ -44,75 +45,78 @@ CREATE TABLE jobs (
     result TEXT,
     result_bytes INTEGER NOT NULL DEFAULT 0,
     error TEXT,
-    picture_sha256 TEXT
+    image_sha256 TEXT
 ) STRICT;
 CREATE INDEX by_turn ON jobs (priority DESC, number) WHERE state IN ('queued', 'leased');
 CREATE INDEX by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
-"""
-# What unfinished jobs start from. Afterwards the digest is enough, to know the same request again.
-_PICTURES = """
-CREATE TABLE pictures (number INTEGER PRIMARY KEY, png BLOB NOT NULL) STRICT;
-CREATE TRIGGER drop_picture AFTER UPDATE OF state ON jobs WHEN NEW.state IN ('completed', 'failed')
-BEGIN DELETE FROM pictures WHERE number = NEW.number; END;
-"""
-# The files that were begun and are no completed job's yet. Nothing else in the folder of files is ever swept: it may
-# hold files of others.
-_UNKEPT = """
+-- The input images of unfinished jobs. Afterwards the digest is enough to recognize the same request.
+CREATE TABLE images (number INTEGER PRIMARY KEY, png BLOB NOT NULL) STRICT;
+CREATE TRIGGER drop_image AFTER UPDATE OF state ON jobs WHEN NEW.state IN ('completed', 'failed')
+BEGIN DELETE FROM images WHERE number = NEW.number; END;
+-- The files that were begun and belong to no completed job yet. Nothing else in the directory of files is ever swept,
+-- because it may hold files of others.
 CREATE TABLE unkept (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL, count INTEGER NOT NULL, begun_s REAL NOT NULL
 ) STRICT;
 CREATE TRIGGER keep_files AFTER UPDATE OF state ON jobs WHEN NEW.state = 'completed'
 BEGIN DELETE FROM unkept WHERE number = NEW.number; END;
 """
-_FROM_VERSION_1 = "ALTER TABLE jobs ADD COLUMN picture_sha256 TEXT;" + _PICTURES
 _MAY_BE_CLAIMED = "(state = 'queued' AND not_before_s <= :now_s OR state = 'leased' AND lease_until_s <= :now_s)"
 
 
 @dataclass(frozen=True, slots=True)
 class VideoJob:
-    """A job as it is stored. Times are of the Unix clock. `result`: what is told of a completed one; `error`: of a
-    failed one, in OpenAI's form. `picture_sha256`: of the picture that it starts from, which `inputs` lacks here."""
+    """A job as it is stored. Its times are seconds of the Unix clock."""
 
     number: int
+    """Position in the order in which jobs were submitted; unique, also where an id is used again."""
     job_id: str
     state: JobState
     priority: int
+    """Of two queued jobs, the one with the higher priority is leased first."""
     spec: RequestSpec
     inputs: GenerationInputs
+    """The content of the request, without its input image."""
     created_s: float
     attempts: int
+    """How many leases of the job have begun."""
     steps_done: int
+    """Denoising steps that were done when the lease was last renewed."""
     ended_s: float | None
     result: dict[str, Any] | None
+    """Facts about a completed job, in addition to those of the request."""
     error: dict[str, Any] | None
-    picture_sha256: str | None
+    """The error of a failed job, in OpenAI's form."""
+    image_sha256: str | None
+    """The digest of the input image, None for a job without one."""
 
     @property
     def file_name(self) -> str:
-        """Of its videos, without index and suffix."""
-        return file_name(self.job_id, self.number)
+        """The name of the job's files, without index and suffix."""
+        return make_file_name(self.job_id, self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class UnkeptFiles:
-    """Files, of which some may be there, that no completed job has: `count` of them under `name`."""
+    """Files that were begun and belong to no completed job. Some of them may not exist."""
 
     number: int
+    """The number of their job."""
     name: str
     count: int
 
 
 class VideoStore:
-    """The jobs in one file. Calls block, for as long as the disk takes; one thread at a time."""
+    """The jobs in one file. Calls block for as long as the disk takes, and come from one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` when the file is not ours, or of a newer version."""
+        """Raises `ConfigError` for a file of another program or of another version."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Autocommit: transactions are opened by hand, for writing from their first statement on.
+        # With autocommit, `_writing` opens transactions, which lock the file for writing from their start.
         self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         try:
-            self._db.execute("PRAGMA auto_vacuum = FULL")  # of a new file: it shrinks when pictures go
+            self._db.execute("PRAGMA auto_vacuum = FULL")  # a new file shrinks when images are deleted
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")  # a job that was answered outlives a power cut
             with self._writing():
@@ -123,15 +127,14 @@ class VideoStore:
 
     def _prepare(self, path: Path) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        missing = {
-            0: _SCHEMA + _PICTURES + _UNKEPT,
-            1: _FROM_VERSION_1 + _UNKEPT,
-            2: _UNKEPT,
-            _VERSION: "",
-        }.get(version)
-        if missing is None:
-            raise ConfigError(f"videos.data_dir: {path} is of version {version}, this service writes {_VERSION}")
-        for statement in missing.split(";\n"):
+        if version == _VERSION:
+            return
+        if version != 0:
+            raise ConfigError(
+                f"videos.data_dir: {path} is of version {version}, this service writes {_VERSION}; use an empty "
+                "directory, or the release that wrote it"
+            )
+        for statement in _SCHEMA.split(";\n"):
             self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
@@ -145,11 +148,11 @@ class VideoStore:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # SQLite may have rolled back by itself, when the disk is full
+            if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
             raise
 
-    # What clients ask for.
+    # Calls on behalf of clients.
 
     def submit(
         self,
@@ -158,15 +161,15 @@ class VideoStore:
         priority: int,
         now_s: float,
         max_unfinished: int,
-        max_picture_bytes: int,
+        max_image_bytes: int,
     ) -> VideoJob:
-        """A new job; or the one with the same id and the same request; or a new attempt of one that failed. The
-        pictures that unfinished jobs start from have at most `max_picture_bytes` together.
+        """Create a job, or join the job with the same id and the same request; a job that failed is created anew. The
+        input images of unfinished jobs have at most `max_image_bytes` together.
 
-        Raises `InvalidRequestError` for an id that was used for another request and for a picture that never has room,
+        Raises `InvalidRequestError` for an id that was used for another request and for an image that never has room,
         and `OverloadedError`."""
-        picture, inputs = inputs.image, replace(inputs, image=None)
-        digest = None if picture is None else hashlib.sha256(picture).hexdigest()
+        image, inputs = inputs.image, replace(inputs, image=None)
+        digest = None if image is None else hashlib.sha256(image).hexdigest()
         with self._writing():
             known = self.find(spec.request_id)
             if known is not None and known.state != "failed":
@@ -179,28 +182,28 @@ class VideoStore:
             self._db.execute("DELETE FROM jobs WHERE id = ?", (spec.request_id,))
             written = (spec.request_id, priority, _SPEC.dump_json(spec).decode(), _INPUTS.dump_json(inputs).decode())
             number = self._db.execute(
-                "INSERT INTO jobs (id, state, priority, spec, inputs, created_s, picture_sha256) "
+                "INSERT INTO jobs (id, state, priority, spec, inputs, created_s, image_sha256) "
                 "VALUES (?, 'queued', ?, ?, ?, ?, ?)",
                 (*written, now_s, digest),
             ).lastrowid
-            if picture is not None:
-                if len(picture) > max_picture_bytes:
+            if image is not None:
+                if len(image) > max_image_bytes:
                     raise InvalidRequestError(
-                        f"input_reference: takes {len(picture)} bytes as a PNG file, more than the {max_picture_bytes} "
-                        "that this service keeps for all jobs; send a smaller picture",
+                        f"input_reference: takes {len(image)} bytes as a PNG file, more than the {max_image_bytes} "
+                        "that this service keeps for all jobs; send a smaller image",
                         "input_reference",
                     )
-                self._db.execute("INSERT INTO pictures (number, png) VALUES (?, ?)", (number, picture))
-                if self._count("SELECT SUM(LENGTH(png)) FROM pictures") > max_picture_bytes:
-                    raise OverloadedError("the pictures of unfinished video jobs take all their room, try again later")
+                self._db.execute("INSERT INTO images (number, png) VALUES (?, ?)", (number, image))
+                if self._count("SELECT SUM(LENGTH(png)) FROM images") > max_image_bytes:
+                    raise OverloadedError("the images of unfinished video jobs take all their room, try again later")
             job = self.find(spec.request_id)
         if job is None:
             raise RuntimeError("the job that was just written is not there")
         return job
 
-    def picture(self, number: int) -> bytes | None:
-        """What an unfinished job starts from, a PNG file."""
-        row = self._db.execute("SELECT png FROM pictures WHERE number = ?", (number,)).fetchone()
+    def find_image(self, number: int) -> bytes | None:
+        """The input image of an unfinished job, a PNG file."""
+        row = self._db.execute("SELECT png FROM images WHERE number = ?", (number,)).fetchone()
         return None if row is None else bytes(row["png"])
 
     def _count(self, query: str) -> int:
@@ -208,10 +211,10 @@ class VideoStore:
 
     def find(self, job_id: str) -> VideoJob | None:
         row = self._db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else _job(row)
+        return None if row is None else _read_job(row)
 
     def page(self, after: str | None, limit: int, newest_first: bool) -> list[VideoJob]:
-        """Up to `limit` jobs, from the one behind `after` on. Raises `InvalidRequestError` when no job has that id."""
+        """Up to `limit` jobs that follow the job `after`. Raises `InvalidRequestError` when no job has that id."""
         order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
         where = ""
         if after is not None:
@@ -219,43 +222,43 @@ class VideoStore:
                 raise InvalidRequestError("after: there is no video with this id, begin again without it", "after")
             where = f"WHERE number {sign} {start.number}"
         rows = self._db.execute(f"SELECT * FROM jobs {where} ORDER BY number {order} LIMIT ?", (limit,))
-        return [_job(row) for row in rows]
+        return [_read_job(row) for row in rows]
 
     def delete(self, number: int) -> None:
-        """Forget a job that has ended; others stay."""
+        """Forget a job, if it has ended."""
         self._db.execute("DELETE FROM jobs WHERE number = ? AND ended_s IS NOT NULL", (number,))
 
-    # What processes do that work on jobs.
+    # Calls of processes that work on jobs.
 
     def claim(
-        self, owner: str, count: int, now_s: float, lease_s: float, max_picture_bytes: int | None = None
+        self, owner: str, count: int, now_s: float, lease_s: float, max_image_bytes: int | None = None
     ) -> list[VideoJob]:
-        """Lease up to `count` jobs that nobody works on: higher priority first, then in order of arrival.
+        """Lease up to `count` jobs that no process works on: higher priority first, then in order of arrival.
 
-        The pictures of all jobs that are then the owner's take at most `max_picture_bytes`, unless there is only one.
-        From the first one on that has no room, jobs with pictures wait; others go past them."""
+        The images of all jobs that `owner` has then take at most `max_image_bytes`, unless there is only one image.
+        Behind the first job whose image has no room, all jobs with images wait; jobs without one overtake them."""
         if count <= 0:
             return []
         with self._writing():
-            numbers = self._next(owner, count, now_s, max_picture_bytes)
+            numbers = self._choose_next(owner, count, now_s, max_image_bytes)
             rows = self._db.execute(
                 "UPDATE jobs SET state = 'leased', owner = ?, lease_until_s = ?, attempts = attempts + 1, "
                 f"steps_done = 0 WHERE number IN ({', '.join('?' * len(numbers))}) RETURNING *",
                 (owner, now_s + lease_s, *numbers),
             ).fetchall()
-        return sorted((_job(row) for row in rows), key=lambda job: (-job.priority, job.number))
+        return sorted((_read_job(row) for row in rows), key=lambda job: (-job.priority, job.number))
 
-    def _next(self, owner: str, count: int, now_s: float, max_picture_bytes: int | None) -> list[int]:
-        lengths = "SELECT jobs.number, LENGTH(png) AS num_bytes FROM jobs LEFT JOIN pictures USING (number)"
-        mine = self._db.execute(f"{lengths} WHERE state = 'leased' AND owner = ? AND lease_until_s > ?", (owner, now_s))
-        held = sum(row["num_bytes"] or 0 for row in mine)
+    def _choose_next(self, owner: str, count: int, now_s: float, max_image_bytes: int | None) -> list[int]:
+        lengths = "SELECT jobs.number, LENGTH(png) AS num_bytes FROM jobs LEFT JOIN images USING (number)"
+        own = self._db.execute(f"{lengths} WHERE state = 'leased' AND owner = ? AND lease_until_s > ?", (owner, now_s))
+        held = sum(row["num_bytes"] or 0 for row in own)
         may_be = self._db.execute(
             f"{lengths} WHERE {_MAY_BE_CLAIMED} ORDER BY priority DESC, jobs.number", {"now_s": now_s}
         )
         numbers, is_full = list[int](), False
         for row in may_be:
             num_bytes = row["num_bytes"] or 0
-            is_full |= max_picture_bytes is not None and held > 0 and held + num_bytes > max_picture_bytes
+            is_full |= max_image_bytes is not None and held > 0 and held + num_bytes > max_image_bytes
             if num_bytes and is_full:
                 continue
             held += num_bytes
@@ -265,7 +268,7 @@ class VideoStore:
         return numbers
 
     def renew(self, owner: str, steps_done: Mapping[int, int], now_s: float, lease_s: float) -> set[int]:
-        """Keep the leases of jobs, with how far they are, by number. Returns those that are still the owner's."""
+        """Renew leases and store the completed steps of jobs, by number. Returns the jobs that `owner` still has."""
         with self._writing():
             return {
                 number
@@ -274,17 +277,18 @@ class VideoStore:
             }
 
     def release(self, owner: str, number: int, not_before_s: float, counted: bool) -> None:
-        """Give a job back unfinished. Unless `counted`, it was no attempt."""
+        """Give an unfinished job back. Unless `counted`, the lease does not count as an attempt."""
         change = "state = 'queued', owner = NULL, not_before_s = ?, attempts = attempts - ?, steps_done = 0"
         self._update(owner, number, change, (not_before_s, 0 if counted else 1))
 
     def complete(self, owner: str, number: int, result: Mapping[str, Any], result_bytes: int, now_s: float) -> bool:
-        """False when the job is not the owner's any more."""
+        """Complete a job. The result is False, and nothing changes, when `owner` does not have the job any more."""
         change = "state = 'completed', owner = NULL, result = ?, result_bytes = ?, ended_s = ?"
         return self._update(owner, number, change, (json.dumps(result), result_bytes, now_s))
 
     def fail(self, owner: str | None, number: int, error: Mapping[str, Any], now_s: float) -> bool:
-        """False when the job is not the owner's any more, or has ended; with None whoever works on it, if anybody."""
+        """Fail a job. The result is False, and nothing changes, when `owner` does not have the job any more, or it has
+        ended. An owner of None fails the job of any process."""
         change = "state = 'failed', owner = NULL, error = ?, ended_s = ?"
         return self._update(owner, number, change, (json.dumps(error), now_s))
 
@@ -294,30 +298,31 @@ class VideoStore:
         done = self._db.execute(f"UPDATE jobs SET {change} WHERE number = ? AND {mine}", (*values, *keys))
         return done.rowcount == 1
 
-    # What is cleared away.
+    # Old jobs and their files.
 
     def ended_before(self, time_s: float) -> list[VideoJob]:
+        """Jobs that ended before this time."""
         rows = self._db.execute("SELECT * FROM jobs WHERE ended_s < ?", (time_s,))
-        return [_job(row) for row in rows]
+        return [_read_job(row) for row in rows]
 
     def surplus(self, max_bytes: int) -> list[VideoJob]:
-        """The oldest completed jobs beyond the newest ones whose files have `max_bytes` together."""
+        """The oldest completed jobs, without which the files of all others have at most `max_bytes`."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT *, SUM(result_bytes) OVER (ORDER BY ended_s DESC, number DESC) AS total FROM jobs "
             "WHERE state = 'completed') WHERE total > ?",
             (max_bytes,),
         )
-        return [_job(row) for row in rows]
+        return [_read_job(row) for row in rows]
 
     def begin_files(self, job: VideoJob, now_s: float) -> None:
-        """Note that the files of a job are about to be written; `complete` strikes the note out."""
+        """Note that the files of a job are about to be written; `complete` removes the note."""
         self._db.execute(
             "INSERT OR REPLACE INTO unkept VALUES (?, ?, ?, ?)",
             (job.number, job.file_name, job.spec.num_outputs, now_s),
         )
 
     def unkept_files(self, before_s: float) -> list[UnkeptFiles]:
-        """Begun before this time, for jobs that have failed or are gone."""
+        """Files that were begun before this time for jobs that have failed or were deleted."""
         rows = self._db.execute(
             "SELECT * FROM unkept WHERE begun_s < ? AND NOT EXISTS "
             "(SELECT 1 FROM jobs WHERE jobs.number = unkept.number AND state != 'failed')",
@@ -326,32 +331,16 @@ class VideoStore:
         return [UnkeptFiles(row["number"], row["name"], row["count"]) for row in rows]
 
     def forget_files(self, number: int) -> None:
-        """What `begin_files` noted has been removed."""
+        """Remove the note of `begin_files`, because the files have been removed."""
         self._db.execute("DELETE FROM unkept WHERE number = ?", (number,))
 
 
-@contextmanager
-def client_error() -> Iterator[None]:
-    """What SQLite raises of its disk, as an error for clients."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest are details
-        if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            raise OverloadedError("the store of video jobs is busy, try again later") from error
-        if kind not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
-            raise
-        raise VideoStorageError(
-            f"the store of video jobs cannot be used ({error}): see to the disk of videos.data_dir"
-        ) from error
-
-
-def file_name(job_id: str, number: int) -> str:
-    """Unique, also where an id is used again."""
+def make_file_name(job_id: str, number: int) -> str:
+    """The name of a job's files, which is unique also where an id is used again."""
     return f"{job_id}-{number}"
 
 
-def _job(row: sqlite3.Row) -> VideoJob:
+def _read_job(row: sqlite3.Row) -> VideoJob:
     return VideoJob(
         number=row["number"],
         job_id=row["id"],
@@ -365,11 +354,11 @@ def _job(row: sqlite3.Row) -> VideoJob:
         ended_s=row["ended_s"],
         result=None if row["result"] is None else json.loads(row["result"]),
         error=None if row["error"] is None else json.loads(row["error"]),
-        picture_sha256=row["picture_sha256"],
+        image_sha256=row["image_sha256"],
     )
 
 
-def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs, picture_sha256: str | None) -> bool:
-    """A client that asks again may have left the seed to the service: then that of the job will do."""
+def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs, image_sha256: str | None) -> bool:
+    """Compare a job with a request. A client that leaves the seed to the service accepts any seed of the job."""
     same_inputs = job.inputs == (replace(inputs, seed=job.inputs.seed) if inputs.seed_drawn else inputs)
-    return job.spec == spec and same_inputs and job.picture_sha256 == picture_sha256
+    return job.spec == spec and same_inputs and job.image_sha256 == image_sha256

@@ -7,14 +7,14 @@ from typing import Any
 from deployments.videos.store import VideoJob
 
 
-def video_view(job: VideoJob, steps_done: int, retention_s: float) -> dict[str, Any]:
-    """OpenAI's video object with what we know beside it; `url` is for the HTTP side to add."""
+def describe_job(job: VideoJob, steps_done: int, retention_s: float) -> dict[str, Any]:
+    """OpenAI's video object, and in addition all that is known of the job. The HTTP routes add its `url`."""
     shape, fps = job.spec.shape, job.inputs.fps or 1.0
     view: dict[str, Any] = {
         "id": job.job_id,
         "object": "video",
-        "status": _status(job, steps_done),
-        "progress": _progress(job, steps_done),
+        "status": _choose_status(job, steps_done),
+        "progress": _compute_percent(job, steps_done),
         "created_at": int(job.created_s),
         "completed_at": None,
         "expires_at": None,
@@ -40,15 +40,15 @@ def video_view(job: VideoJob, steps_done: int, retention_s: float) -> dict[str, 
     return view
 
 
-def _status(job: VideoJob, steps_done: int) -> str:
-    """What waits in the scheduler is queued too, for clients."""
+def _choose_status(job: VideoJob, steps_done: int) -> str:
+    """For clients, a job that waits in the scheduler is queued too."""
     if job.state == "leased":
         return "in_progress" if steps_done else "queued"
     return job.state
 
 
-def _progress(job: VideoJob, steps_done: int) -> int:
-    """Done steps over all steps, in percent; 100 only when there is a video."""
+def _compute_percent(job: VideoJob, steps_done: int) -> int:
+    """Completed steps over all steps, in percent; 100 only when there is a video."""
     if job.state == "completed":
         return 100
     return min(99, 100 * steps_done // job.spec.num_inference_steps)

@@ -12,8 +12,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from deployments.backend import VideoBackend
 from deployments.http.app import create_api
-from deployments.video_backend import VideoBackend
 from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend
 from tests.waiting import until
 

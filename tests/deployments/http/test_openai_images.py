@@ -13,7 +13,7 @@ from PIL import Image
 
 from deployments.config.videos import VideosArgs
 from deployments.http.app import create_api
-from deployments.videos.worker import VideoJobs
+from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import served
 from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png, video
 from tridentserve.models.input_image import png_of, read_picture

@@ -18,7 +18,7 @@ from starlette.types import Message
 from deployments.config.videos import VideosArgs
 from deployments.http.video_files import VideoContent
 from deployments.schemas.image import REQUEST_ID
-from deployments.videos.worker import VideoJobs
+from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import error_of, picture_client, video_client
 from tests.deployments.fake_backend import FakeBackend, png, video
 from tests.waiting import PATIENCE_S
@@ -161,13 +161,13 @@ async def test_a_file_that_goes_before_it_is_sent(served: Served, when: str, mon
 
     await served.submit(request_id="a")
     await served.until_ended("a")
-    path = await served.jobs.local_file("a", 0)
+    path = await served.jobs.find_local_file("a", 0)
     if path is None:  # what is elsewhere is in memory by then
         return
     if when == "before it is opened":
         monkeypatch.setattr(FileResponse, "_handle_simple", removed_at_last)
     else:
-        monkeypatch.setattr(served.jobs, "local_file", removed)
+        monkeypatch.setattr(served.jobs, "find_local_file", removed)
     answer = await served.http.get(f"{VIDEOS}/a/content")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "request_not_found")
 
@@ -203,7 +203,7 @@ async def test_a_request_is_stopped_by_its_id_also_where_it_is_a_job(served: Ser
 
 
 async def test_a_disk_that_is_full_is_told(served: Served) -> None:
-    store = served.jobs._store._db
+    store = served.jobs._store.store._db
     store.execute(f"PRAGMA max_page_count = {store.execute('PRAGMA page_count').fetchone()[0]}")
     answers = [await served.http.post(VIDEOS, json={**BODY, "prompt": "x" * 200}) for _ in range(40)]
     error = error_of(answers[-1])

@@ -14,7 +14,7 @@ from deployments.config.app import AppArgs
 from deployments.http.python_handle import generate
 from deployments.schemas import image_field as source_field
 from deployments.schemas.image_limits import DecodingThreads, PictureRoom
-from deployments.serve.scheduler_deployment import Scheduler
+from deployments.serve.scheduler_deployment import SchedulerDeployment
 from tests.deployments.clients import error_of, picture_client
 from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png
 from tests.deployments.videos.test_store import request
@@ -122,7 +122,8 @@ def test_room_for_bytes() -> None:
 async def test_the_scheduler_refuses_pictures_that_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serve.scheduler_deployment.MAX_HELD_BYTES", 100)
     args = {"models": [{"name": "m", "tiny": "flux_kontext"}], "cluster": {"workers_per_node": 1, "memory_mb": 512}}
-    scheduler, backend = Scheduler(AppArgs.model_validate({**args, "placement": ["EDC"]})), FakeBackend(allowed_steps=0)
+    scheduler = SchedulerDeployment(AppArgs.model_validate({**args, "placement": ["EDC"]}))
+    backend = FakeBackend(allowed_steps=0)
     monkeypatch.setattr(scheduler, "_started", lambda: backend)
 
     async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:

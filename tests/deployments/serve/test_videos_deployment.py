@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +11,13 @@ from typing import Any
 import pytest
 
 from deployments.config.app import AppArgs
-from deployments.serve.videos_deployment import RemoteVideos, Videos
-from deployments.videos.storage import local_file
+from deployments.serve.videos_deployment import RemoteVideoBackend, VideosDeployment
+from deployments.videos.jobs import VideoJobs
+from deployments.videos.storage import find_local_file
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.serve.test_remote import FakeHandle, as_ray_does
 from tests.deployments.videos.test_store import request
 from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
-
-METHODS = ("submit", "get", "page", "delete", "cancel", "file_name", "content")
 
 
 def args_of(folder: Path) -> AppArgs:
@@ -30,34 +28,31 @@ def args_of(folder: Path) -> AppArgs:
     )
 
 
-class Replica(Videos):
+class Replica(VideosDeployment):
     def __del__(self) -> None:  # type: ignore[override]
-        """Ray Serve awaits that of `Videos`; nobody does here."""
+        """Ray Serve awaits that of `VideosDeployment`; nobody does here."""
 
 
 def handle_to(videos: Any) -> Any:
-    """As a handle has it: a method takes and gives copies."""
+    """As a handle does: arguments and results are copies."""
 
-    def remote(name: str) -> Callable[..., Any]:
-        async def call(*args: Any) -> Any:
-            return pickle.loads(pickle.dumps(await getattr(videos, name)(*pickle.loads(pickle.dumps(args)))))  # noqa: S301
+    async def call(*args: Any) -> Any:
+        return pickle.loads(pickle.dumps(await videos.call(*pickle.loads(pickle.dumps(args)))))  # noqa: S301
 
-        return call
-
-    return SimpleNamespace(**{name: SimpleNamespace(remote=remote(name)) for name in METHODS})
+    return SimpleNamespace(call=SimpleNamespace(remote=call))
 
 
 async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) -> None:
     args = args_of(tmp_path)
     videos = Replica(FakeHandle(FakeBackend(allowed_steps=0)), args)
-    remote = RemoteVideos(handle_to(videos), args)
+    remote = RemoteVideoBackend(handle_to(videos), args)
     await videos.reconfigure(None)
     try:
         told = await remote.submit(*request("a"), 0)
         assert (await remote.get("a"))["id"] == told["id"] == "a"
         assert [job["id"] for job in (await remote.page(None, 9, True))[0]] == ["a"]
-        assert isinstance(await videos.get("b"), RequestNotFoundError)
-        for asked in (remote.get("b"), remote.delete("b"), remote.content("b", 0), remote.local_file("a", 7)):
+        assert isinstance(await videos.call(VideoJobs.get, "b"), RequestNotFoundError)
+        for asked in (remote.get("b"), remote.delete("b"), remote.read_content("b", 0), remote.find_local_file("a", 7)):
             with pytest.raises(RequestNotFoundError, match="video"):
                 await asked
         with pytest.raises(InvalidRequestError) as caught:
@@ -83,11 +78,11 @@ async def test_where_files_lie_is_looked_up_without_a_folder_of_their_own_here(
 
     def looked_for(*asked: Any) -> Path | None:
         threads.append(threading.current_thread().name)
-        return local_file(*asked)
+        return find_local_file(*asked)
 
-    monkeypatch.setattr("deployments.serve.videos_deployment.local_file", looked_for)
-    remote = RemoteVideos(SimpleNamespace(file_name=SimpleNamespace(remote=name)), args)
-    assert await remote.local_file("a", 0) is None
+    monkeypatch.setattr("deployments.serve.videos_deployment.find_local_file", looked_for)
+    remote = RemoteVideoBackend(SimpleNamespace(call=SimpleNamespace(remote=name)), args)
+    assert await remote.find_local_file("a", 0) is None
     assert not elsewhere.exists()
     assert threads != [threading.main_thread().name]
 
@@ -98,4 +93,4 @@ async def test_errors_of_ray_are_still_told(tmp_path: Path) -> None:
 
     args = args_of(tmp_path)
     with pytest.raises(WorkerError, match=r"^gone$"):
-        await RemoteVideos(SimpleNamespace(get=SimpleNamespace(remote=lost)), args).get("a")
+        await RemoteVideoBackend(SimpleNamespace(call=SimpleNamespace(remote=lost)), args).get("a")

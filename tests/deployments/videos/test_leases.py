@@ -1,4 +1,4 @@
-"""The leases of jobs when their process, or its disk, is slow; and what pictures of jobs may take at once."""
+"""The leases of jobs when their process, or its disk, is slow; and what images of jobs may take at once."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ async def test_a_lease_is_renewed_from_when_the_store_is_reached(service: Servic
     backend, opened = FakeBackend(allowed_steps=0), threading.Event()
     jobs = service.process(backend)
     await submit(jobs, "a")
-    await jobs._claim()
+    await jobs._worker._claim()
     await until(lambda: bool(backend.running))
-    jobs._thread.submit(opened.wait)
-    renewing = asyncio.create_task(jobs._keep_leases())
-    await until(lambda: jobs._thread._work_queue.qsize() == 1)
+    jobs._store._thread.submit(opened.wait)
+    renewing = asyncio.create_task(jobs._worker._keep_leases())
+    await until(lambda: jobs._store._thread._work_queue.qsize() == 1)
     service.clock.now_s += LEASE_S + 1
     opened.set()
     await renewing
     other = service.process(FakeBackend())
-    await other._claim()
-    assert not other._runs
+    await other._worker._claim()
+    assert not other._worker._runs
     await asyncio.gather(jobs.stop(), other.stop())
 
 
@@ -43,18 +43,18 @@ async def test_a_job_whose_lease_ran_out_is_not_run_twice_by_its_own_process(ser
     backend = FakeBackend(allowed_steps=0)
     jobs = service.process(backend)
     await submit(jobs, "a")
-    await jobs._claim()
+    await jobs._worker._claim()
     await until(lambda: bool(backend.running))
     service.clock.now_s += LEASE_S
-    await jobs._claim()
+    await jobs._worker._claim()
     backend.allowed_steps = math.inf
     await until_status(jobs, "a", "completed")
-    await until(lambda: not jobs._runs)
+    await until(lambda: not jobs._worker._runs)
     assert len(backend.seen) == 1
     await jobs.stop()
 
 
-async def test_jobs_in_flight_hold_so_many_bytes_of_pictures(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_in_flight_hold_so_many_bytes_of_images(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.videos.worker.MAX_JOBS_BYTES", 100)
     backend = FakeBackend(allowed_steps=0)
     async with service.running(backend) as jobs:

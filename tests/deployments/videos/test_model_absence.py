@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.videos.model_absence import AWAY_S, GONE_S, AwayModels
-from deployments.videos.worker import VideoJobs
+from deployments.videos.jobs import VideoJobs
+from deployments.videos.model_absence import AWAY_S, GONE_S, ModelAbsences
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_worker import Clock, Service, submit, until_status
 from tests.waiting import until
@@ -37,12 +37,12 @@ class Refusing:
 
     async def until_refused(self, count: int) -> None:
         """For so many times, and waiting again."""
-        await until(lambda: len(self.backend.seen) == count and not self.jobs._runs)
+        await until(lambda: len(self.backend.seen) == count and not self.jobs._worker._runs)
         assert (await self.jobs.get("a"))["status"] == "queued"
 
     def pass_by(self, seconds: float) -> None:
         self.service.clock.now_s += seconds
-        self.jobs._wake.set()
+        self.jobs._worker._wake.set()
 
 
 @pytest.mark.parametrize("code", ["model_unavailable", "model_not_found"])
@@ -81,11 +81,11 @@ async def test_a_job_whose_model_is_removed_for_good_ends_with_that_error(servic
 
 def test_a_model_may_be_away_for_a_while() -> None:
     clock = Clock()
-    models = AwayModels(clock)
+    models = ModelAbsences(clock)
 
     def after(seconds: float, state: str | None) -> bool:
         clock.now_s += seconds
-        return models.may_come_back("m", state)
+        return models.may_return("m", state)
 
     assert after(0.0, "draining")
     assert after(AWAY_S - 100, "draining")
@@ -94,10 +94,10 @@ def test_a_model_may_be_away_for_a_while() -> None:
     assert after(0.5, "loading")
     assert after(0.5, None)
     assert not after(GONE_S, None)
-    assert models.may_come_back("other", None)
+    assert models.may_return("other", None)
     assert after(0.0, "serving")
     assert after(AWAY_S - 1, "draining")  # it has been back
     assert after(AWAY_S - 1, "draining")
     assert not after(1.0, "draining")
-    models.is_back("m")
+    models.mark_present("m")
     assert after(0.0, None)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deployments.videos.storage import VideoResults, local_file
+from deployments.videos.jobs import DATABASE
+from deployments.videos.storage import VideoStorage, find_local_file
 from deployments.videos.store import VideoStore
-from deployments.videos.worker import DATABASE
 from tests.deployments.fake_backend import FakeBackend, video
 from tests.deployments.videos.test_store import request
 from tests.deployments.videos.test_worker import Service, submit, until_left, until_status
@@ -26,7 +26,7 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
 
 
-class SlowResults(VideoResults):
+class SlowResults(VideoStorage):
     """Of which a file is written when the test says so."""
 
     def __init__(self, url: str) -> None:
@@ -68,11 +68,11 @@ async def test_files_may_lie_where_a_url_points(service: Service) -> None:
     async with service.running(FakeBackend(), results_url="memory://videos") as jobs:
         await submit(jobs, "a")
         await until_status(jobs, "a", "completed")
-        assert await jobs.local_file("a", 0) is None
-        assert await jobs.content("a", 0) == video("a")
+        assert await jobs.find_local_file("a", 0) is None
+        assert await jobs.read_content("a", 0) == video("a")
         await jobs.delete("a")
         with pytest.raises(FileNotFoundError):
-            jobs.results.read("a-1", 0)
+            jobs.storage.read("a-1", 0)
 
 
 async def test_foreign_files_are_neither_read_nor_removed(service: Service) -> None:
@@ -84,7 +84,7 @@ async def test_foreign_files_are_neither_read_nor_removed(service: Service) -> N
         for name in names:
             (service.folder / "results" / name).write_bytes(b"mine")
         service.clock.now_s += 2 * HOUR_S
-        await jobs._files.sweep(retention_s=HOUR_S)
+        await jobs._retention.sweep(retention_s=HOUR_S)
         await until_left(jobs, [])
     assert service.files() == sorted(names)
 
@@ -95,18 +95,18 @@ async def test_what_processes_that_died_were_writing_goes_after_an_hour(service:
         job = store.submit(*request("died"), 0, service.clock(), 10, 0)
         store.begin_files(job, service.clock())
         assert store.fail(None, job.number, {"code": "x"}, service.clock())
-        jobs.results.write(job.file_name, [b"x"])
+        jobs.storage.write(job.file_name, [b"x"])
         left, ours, foreign = (service.folder / "results" / name for name in PARTS)
         for path, mtime_s in ((left, -2 * HOUR_S), (ours, 0.0), (foreign, -2 * HOUR_S)):
             path.write_bytes(b"x")
             os.utime(path, times=(0, service.clock() + mtime_s))
-        await jobs._files.sweep(retention_s=10 * HOUR_S)
+        await jobs._retention.sweep(retention_s=10 * HOUR_S)
         assert len(service.files()) == 3
         service.clock.now_s += HOUR_S - 1
-        await jobs._files.sweep(retention_s=10 * HOUR_S)
+        await jobs._retention.sweep(retention_s=10 * HOUR_S)
         assert job.file_name + "-0.mp4" in service.files()
         service.clock.now_s += 2
-        await jobs._files.sweep(retention_s=10 * HOUR_S)
+        await jobs._retention.sweep(retention_s=10 * HOUR_S)
         assert service.files() == [foreign.name]
         assert store.unkept_files(service.clock() + HOUR_S) == []
         store.close()
@@ -119,7 +119,7 @@ def test_a_file_is_written_through_a_name_that_the_sweep_knows(tmp_path: Path, m
     def lost(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
-    results = VideoResults(str(tmp_path))
+    results = VideoStorage(str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", lost)
         patch.setattr(Path, "unlink", lambda self, missing_ok: None)  # the process is dead
@@ -134,7 +134,7 @@ def test_a_file_is_written_through_a_name_that_the_sweep_knows(tmp_path: Path, m
 
 async def test_delete_while_the_file_is_written_leaves_nothing(service: Service) -> None:
     jobs = service.process(FakeBackend())
-    slow = jobs._files._results = SlowResults(str(service.folder / "results"))
+    slow = jobs._retention._storage = SlowResults(str(service.folder / "results"))
     await jobs.start()
     await submit(jobs, "a")
     await until(slow.begun.is_set)
@@ -142,41 +142,41 @@ async def test_delete_while_the_file_is_written_leaves_nothing(service: Service)
     await jobs.delete("a")
     await until_left(jobs, [])
     slow.opened.set()
-    await until(lambda: not jobs._runs)
+    await until(lambda: not jobs._worker._runs)
     assert service.files() == []
     await jobs.stop()
 
 
 async def test_what_is_being_written_when_the_service_ends_is_kept(service: Service) -> None:
     jobs = service.process(FakeBackend())
-    slow = jobs._files._results = SlowResults(str(service.folder / "results"))
+    slow = jobs._retention._storage = SlowResults(str(service.folder / "results"))
     await jobs.start()
     await submit(jobs, "a")
     await until(slow.begun.is_set)
     stopping = asyncio.create_task(jobs.stop())
-    await until(lambda: jobs._is_stopping)
+    await until(lambda: jobs._worker._is_stopping)
     slow.opened.set()
     await stopping
     again = FakeBackend()
     async with service.running(again) as jobs:
         assert (await jobs.get("a"))["status"] == "completed"
-        assert await jobs.content("a", 0) == video("a")
+        assert await jobs.read_content("a", 0) == video("a")
     assert not again.seen
 
 
 async def test_a_job_that_cannot_be_written_whole_leaves_no_part_of_it(service: Service) -> None:
-    class Full(VideoResults):
+    class Full(VideoStorage):
         def write(self, name: str, videos: Iterable[bytes]) -> None:
             super().write(name, [b"the first"])
             raise OSError(28, "No space left on device")
 
     jobs = service.process(FakeBackend())
-    jobs._files._results = Full(str(service.folder / "results"))
+    jobs._retention._storage = Full(str(service.folder / "results"))
     await jobs.start()
     await submit(jobs, "a")
     job = await until_status(jobs, "a", "failed")
     assert job["error"]["code"] == "storage_failed"
-    await until(lambda: not jobs._runs)
+    await until(lambda: not jobs._worker._runs)
     assert service.files() == []
     await jobs.stop()
 
@@ -184,11 +184,11 @@ async def test_a_job_that_cannot_be_written_whole_leaves_no_part_of_it(service: 
 async def test_a_slow_sweep_holds_up_no_lease(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, opened = threading.Event(), threading.Event()
 
-    def slow(self: VideoResults, before_s: float) -> None:
+    def slow(self: VideoStorage, before_s: float) -> None:
         begun.set()
         opened.wait(PATIENCE_S)
 
-    monkeypatch.setattr(VideoResults, "sweep_parts", slow)
+    monkeypatch.setattr(VideoStorage, "sweep_parts", slow)
     async with service.running(FakeBackend()) as jobs:
         await until(begun.is_set)
         await submit(jobs, "a")
@@ -201,14 +201,14 @@ async def test_a_slow_sweep_holds_up_no_lease(service: Service, monkeypatch: pyt
 @pytest.mark.parametrize("url", ["memory://videos", "s3://bucket/videos", "simplecache::s3://bucket"])
 def test_files_of_elsewhere_are_not_looked_for_here(url: str) -> None:
     """s3fs is not even needed."""
-    assert local_file(url, "a-1", 0) is None
+    assert find_local_file(url, "a-1", 0) is None
 
 
 def test_looking_for_a_file_makes_no_folder(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     for url in (str(folder), f"file://{folder}"):
-        assert local_file(url, "a-1", 0) is None
+        assert find_local_file(url, "a-1", 0) is None
         assert not folder.exists()
-    VideoResults(str(folder)).write("a-1", [b"x", b"y"])
+    VideoStorage(str(folder)).write("a-1", [b"x", b"y"])
     for url in (str(folder), f"file://{folder}"):
-        assert local_file(url, "a-1", 1) == folder / "a-1-1.mp4"
+        assert find_local_file(url, "a-1", 1) == folder / "a-1-1.mp4"

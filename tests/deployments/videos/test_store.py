@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from deployments.videos.store import VideoJob, VideoStore, client_error
+from deployments.videos.store import VideoJob, VideoStore
+from deployments.videos.store_thread import translate_disk_errors
 from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError, VideoStorageError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
@@ -124,33 +125,33 @@ def test_jobs_that_have_not_ended_are_bounded(store: VideoStore) -> None:
     submit(store, "c", most=2)
 
 
-def test_the_picture_of_a_job_is_kept_until_the_job_ends(store: VideoStore, tmp_path: Path) -> None:
+def test_the_image_of_a_job_is_kept_until_the_job_ends(store: VideoStore, tmp_path: Path) -> None:
     job, other = submit(store, "a", image=b"fox"), submit(store, "b")
-    assert (job.inputs.image, other.picture_sha256) == (None, None)
+    assert (job.inputs.image, other.image_sha256) == (None, None)
     again = VideoStore(tmp_path / "jobs.sqlite3")
-    assert (again.picture(job.number), again.picture(other.number)) == (b"fox", None)
+    assert (again.find_image(job.number), again.find_image(other.number)) == (b"fox", None)
     again.close()
     (leased, _) = store.claim("p", 2, 0.0, LEASE_S)
     store.release("p", leased.number, 0.0, counted=False)
-    assert store.picture(job.number) == b"fox"
+    assert store.find_image(job.number) == b"fox"
     store.claim("p", 2, 0.0, LEASE_S)
     assert submit(store, "a", image=b"fox").number == job.number
     for another in (b"dog", None):
         with pytest.raises(InvalidRequestError, match="another request"):
             submit(store, "a", image=another)
     store.complete("p", job.number, {}, 1, 1.0)
-    assert store.picture(job.number) is None
+    assert store.find_image(job.number) is None
     assert submit(store, "a", image=b"fox").state == "completed"
     failed = submit(store, "c", image=b"dog")
     store.fail(None, failed.number, {"code": "x"}, 2.0)
-    assert store.picture(failed.number) is None
+    assert store.find_image(failed.number) is None
     retried = submit(store, "c", image=b"cat")
-    assert store.picture(retried.number) == b"cat"
+    assert store.find_image(retried.number) == b"cat"
 
 
-def test_the_pictures_of_jobs_that_wait_are_bounded(store: VideoStore) -> None:
+def test_the_images_of_jobs_that_wait_are_bounded(store: VideoStore) -> None:
     job = submit(store, "a", image=bytes(600), most_bytes=1000)
-    with pytest.raises(OverloadedError, match="pictures"):
+    with pytest.raises(OverloadedError, match="images"):
         submit(store, "b", image=bytes(401), most_bytes=1000)
     assert store.find("b") is None
     submit(store, "b", image=bytes(400), most_bytes=1000)
@@ -159,9 +160,9 @@ def test_the_pictures_of_jobs_that_wait_are_bounded(store: VideoStore) -> None:
     submit(store, "d", image=bytes(600), most_bytes=1000)
 
 
-def test_a_picture_that_never_has_room_is_refused_for_good(store: VideoStore) -> None:
+def test_a_image_that_never_has_room_is_refused_for_good(store: VideoStore) -> None:
     with pytest.raises(
-        InvalidRequestError, match=r"input_reference: takes 1001 bytes .* send a smaller picture"
+        InvalidRequestError, match=r"input_reference: takes 1001 bytes .* send a smaller image"
     ) as raised:
         submit(store, "a", image=bytes(1001), most_bytes=1000)
     assert raised.value.param == "input_reference"
@@ -169,16 +170,16 @@ def test_a_picture_that_never_has_room_is_refused_for_good(store: VideoStore) ->
     submit(store, "a", image=bytes(1000), most_bytes=1000)
 
 
-def test_jobs_are_claimed_as_far_as_their_pictures_have_room(store: VideoStore) -> None:
+def test_jobs_are_claimed_as_far_as_their_images_have_room(store: VideoStore) -> None:
     def claim(now_s: float = 0.0) -> list[str]:
-        return [job.job_id for job in store.claim("p", 9, now_s, LEASE_S, max_picture_bytes=100)]
+        return [job.job_id for job in store.claim("p", 9, now_s, LEASE_S, max_image_bytes=100)]
 
     for name, size in (("huge", 500), ("b", 60), ("c", 50), ("d", 10)):
         submit(store, name, image=bytes(size))
     submit(store, "without")
     assert claim() == ["huge", "without"]  # the first one goes in any case
     assert claim() == []
-    assert [job.job_id for job in store.claim("q", 1, 0.0, LEASE_S, max_picture_bytes=100)] == ["b"]
+    assert [job.job_id for job in store.claim("q", 1, 0.0, LEASE_S, max_image_bytes=100)] == ["b"]
     huge = store.find("huge")
     assert huge is not None
     store.complete("p", huge.number, {}, 0, 1.0)
@@ -187,7 +188,7 @@ def test_jobs_are_claimed_as_far_as_their_pictures_have_room(store: VideoStore) 
     assert claim(LEASE_S) == ["b", "without"]  # all leases have run out
 
 
-def test_the_file_shrinks_when_a_picture_goes(store: VideoStore, tmp_path: Path) -> None:
+def test_the_file_shrinks_when_a_image_goes(store: VideoStore, tmp_path: Path) -> None:
     def size_bytes() -> int:
         with sqlite3.connect(tmp_path / "jobs.sqlite3") as other:
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -200,25 +201,16 @@ def test_the_file_shrinks_when_a_picture_goes(store: VideoStore, tmp_path: Path)
     assert size_bytes() < MIB // 8
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_file_of_an_older_version_is_taken_over(tmp_path: Path, version: int) -> None:
+def test_a_file_is_opened_again(tmp_path: Path) -> None:
     store = VideoStore(tmp_path / "jobs.sqlite3")
     submit(store, "a")
     store.close()
-    old = sqlite3.connect(tmp_path / "jobs.sqlite3")
-    old.executescript(
-        "DROP TRIGGER keep_files; DROP TABLE unkept;"
-        + "DROP TRIGGER drop_picture; DROP TABLE pictures; ALTER TABLE jobs DROP COLUMN picture_sha256;"
-        * (version == 1)
-        + f"PRAGMA user_version = {version};"
-    )
-    old.close()
     for _ in range(2):
         store = VideoStore(tmp_path / "jobs.sqlite3")
         assert store.find("a") == submit(store, "a")
         store.close()
     store = VideoStore(tmp_path / "jobs.sqlite3")
-    assert store.picture(submit(store, "b", image=b"fox").number) == b"fox"
+    assert store.find_image(submit(store, "b", image=b"fox").number) == b"fox"
     assert store.unkept_files(9.0) == []
     store.close()
 
@@ -267,7 +259,7 @@ def test_a_disk_that_is_full_is_told_and_loses_nothing(store: VideoStore) -> Non
     job = submit(store, "a")
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(VideoStorageError, match=r"disk is full.*videos\.data_dir") as caught, client_error():
+    with pytest.raises(VideoStorageError, match=r"disk is full.*videos\.data_dir") as caught, translate_disk_errors():
         submit(store, "b", image=bytes(MIB))
     assert caught.value.http_status == 507
     assert (store.find("a"), store.find("b")) == (job, None)
@@ -279,7 +271,7 @@ def test_a_store_that_another_process_holds_is_busy(store: VideoStore, tmp_path:
     store._db.execute("PRAGMA busy_timeout = 0")
     other = sqlite3.connect(tmp_path / "jobs.sqlite3", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(OverloadedError, match="busy"), client_error():
+    with pytest.raises(OverloadedError, match="busy"), translate_disk_errors():
         submit(store, "a")
     other.close()
     submit(store, "a")
@@ -289,11 +281,12 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database " * 100)
     with pytest.raises(ConfigError, match="no database of video jobs"):
         VideoStore(tmp_path / "text")
-    newer = sqlite3.connect(tmp_path / "newer")
-    newer.execute("PRAGMA user_version = 99")
-    newer.close()
-    with pytest.raises(ConfigError, match="of version 99, this service writes 3"):
-        VideoStore(tmp_path / "newer")
+    for version in (1, 2, 3, 99):
+        other = sqlite3.connect(tmp_path / f"{version}.sqlite3")
+        other.execute(f"PRAGMA user_version = {version}")
+        other.close()
+        with pytest.raises(ConfigError, match=f"of version {version}, this service writes 4"):
+            VideoStore(tmp_path / f"{version}.sqlite3")
 
 
 class Processes(RuleBasedStateMachine):
@@ -355,10 +348,10 @@ class Processes(RuleBasedStateMachine):
         assert set(self.ended.values()) <= {1}
 
     @invariant()
-    def unfinished_jobs_have_their_pictures(self) -> None:
+    def unfinished_jobs_have_their_images(self) -> None:
         for job in self.store.page(None, 9, newest_first=True):
-            picture = None if job.number in self.ended else job.job_id.encode()
-            assert self.store.picture(job.number) == picture
+            image = None if job.number in self.ended else job.job_id.encode()
+            assert self.store.find_image(job.number) == image
 
 
 TestProcesses = Processes.TestCase

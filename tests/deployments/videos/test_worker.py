@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from deployments.config.videos import VideosArgs
+from deployments.videos.jobs import DATABASE, VideoJobs
 from deployments.videos.store import VideoStore
-from deployments.videos.worker import DATABASE, VideoJobs
 from tests.deployments.fake_backend import FakeBackend, video
 from tests.deployments.videos.test_store import request
 from tests.waiting import PATIENCE_S, until
@@ -92,18 +92,18 @@ async def test_a_job_from_queued_to_completed(service: Service) -> None:
         running = await until_status(jobs, "a", "in_progress")
         assert running["progress"] == 25
         with pytest.raises(RequestNotFoundError, match="not yet"):
-            await jobs.content("a", 0)
+            await jobs.read_content("a", 0)
         backend.allowed_steps = math.inf
         done = await until_status(jobs, "a", "completed")
         assert (done["progress"], done["completed_at"], done["expires_at"]) == (100, 1_000_000, 1_086_400)
         assert done["inference_time_s"] == 0.5
         assert (done["peak_memory_mb"], done["stage_durations"]["diffuse"]) == (12.5, 0.3)
-        assert await jobs.content("a", 0) == video("a")
-        path = await jobs.local_file("a", 0)
+        assert await jobs.read_content("a", 0) == video("a")
+        path = await jobs.find_local_file("a", 0)
         assert path is not None
         assert path.read_bytes() == video("a")
         with pytest.raises(RequestNotFoundError):
-            await jobs.content("a", 1)
+            await jobs.read_content("a", 1)
 
 
 async def test_jobs_beyond_those_in_flight_go_by_priority(service: Service) -> None:
@@ -176,7 +176,7 @@ async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_
     await until(lambda: bool(dead.running))
     await silence(killed)
     async with service.running(heir) as jobs:
-        await jobs._claim()
+        await jobs._worker._claim()
         assert (await jobs.get("a"))["status"] == "queued"
         assert not heir.seen
         service.clock.now_s += LEASE_S
@@ -187,9 +187,9 @@ async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_
 
 async def silence(jobs: VideoJobs) -> None:
     """It renews nothing any more, as if it were dead; what it has in hand goes on."""
-    assert jobs._pump is not None
-    jobs._pump.cancel()
-    await jobs._stored(lambda: None)  # A renewal that is under way has ended.
+    assert jobs._worker._pump is not None
+    jobs._worker._pump.cancel()
+    await jobs._store.run(lambda store: None)  # A renewal that is under way has ended.
 
 
 async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file(service: Service) -> None:
@@ -203,10 +203,10 @@ async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file
     async with service.running(heir) as jobs:
         done = await until_status(jobs, "a", "completed")
         slow.allowed_steps = math.inf
-        await until(lambda: not stalled._runs)
+        await until(lambda: not stalled._worker._runs)
         assert slow.ended["a~1"] == "completed", "it comes too late"
         assert await jobs.get("a") == done
-        assert await jobs.content("a", 0) == video("a")
+        assert await jobs.read_content("a", 0) == video("a")
     await stalled.stop()
 
 
@@ -222,7 +222,7 @@ async def test_a_job_that_ends_the_service_again_and_again_is_given_up(service: 
         assert "the service has ended 2 times" in job["error"]["message"]
 
 
-async def test_the_picture_of_a_job_outlives_its_process(service: Service) -> None:
+async def test_the_image_of_a_job_outlives_its_process(service: Service) -> None:
     slow, heir = FakeBackend(allowed_steps=0), FakeBackend()
     async with service.running(slow) as jobs:
         await jobs.submit(*request("a", image=b"fox"), 0)
@@ -235,15 +235,15 @@ async def test_the_picture_of_a_job_outlives_its_process(service: Service) -> No
     store = VideoStore(service.folder / DATABASE)
     job = store.find("a")
     assert job is not None
-    assert store.picture(job.number) is None
+    assert store.find_image(job.number) is None
     store.close()
 
 
-async def test_the_pictures_of_jobs_that_wait_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.videos.worker.MIB", 4)
+async def test_the_images_of_jobs_that_wait_have_a_bound(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.videos.jobs.MIB", 4)
     jobs = service.process(FakeBackend(), max_results_mb=2)
     await jobs.submit(*request("a", image=b"12345"), 0)
-    with pytest.raises(OverloadedError, match="pictures"):
+    with pytest.raises(OverloadedError, match="images"):
         await jobs.submit(*request("b", image=b"6789"), 0)
     await jobs.stop()
 
@@ -253,7 +253,7 @@ async def test_a_job_waits_while_the_service_cannot_take_it(service: Service, er
     backend = FakeBackend(refuse=error)
     async with service.running(backend) as jobs:
         await submit(jobs, "a")
-        await until(lambda: backend.num_refused == 1 and not jobs._runs)
+        await until(lambda: backend.num_refused == 1 and not jobs._worker._runs)
         assert (await jobs.get("a"))["status"] == "queued"
         backend.refuse = None
         service.clock.now_s += 1.0
