@@ -1,11 +1,15 @@
 # make serve   check the configuration and start the service on 127.0.0.1:8000 (Ctrl-C ends it)
 # make test    lint, types, tests: all that CI runs; make test-all: the slow tests and all model families too
+# make test-random   the same tests in a random order; SEED repeats one
+# make fuzz    property tests with fresh examples, for FUZZ_MINUTES (30); says how to keep what it finds
 # make evaluate-quick   default and three baselines on short traces, in minutes; make evaluate: the paper's grid, in hours
 # make demo    eight workers, requests that move between them at step boundaries (a minute)
 # All make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
 
 PYTHON ?= python3
 CONFIG ?= deployments/quickstart.yaml
+FUZZ_MINUTES ?= 30
+SEED ?=
 BIN := .venv/bin
 
 # Ray: a token file that a local ray.init() leaves behind would turn token authentication on in later starts.
@@ -16,9 +20,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 # The proxy notices a dead replica in seconds (the default takes over 20).
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
 
-RAY_TESTS := tests/engine/live tests/e2e
-
-.PHONY: serve demo evaluate evaluate-quick test test-ray test-pure test-all lint types install check clean
+.PHONY: serve demo evaluate evaluate-quick test test-all test-random fuzz lint types install check clean
 
 install: .venv/.installed
 
@@ -51,18 +53,17 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-# The tests that start Ray mostly wait for its processes; the others compute. Side by side they take half as long.
-test: lint
-	$(MAKE) --jobs 2 test-ray test-pure
+test: install
+	$(BIN)/python -m tests
 
-test-ray: types
-	$(BIN)/python -m pytest $(RAY_TESTS)
+test-all: install
+	$(BIN)/python -m tests --all
 
-test-pure: install
-	$(BIN)/python -m pytest $(RAY_TESTS:%=--ignore=%)
+test-random: install
+	$(BIN)/python -m tests --shuffle $(if $(SEED),--seed $(SEED))
 
-test-all: lint types
-	$(BIN)/python -m pytest -m ""
+fuzz: install
+	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
