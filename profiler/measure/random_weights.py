@@ -21,8 +21,7 @@ import torch
 
 from profiler.measure.configs import config_value
 from profiler.measure.tokenizers import stand_in
-from profiler.published.models import published_model
-from profiler.published.parts import Component
+from profiler.published_models import Component, published_model
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
 from tridentserve.pipelines import PipelineAdapter, load_adapter
@@ -57,9 +56,9 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
         index[part] = [component.library, component.class_name]
         if few_text_layers and component.library == "transformers":
             fewer: dict[str, Any] = {key: _FEW_LAYERS for key in _LAYERS if key in component.config}
-            component = component.changed(**(component.cheap or fewer))
+            component = component.with_config(**(component.cheap or fewer))
         if most_blocks is not None and part.startswith(_DENOISERS):
-            component = component.changed(**_cut(name, component, most_blocks))
+            component = component.with_config(**_cut(name, component, most_blocks))
         _write_component(folder / part, component)
         if part.startswith("text_encoder"):
             tokenizer = stand_in(component)

@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 import transformers
 
-from profiler.published.parts import Component
+from profiler.published_models import Component
 from tridentserve.pipelines.tiny import parts as tiny_parts
 from tridentserve.pipelines.tiny.flux2 import mistral_tokenizer
 from tridentserve.pipelines.tiny.flux2_klein import qwen3_tokenizer

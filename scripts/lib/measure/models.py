@@ -10,7 +10,7 @@ import torch
 from lib.command_line import Parser, whole_number
 from profiler.measure.random_weights import write_published
 from profiler.measure.stages import Source
-from profiler.published.models import PUBLISHED
+from profiler.published_models import published_names
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Kernels
@@ -52,7 +52,7 @@ def add_model_options(parser: Parser) -> None:
 def check_model_options(parser: Parser, models: list[str], arguments: argparse.Namespace) -> None:
     """Ends the script for a model or a device that there is not."""
     for model in models:
-        if model in PUBLISHED and not arguments.random_weights and not Path(model).exists():
+        if model in published_names() and not arguments.random_weights and not Path(model).exists():
             parser.error(f"{model} is no folder here; --random-weights makes the published model of that name")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here")
@@ -65,7 +65,7 @@ def name_of(model: str, arguments: argparse.Namespace) -> str:
 
 def is_published(model: str, arguments: argparse.Namespace) -> bool:
     """Whether a model is made from its published configuration."""
-    return bool(arguments.random_weights) and model in PUBLISHED
+    return bool(arguments.random_weights) and model in published_names()
 
 
 def source_of(
