@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
+from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat
-from tridentserve.scheduling.request_records import StageRun
 
 # The key under which the outputs of a completed request stand.
 _OUTPUT_KEYS: dict[OutputFormat, str] = {"png": "images", "mp4": "videos", "frames": "frames"}
@@ -50,19 +50,19 @@ def _result(update: CompletedUpdate) -> dict[str, Any]:
         "slo_met": update.slo_met,
         "retries": update.retries,
         "stage_durations": update.stage_durations_s,
-        "timeline": [_stage_run(run) for run in update.timeline],
+        "timeline": [_plain_span(span) for span in update.timeline],
         "peak_memory_mb": update.peak_memory_bytes / 2**20,
         "tiled": update.tiled,
         **video,
     }
 
 
-def _stage_run(run: StageRun) -> dict[str, Any]:
+def _plain_span(span: StageSpan) -> dict[str, Any]:
     return {
-        "stage": run.stage.value,
-        "workers": list(run.workers),
-        "degree": len(run.workers),
-        "start_s": run.start_s,
-        "end_s": run.end_s,
-        "steps": run.steps,
+        "stage": span.stage.value,
+        "workers": list(span.workers),
+        "degree": len(span.workers),
+        "start_s": span.start_s,
+        "end_s": span.end_s,
+        "steps": span.steps,
     }

@@ -133,7 +133,7 @@ class MonitoredReplanner:
             self._largest[key] = LoadShare(spec.model, spec.shape, spec.num_inference_steps)
 
     def stage_finished(self, report: StageReport) -> None:
-        """A stage has run, at `report.end_s`."""
+        """A stage has run, at `report.span.end_s`."""
         self._monitor.stage_finished(report)
 
     def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:

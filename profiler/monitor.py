@@ -75,15 +75,15 @@ class Monitor:
         self._forget(spec.model, now_s)
 
     def stage_finished(self, report: StageReport) -> None:
-        """A stage has run, at `report.end_s`."""
-        gpu_ns = max(0, round(report.gpu_seconds * 1e9))
+        """A stage has run, at `report.span.end_s`."""
+        gpu_ns = max(0, round(report.span.gpu_seconds * 1e9))
         stages = self._done.setdefault((report.model, report.kind), {})
-        total = stages.setdefault(report.stage, _Total())
+        total = stages.setdefault(report.span.stage, _Total())
         total.requests += report.requests
         total.gpu_ns += gpu_ns
-        entry = (report.end_s, report.kind, report.stage, report.requests, gpu_ns)
+        entry = (report.span.end_s, report.kind, report.span.stage, report.requests, gpu_ns)
         self._reports.setdefault(report.model, deque()).append(entry)
-        self._forget(report.model, report.end_s)
+        self._forget(report.model, report.span.end_s)
 
     def set_window(self, model: str, window_s: float | None) -> None:
         """From now on; None: the window of models without one of their own. Raises `ConfigError` as the constructor."""

@@ -8,7 +8,7 @@ Imports `tridentserve` only.
 from traces.formats.external import DrawnTrace, read_external
 from traces.formats.ours import read_trace, write_trace
 from traces.requests import TraceRequest, scale_pixels
-from traces.results import ReplayResult, StageSpan, simulated_result
+from traces.results import ReplayResult, TimelineEntry, simulated_result
 from traces.workloads.arrivals import Arrival, Phase, arrival_times, phases
 from traces.workloads.mixes import Mix, draw, load_figure, load_mix, mix_names
 from traces.workloads.named import WORKLOADS, Workload, make_workload, rescale
@@ -20,7 +20,7 @@ __all__ = [
     "Mix",
     "Phase",
     "ReplayResult",
-    "StageSpan",
+    "TimelineEntry",
     "TraceRequest",
     "Workload",
     "arrival_times",

@@ -10,20 +10,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from traces.requests import TraceRequest
 
 
-class StageSpan(BaseModel):
-    """One stage of a request as it ran: on which workers (rank order), from when to when (unix seconds).
+class TimelineEntry(BaseModel):
+    """One entry of the `timeline` of an answer: a stage as it ran, in the JSON form that clients see.
 
-    `steps` is the number of denoising steps, None outside DIFFUSE.
-    """
+    It is not `tridentserve.plans.StageSpan`, because the answers of other services are read too, and are checked."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     stage: str
     workers: tuple[str, ...] = Field(min_length=1)
+    """In rank order."""
     degree: int = Field(ge=1)
     start_s: float
+    """Seconds of the Unix clock; seconds of the simulation in a simulated answer."""
     end_s: float
     steps: int | None = None
+    """Denoising steps; None outside DIFFUSE."""
 
 
 class AnswerFacts(BaseModel):
@@ -33,7 +35,7 @@ class AnswerFacts(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     stage_durations: dict[str, float] = {}
-    timeline: tuple[StageSpan, ...] = ()
+    timeline: tuple[TimelineEntry, ...] = ()
     slo_s: float | None = None
     slo_met: bool | None = None
     queue_s: float | None = None
@@ -89,7 +91,7 @@ def simulated_result(
     slo_s: float | None = None,
     queue_s: float | None = None,
     peak_memory_mb: float | None = None,
-    timeline: Sequence[StageSpan] = (),
+    timeline: Sequence[TimelineEntry] = (),
 ) -> ReplayResult:
     """The result of a request that was simulated: sent exactly when it was due, answered (or failed) after `latency_s`.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from traces.requests import TraceRequest
-from traces.results import ReplayResult, StageSpan, simulated_result
+from traces.results import ReplayResult, TimelineEntry, simulated_result
 from tridentserve.engine.simulated import Arrival, RequestResult, SimulationResult
 from tridentserve.engine.simulated.result import FINISHED, UNFINISHED
 from tridentserve.errors import ConfigError, ProfileError
@@ -80,7 +80,7 @@ def _result(request: TraceRequest, ended: RequestResult, peak_bytes: int, durati
         queue_s=None if ended.start_s is None else ended.start_s - ended.arrival_s,
         peak_memory_mb=peak_bytes / _MIB if peak_bytes else None,
         timeline=[
-            StageSpan(
+            TimelineEntry(
                 stage=run.stage.value,
                 workers=run.workers,
                 degree=len(run.workers),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import PlainSerializer
@@ -118,6 +118,34 @@ class DispatchPlan:
         if saves is None or not saves.first <= steps_done < self.num_steps:
             return False
         return (steps_done - saves.first) % saves.every == 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """One stage of a plan as it ran."""
+
+    stage: Stage
+    start_s: float
+    """When it began: on the scheduler's clock inside the scheduler and in its log, on the Unix clock in what workers
+    report and clients see."""
+    end_s: float
+    """When it ended, on the same clock. All denoising steps of a plan are one span."""
+    workers: tuple[WorkerId, ...] = ()
+    """The workers that ran it, in rank order. Decision logs of version 0.1 do not name them."""
+    steps: int | None = None
+    """Denoising steps that each request did; None outside DIFFUSE, and in decision logs of version 0.1."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def gpu_seconds(self) -> float:
+        return len(self.workers) * self.seconds
+
+    def shifted(self, by_s: float) -> StageSpan:
+        """The same span on a clock that is `by_s` ahead."""
+        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
 
 @dataclass(frozen=True, slots=True)

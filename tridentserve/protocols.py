@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
-from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.plans import PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
 
@@ -169,20 +169,17 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One stage that has finished: what it was, where it ran (`kind`: the placement type of its leader), and when."""
+    """One stage that has finished, as a replanner counts it."""
 
     model: str
-    stage: Stage
     kind: PlacementType
+    """Placement type of the worker that led the plan."""
     shape: Shape
+    """Size of the largest request."""
     requests: int
-    workers: tuple[WorkerId, ...]
-    start_s: float
-    end_s: float
-
-    @property
-    def gpu_seconds(self) -> float:
-        return len(self.workers) * (self.end_s - self.start_s)
+    """How many requests the plan had."""
+    span: StageSpan
+    """When the stage ran, on the scheduler's clock, and on which workers."""
 
 
 class Replanner(Protocol):
@@ -192,7 +189,7 @@ class Replanner(Protocol):
         """A request was accepted."""
 
     def stage_finished(self, report: StageReport) -> None:
-        """A stage has run, at `report.end_s`."""
+        """A stage has run, at `report.span.end_s`."""
 
     def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
         """A model is served from now on (again, perhaps): this load of it is expected, and stays servable. `window_s`:

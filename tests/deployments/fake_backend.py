@@ -17,8 +17,8 @@ from tests.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import RequestCancelledError
 from tridentserve.models.families import FAMILIES
+from tridentserve.plans import StageSpan
 from tridentserve.requests import GenerationInputs, RequestSpec
-from tridentserve.scheduling.request_records import StageRun
 from tridentserve.stages import Stage
 
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
@@ -117,7 +117,7 @@ def completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:
         slo_met=True,
         retries=0,
         stage_durations_s={"encode": 0.1, "diffuse": 0.3, "decode": 0.1},
-        timeline=(StageRun(Stage.ENCODE, ("n0w0",), 1.0, 1.1),),
+        timeline=(StageSpan(Stage.ENCODE, 1.0, 1.1, ("n0w0",)),),
         peak_memory_bytes=12_500 * 2**20 // 1000,
         tiled=False,
         fps=inputs.fps,

@@ -16,7 +16,7 @@ from tests.profiler.synthetic import DEGREES, MIB, SHAPES, cost_model
 from tests.work import calls_in
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError, PlacementError
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, StageSpan
 from tridentserve.protocols import Replanner, StageReport
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
@@ -183,7 +183,9 @@ def test_measured_rates_reach_the_plan() -> None:
             (PlacementType.DC, Stage.DIFFUSE, 2.0),
             (PlacementType.DC, Stage.DECODE, 1.0),
         ):
-            report = StageReport("one", stage, kind, LARGE, 1, ("w",), service.now_s - seconds, service.now_s)
+            report = StageReport(
+                "one", kind, LARGE, 1, StageSpan(stage, service.now_s - seconds, service.now_s, ("w",))
+            )
             service.replanner.stage_finished(report)
     service.workers = service.workers[:-1]
     service.run(HEAVY, 10)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from profiler.monitor import Monitor, SkewTrigger, StageSpeed, WorkKind, skew
 from tridentserve.errors import ConfigError
+from tridentserve.plans import StageSpan
 from tridentserve.protocols import StageReport
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
@@ -23,7 +24,7 @@ def request(shape: Shape = SMALL, model: str = "one", outputs: int = 1) -> Reque
 
 def report(stage: Stage, seconds: float, end_s: float, workers: int = 1, requests: int = 1) -> StageReport:
     names = tuple(f"w{i}" for i in range(workers))
-    return StageReport("one", stage, PlacementType.DC, SMALL, requests, names, end_s - seconds, end_s)
+    return StageReport("one", PlacementType.DC, SMALL, requests, StageSpan(stage, end_s - seconds, end_s, names))
 
 
 events = st.lists(st.tuples(st.floats(0, 30), st.sampled_from([SMALL, LARGE]), st.integers(1, 3)), max_size=40)

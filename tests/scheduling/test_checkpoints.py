@@ -7,7 +7,7 @@ import pytest
 from tests.scheduling.fakes import MODEL, FakeTimes, sole, workers_of
 from tests.scheduling.test_runs import Bench, Script, plan_of
 from tridentserve.cluster import WorkerSpec
-from tridentserve.plans import CheckpointSteps, DispatchPlan, PlacementPlan, Replica
+from tridentserve.plans import CheckpointSteps, DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.protocols import Decisions
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
@@ -21,7 +21,11 @@ EVERY_2_S = SchedulerOptions(checkpoint_s=2.0)  # a step takes one
 
 def saved(plan: DispatchPlan, num_steps: int, now_s: float = 0.0) -> ev.CheckpointSaved:
     assert plan.saves is not None
-    spans = tuple(ev.StageSpan(stage, now_s - 1.0, now_s) for stage in plan.stages if stage is not C)
+    spans = tuple(
+        StageSpan(stage, now_s - 1.0, now_s, plan.workers_of(stage), num_steps if stage is D else None)
+        for stage in plan.stages
+        if stage is not C
+    )
     return ev.CheckpointSaved(plan.plan_id, num_steps, plan.saves.keeper, spans)
 
 
@@ -98,7 +102,7 @@ def test_a_lost_plan_goes_on_from_its_copy_at_another_degree() -> None:
 def test_steps_of_earlier_segments_count_for_the_first_copy() -> None:
     bench, plan = started(options=SchedulerOptions(checkpoint_s=3.0))
     bench.decide(Decisions())
-    bench.on(ev.StageFinished(plan.plan_id, (ev.StageSpan(D, 0.0, 2.0),), 2), 2.0)
+    bench.on(ev.StageFinished(plan.plan_id, (StageSpan(D, 0.0, 2.0),), 2), 2.0)
     rest = bench.start(2.0, encode="")
     assert rest.saves is not None
     assert (rest.saves.first, rest.saves.every) == (1, 3)
@@ -107,7 +111,7 @@ def test_steps_of_earlier_segments_count_for_the_first_copy() -> None:
 def test_what_was_kept_on_a_lost_worker_goes_back_to_its_copy() -> None:
     bench, plan = started()
     bench.on(saved(plan, 2))
-    bench.on(ev.StageFinished(plan.plan_id, (ev.StageSpan(E, 0.0, 1.0), ev.StageSpan(D, 1.0, 4.0)), 3), 4.0)
+    bench.on(ev.StageFinished(plan.plan_id, (StageSpan(E, 0.0, 1.0), StageSpan(D, 1.0, 4.0)), 3), 4.0)
     assert bench.pending() == {"r": (3, True, "a")}
     assert bench.on(ev.WorkerLost("a", "killed"), 5.0) == [ev.Requeue("r", "killed", steps_done=2)]
     assert bench.on(ev.WorkerLost("b", "killed"), 6.0) == [ev.Requeue("r", "killed")], "now the copy is gone, too"

@@ -15,7 +15,7 @@ from tests.scheduling.fakes import FakeTimes, request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.engine.simulated.options import WorkerFailure
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.protocols import Assignment, ClusterView, Decisions, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
@@ -105,7 +105,7 @@ class Bench:
         if not self.plans:
             return
         plan = self.plans.pop(sorted(self.plans)[number % len(self.plans)])
-        spans = tuple(ev.StageSpan(stage, 0.0, 1.0) for stage in plan.stages)
+        spans = tuple(StageSpan(stage, 0.0, 1.0) for stage in plan.stages)
         failure = ev.PlanFailed(plan.plan_id, "it broke")
         self.on(failure if failed else ev.StageFinished(plan.plan_id, spans))
 

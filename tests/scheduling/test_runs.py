@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.scheduling.fakes import MODEL, FakeTimes, request, sole, workers_of
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
@@ -101,7 +101,7 @@ class Bench:
         return plan_of(effect)
 
     def finish(self, plan: DispatchPlan, now_s: float, steps: int | None = None, ran: Sequence[Stage] = ()) -> list:  # type: ignore[type-arg]
-        spans = tuple(ev.StageSpan(stage, now_s - 1.0, now_s) for stage in ran or plan.stages)
+        spans = tuple(StageSpan(stage, now_s - 1.0, now_s) for stage in ran or plan.stages)
         return self.on(ev.StageFinished(plan.plan_id, spans, steps), now_s)
 
     def pending(self) -> dict[str, tuple[int, bool, str | None]]:
@@ -347,7 +347,7 @@ def test_decode_goes_elsewhere_when_its_worker_is_not_meant_to_hold_it_any_more(
     bench.on(ev.Tick())
     (effect,) = bench.finish(plan, 5.0)
     assert plan_of(effect).workers != ("c",)
-    assert [(report.stage, report.kind, report.requests) for report in replan.reports] == [
+    assert [(report.span.stage, report.kind, report.requests) for report in replan.reports] == [
         (E, PlacementType.EDC, 1), (D, PlacementType.EDC, 1),
     ]  # fmt: skip
 
@@ -388,7 +388,7 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
 
     def end(plan: DispatchPlan, steps: int | None) -> None:
         ran = plan.stages if steps is None else [stage for stage in plan.stages if stage is not C]
-        spans = tuple(ev.StageSpan(stage, 0.0, 1.0) for stage in ran)
+        spans = tuple(StageSpan(stage, 0.0, 1.0) for stage in ran)
         take(bench.on(ev.StageFinished(plan.plan_id, spans, steps), 1.0))
 
     for action, number in actions:

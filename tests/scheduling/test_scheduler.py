@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scheduling.fakes import MODEL, FakeTimes, FixedDispatcher, request, sole, workers_of
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
 from tridentserve.scheduling.request_records import RequestRecords, RequestState
@@ -57,7 +57,13 @@ class Run:
     def finish(self, plan: DispatchPlan, start_s: float, end_s: float) -> list[ev.Effect]:
         width_s = (end_s - start_s) / len(plan.stages)
         spans = tuple(
-            ev.StageSpan(stage, start_s + i * width_s, start_s + (i + 1) * width_s)
+            StageSpan(
+                stage,
+                start_s + i * width_s,
+                start_s + (i + 1) * width_s,
+                plan.workers_of(stage),
+                plan.num_steps if stage is D else None,
+            )
             for i, stage in enumerate(plan.stages)
         )
         return self.on(ev.StageFinished(plan.plan_id, spans), end_s)
@@ -284,7 +290,7 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
 
     def report(number: int, now_s: float, failed: bool) -> None:
         plan = plans.pop(sorted(plans)[number % len(plans)])
-        spans = tuple(ev.StageSpan(stage, now_s, now_s) for stage in plan.stages)
+        spans = tuple(StageSpan(stage, now_s, now_s) for stage in plan.stages)
         on(ev.PlanFailed(plan.plan_id, "x") if failed else ev.StageFinished(plan.plan_id, spans), now_s)
 
     for moment, (action, number) in enumerate(actions):

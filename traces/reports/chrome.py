@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import count, pairwise
 from typing import Any
 
-from traces.results import ReplayResult, StageSpan
+from traces.results import ReplayResult, TimelineEntry
 
 Event = dict[str, Any]
 _PID = 1
@@ -51,7 +51,7 @@ def _metadata(name: str, value: str | int, row: int = 0) -> Event:
     return {"ph": "M", "name": name, "pid": _PID, "tid": row, "args": {key: value}}
 
 
-def _slices(result: ReplayResult, span: StageSpan, rows: dict[str, int], zero_s: float) -> list[Event]:
+def _slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zero_s: float) -> list[Event]:
     """One per worker, the first worker's first."""
     start_us = round((span.start_s - zero_s) * 1e6)
     end_us = max(start_us, round((span.end_s - zero_s) * 1e6))

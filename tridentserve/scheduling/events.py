@@ -7,10 +7,9 @@ from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
-from tridentserve.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +26,6 @@ class RequestCancelled:
 
     request_id: str
     kind: Literal["request_cancelled"] = "request_cancelled"
-
-
-@dataclass(frozen=True, slots=True)
-class StageSpan:
-    """When one stage of a plan ran, in the scheduler's time."""
-
-    stage: Stage
-    start_s: float
-    end_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)

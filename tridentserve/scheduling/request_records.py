@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.stages import Stage
 
 
 class RequestState(StrEnum):
@@ -26,17 +25,6 @@ class RequestState(StrEnum):
         return self in (RequestState.COMPLETED, RequestState.FAILED, RequestState.CANCELLED)
 
 
-@dataclass(frozen=True, slots=True)
-class StageRun:
-    """One stage of a request as it ran: on which workers, when (in the scheduler's time)."""
-
-    stage: Stage
-    workers: tuple[WorkerId, ...]
-    start_s: float
-    end_s: float
-    steps: int | None = None
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """The story of one request. `error_code` and `error` are set when it ended without a result. `saved_timeline`: as
@@ -47,8 +35,8 @@ class RequestRecord:
     state: RequestState = RequestState.QUEUED
     steps_done: int = 0
     retries: int = 0
-    timeline: list[StageRun] = field(default_factory=list)
-    saved_timeline: list[StageRun] = field(default_factory=list)
+    timeline: list[StageSpan] = field(default_factory=list)
+    saved_timeline: list[StageSpan] = field(default_factory=list)
     latency_s: float | None = None
     slo_s: float | None = None
     error_code: str | None = None
@@ -66,8 +54,8 @@ class RequestRecord:
     def stage_seconds(self) -> dict[str, float]:
         """Seconds per stage, added up over the runs of it."""
         totals: dict[str, float] = {}
-        for run in self.timeline:
-            totals[run.stage.value] = totals.get(run.stage.value, 0.0) + run.end_s - run.start_s
+        for span in self.timeline:
+            totals[span.stage.value] = totals.get(span.stage.value, 0.0) + span.seconds
         return totals
 
 
@@ -108,19 +96,17 @@ class RequestRecords:
         plan = self._plans.pop(event.plan_id, None)
         if plan is None:
             return
-        runs = _stage_runs(plan, event.spans, plan.num_steps if event.num_steps is None else event.num_steps)
         for request_id in plan.request_ids:
             if (record := self.records.get(request_id)) is not None:
-                record.timeline += runs
+                record.timeline += event.spans
 
     def _saved(self, event: ev.CheckpointSaved) -> None:
         plan = self._plans.get(event.plan_id)
         if plan is None:
             return
-        runs = _stage_runs(plan, event.spans, event.num_steps)
         for request_id in plan.request_ids:
             if (record := self.records.get(request_id)) is not None:
-                record.saved_timeline = [*record.timeline, *runs]
+                record.saved_timeline = [*record.timeline, *event.spans]
 
     def _apply_effect(self, effect: ev.Effect) -> None:
         match effect:
@@ -150,17 +136,3 @@ class RequestRecords:
                 cancelled = effect.code == "cancelled"
                 record.state = RequestState.CANCELLED if cancelled else RequestState.FAILED
                 record.error_code, record.error = effect.code, effect.reason
-
-
-def _stage_runs(plan: DispatchPlan, spans: Iterable[ev.StageSpan], num_steps: int) -> list[StageRun]:
-    """What has run of a plan, with so many steps of D."""
-    return [
-        StageRun(
-            stage=span.stage,
-            workers=plan.workers_of(span.stage),
-            start_s=span.start_s,
-            end_s=span.end_s,
-            steps=num_steps if span.stage is Stage.DIFFUSE else None,
-        )
-        for span in spans
-    ]

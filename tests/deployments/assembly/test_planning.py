@@ -16,7 +16,7 @@ from dispatch.policies import POLICIES, make_policy
 from placement import ReplanOptions
 from profiler import ProfileRow, ProfileTable, WeightsRow, write_table
 from tridentserve.errors import ConfigError
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, StageSpan
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.events import (
     Finish,
@@ -24,7 +24,6 @@ from tridentserve.scheduling.events import (
     RequestArrived,
     RunPlan,
     StageFinished,
-    StageSpan,
     Tick,
     WorkerJoined,
 )

@@ -15,6 +15,7 @@ from tests.scheduling.failing import REQUESTS, check_failed_and_served, failing_
 from tests.scheduling.fakes import request
 from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.core_thread import CoreThread
+from tridentserve.plans import StageSpan
 from tridentserve.scheduling.events import (
     CheckpointSaved,
     Effect,
@@ -24,7 +25,6 @@ from tridentserve.scheduling.events import (
     RequestCancelled,
     RunPlan,
     StageFinished,
-    StageSpan,
     Tick,
     WorkerJoined,
 )

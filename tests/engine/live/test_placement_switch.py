@@ -72,7 +72,7 @@ class EveryFew:
         pass
 
     def stage_finished(self, report: StageReport) -> None:
-        self._denoised += report.stage is Stage.DIFFUSE
+        self._denoised += report.span.stage is Stage.DIFFUSE
 
     def expect(self, model: str, load: object, window_s: float | None) -> None:
         pass

@@ -8,7 +8,7 @@ import pytest
 
 from tests.traces.client.image_service import mp4, png
 from traces.client.answers import FACTS_HEADER, read_picture, read_video
-from traces.results import AnswerFacts, StageSpan
+from traces.results import AnswerFacts, TimelineEntry
 
 
 def body(picture: bytes | None = None, **fields: Any) -> bytes:
@@ -22,7 +22,7 @@ def test_facts_are_read_and_other_fields_ignored() -> None:
         body(timeline=[span], stage_durations={"diffuse": 0.5}, slo_s=3, slo_met=True, queue_s=0, id="x"), 48, 32
     )
     assert facts == AnswerFacts(
-        timeline=(StageSpan(stage="diffuse", workers=("w1", "w2"), degree=2, start_s=1.5, end_s=2.0, steps=4),),
+        timeline=(TimelineEntry(stage="diffuse", workers=("w1", "w2"), degree=2, start_s=1.5, end_s=2.0, steps=4),),
         stage_durations={"diffuse": 0.5},
         slo_s=3.0,
         slo_met=True,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from traces.reports.chrome import chrome_trace
 from traces.reports.report import percentile, replay_duration_s, summary, summary_table, write_report
 from traces.requests import TraceRequest
-from traces.results import AnswerFacts, ReplayResult, StageSpan, simulated_result
+from traces.results import AnswerFacts, ReplayResult, TimelineEntry, simulated_result
 
 # What people compare, so what must be there under exactly these names.
 KEYS = {"duration", "completed_requests", "failed_requests", "throughput_qps", "slo_attainment_rate", "slo_met_success"}
@@ -23,8 +23,8 @@ KEYS |= {f"latency_{name}" for name in ("mean", "median", "p50", "p95", "p99")} 
 KEYS |= {"oom_requests"} | {f"stage_durations_{name}" for name in ("mean", "p50", "p99")}
 
 
-def span(stage: str, workers: tuple[str, ...], start_s: float, end_s: float, steps: int | None = None) -> StageSpan:
-    return StageSpan(stage=stage, workers=workers, degree=len(workers), start_s=start_s, end_s=end_s, steps=steps)
+def span(stage: str, workers: tuple[str, ...], start_s: float, end_s: float, steps: int | None = None) -> TimelineEntry:
+    return TimelineEntry(stage=stage, workers=workers, degree=len(workers), start_s=start_s, end_s=end_s, steps=steps)
 
 
 def result(

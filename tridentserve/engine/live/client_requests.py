@@ -56,10 +56,6 @@ class Job:
     def completed(self, record: RequestRecord, clock_offset_s: float) -> CompletedUpdate:
         """The last update of the request, which has ended with a result. The scheduler's time plus `clock_offset_s` is
         the Unix clock's."""
-        runs = (
-            replace(run, start_s=run.start_s + clock_offset_s, end_s=run.end_s + clock_offset_s)
-            for run in record.timeline
-        )
         return CompletedUpdate(
             request_id=self.spec.request_id,
             model=self.spec.model,
@@ -74,7 +70,7 @@ class Job:
             slo_met=record.slo_met,
             retries=record.retries,
             stage_durations_s=record.stage_seconds(),
-            timeline=tuple(runs),
+            timeline=tuple(span.shifted(clock_offset_s) for span in record.timeline),
             peak_memory_bytes=self.peak_memory_bytes,
             tiled=self.tiled,
             fps=self.inputs.fps,

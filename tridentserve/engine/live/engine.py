@@ -24,7 +24,6 @@ from tridentserve.engine.live.plan_calls import (
     contents,
     expected_peaks,
     outcome,
-    stage_spans,
     take_images,
     untold_steps,
 )
@@ -268,7 +267,7 @@ class LiveEngine:
                 continue
             if isinstance(item, StatesSaved):
                 if plan.saves is not None:
-                    spans = stage_spans(item.spans, self._clock_offset_s)
+                    spans = tuple(span.shifted(-self._clock_offset_s) for span in item.spans)
                     self._core.post(ev.CheckpointSaved(plan.plan_id, item.num_steps, plan.saves.keeper, spans))
                 continue
             if isinstance(item, ReplicaLoad):

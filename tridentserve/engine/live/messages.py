@@ -9,10 +9,9 @@ from typing import Literal
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
-from tridentserve.plans import Replica
+from tridentserve.plans import Replica, StageSpan
 from tridentserve.protocols import LoadSource
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
-from tridentserve.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +60,6 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """When a stage ran, in seconds of the Unix clock."""
-
-    stage: Stage
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class ExpectedPeak:
     """What the activations of a plan are expected to take on one worker; 0 where nobody knows. `frugal_bytes`: with E
     one request after another and C in tiles, which is what a worker does that has not the memory for `num_bytes`."""
@@ -98,7 +88,7 @@ class StatesSaved:
     """Copies of the states of a plan, after so many of its steps, have arrived at its keeper; what had run by then."""
 
     num_steps: int
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +112,7 @@ class PlanReport:
 
     plan_id: int
     outcome: Literal["finished", "stopped", "failed"]
-    spans: list[Span] = field(default_factory=list)
+    spans: list[StageSpan] = field(default_factory=list)
     num_images: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     peak_growth_bytes: int = 0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from tridentserve.engine.live.messages import ReplicaLoad, Span
-from tridentserve.plans import DispatchPlan, WorkerId
+from tridentserve.engine.live.messages import ReplicaLoad
+from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.scheduling.request_records import RequestRecord, RequestState
 
 if TYPE_CHECKING:
@@ -111,11 +111,10 @@ class WorkerMetrics:
             tag_keys=("worker", "model"),
         )
 
-    def plan_done(self, plan: DispatchPlan, spans: Iterable[Span]) -> None:
+    def plan_done(self, plan: DispatchPlan, spans: Iterable[StageSpan]) -> None:
         for span in spans:
-            degree = len(plan.workers_of(span.stage))
-            tags = {**self._worker, "model": plan.model, "stage": span.stage.value, "degree": str(degree)}
-            seconds = max(span.end_s - span.start_s, 0.0)
+            tags = {**self._worker, "model": plan.model, "stage": span.stage.value, "degree": str(len(span.workers))}
+            seconds = max(span.seconds, 0.0)
             self._stage_seconds.observe(seconds, tags=tags)
             self._stage_seconds_total.inc(max(seconds, 1e-9), tags=tags)
             self._stage_runs.inc(tags=tags)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tridentserve.engine.live.client_requests import Job
 from tridentserve.engine.live.fleet import PlanCall
-from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, Span, StepNote
+from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, StepNote
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
@@ -75,9 +75,5 @@ def outcome(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s: float) 
     leader = reports[0]
     if leader.outcome == "stopped":
         return ev.PlanStopped(plan.plan_id)
-    return ev.StageFinished(plan.plan_id, stage_spans(leader.spans, offset_s), leader.paused_after)
-
-
-def stage_spans(spans: Iterable[Span], offset_s: float) -> tuple[ev.StageSpan, ...]:
-    """Spans of a worker in the scheduler's time."""
-    return tuple(ev.StageSpan(span.stage, span.start_s - offset_s, span.end_s - offset_s) for span in spans)
+    spans = tuple(span.shifted(-offset_s) for span in leader.spans)
+    return ev.StageFinished(plan.plan_id, spans, leader.paused_after)

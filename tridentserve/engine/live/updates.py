@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat, Shape
-from tridentserve.scheduling.request_records import StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class CompletedUpdate:
     """How many times the request was put back into the queue."""
     stage_durations_s: dict[str, float]
     """Seconds per stage, by the stage's name."""
-    timeline: tuple[StageRun, ...]
+    timeline: tuple[StageSpan, ...]
     """Stages as they ran, in seconds of the Unix clock."""
     peak_memory_bytes: int
     """Largest memory that a worker used while it ran a plan of the request."""

@@ -9,6 +9,7 @@ from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.devices import Devices, PlanRun
 from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.recorder import Recorder
+from tridentserve.plans import StageSpan
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
@@ -54,14 +55,18 @@ class SimulatedCheckpoints:
             return
         run.saved_steps = steps
         now_s = self._agenda.now_s
-        spans = tuple(replace(span, end_s=min(span.end_s, now_s)) for span in run.spans if span.start_s < now_s)
+        spans = tuple(
+            replace(span, end_s=now_s, steps=steps) if span.stage is Stage.DIFFUSE else span
+            for span in run.spans
+            if span.start_s < now_s
+        )
         keeper = self._devices[saves.keeper]
         if keeper.alive:
             arrives_s = now_s + self._handoff.copy_seconds(run, saves.keeper)
             self._agenda.at(arrives_s, self._arrived, run, steps, spans, keeper.incarnation)
         self.enter(run)
 
-    def _arrived(self, run: PlanRun, steps: int, spans: tuple[ev.StageSpan, ...], incarnation: int) -> None:
+    def _arrived(self, run: PlanRun, steps: int, spans: tuple[StageSpan, ...], incarnation: int) -> None:
         saves = run.plan.saves
         if saves is None or run.plan.plan_id not in self._runs:
             return
@@ -71,5 +76,5 @@ class SimulatedCheckpoints:
         for member, spec in zip(run.plan.members, run.specs, strict=True):
             if member.steps is not None and not self._recorder.has_ended(spec.request_id):
                 self._handoff.save(run.plan.plan_id, spec, keeper.worker_id, member.steps[0] + steps)
-        self._recorder.saved(run, spans, steps)
+        self._recorder.saved(run, spans)
         self._post(ev.CheckpointSaved(run.plan.plan_id, steps, keeper.worker_id, spans))

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.eviction import victims
 from tridentserve.engine.simulated.actual_times import ActualTimes, PlanDemand, RankDemand
-from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.events import StageSpan
 
 
 @dataclass(slots=True, eq=False)

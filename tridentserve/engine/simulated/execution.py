@@ -16,10 +16,9 @@ from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.errors import OutOfMemoryError, ProfileError
-from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.events import StageSpan
 from tridentserve.stages import Stage
 
 # Rounding of times must not move a stop to the next step boundary.
@@ -169,11 +168,11 @@ class Executor:
         run.used_bytes = tuple(used_bytes)
         end_s = now_s + prepared_s + self._group_seconds(run.plan)
         spans = []
-        for stage, stage_s in zip(run.plan.stages, run.demand.seconds, strict=True):
+        for stage, stage_s, degree in zip(run.plan.stages, run.demand.seconds, run.demand.degrees, strict=True):
             begin_s = end_s
-            calls = run.plan.num_steps if stage is Stage.DIFFUSE else 1
-            end_s += stage_s * calls * self._times.jitter(run.specs[0].request_id, stage)
-            spans.append(StageSpan(stage, begin_s, end_s))
+            steps = run.plan.num_steps if stage is Stage.DIFFUSE else None
+            end_s += stage_s * (1 if steps is None else steps) * self._times.jitter(run.specs[0].request_id, stage)
+            spans.append(StageSpan(stage, begin_s, end_s, run.plan.workers[:degree], steps))
         run.spans = tuple(spans)
         self._enter_end(run, end_s)
         if self._contention is not None:
@@ -255,7 +254,7 @@ class Executor:
             if num_steps >= total and not run.aborted:
                 return  # in its last step: there is no boundary before the end
             end_s = max(now_s, min(diffuse.start_s + num_steps * step_s, diffuse.end_s))
-            spans = (*spans, replace(diffuse, end_s=end_s))
+            spans = (*spans, replace(diffuse, end_s=end_s, steps=num_steps))
         run.num_steps, run.spans = num_steps, spans
         self._enter_end(run, end_s)
 

@@ -16,10 +16,9 @@ from tridentserve.engine.simulated.result import (
     SimulationResult,
 )
 from tridentserve.errors import TridentServeError
-from tridentserve.plans import PlacementPlan, WorkerId
+from tridentserve.plans import PlacementPlan, StageSpan, WorkerId
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.request_records import StageRun
 from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 _VIRTUAL_OF = {virtual.primary: virtual for virtual in VirtualReplica}
@@ -41,8 +40,8 @@ class _Entry:
     decode: WorkerId | None = None
     error: str | None = None
     start_s: float | None = None
-    timeline: list[StageRun] = field(default_factory=list)
-    saved_timeline: list[StageRun] = field(default_factory=list)
+    timeline: list[StageSpan] = field(default_factory=list)
+    saved_timeline: list[StageSpan] = field(default_factory=list)
 
     def virtual_replica(self) -> VirtualReplica | None:
         """E counts as held by the primary when it ran on a worker of the first segment of D, C by the last one's."""
@@ -87,15 +86,14 @@ class Recorder:
     def has_ended(self, request_id: str) -> bool:
         return self._entries[request_id].end_s is not None
 
-    def saved(self, run: PlanRun, spans: tuple[ev.StageSpan, ...], steps: int) -> None:
-        """The states of a running plan were copied, after so many of its steps."""
+    def saved(self, run: PlanRun, spans: tuple[StageSpan, ...]) -> None:
+        """The states of a running plan were copied, after these stages and denoising steps."""
         self.counts.checkpoints += 1
         if not self._keep_plans:
             return
         for spec in run.specs:
             entry = self._entries[spec.request_id]
-            ran = zip(spans, run.demand.degrees, strict=False)  # those that ran come first
-            entry.saved_timeline = [*entry.timeline, *(self._stage_run(run, span, k, steps) for span, k in ran)]
+            entry.saved_timeline = [*entry.timeline, *spans]
 
     def requeued(self, effect: ev.Requeue) -> None:
         self.counts.retries += 1
@@ -125,10 +123,10 @@ class Recorder:
         """A plan that had started has ended, in one way or another; its spans are those that ran, up to now."""
         plan = run.plan
         self._last_s = max(self._last_s, now_s)
-        for span, degree in zip(run.spans, run.demand.degrees, strict=False):  # those that ran come first
-            self._busy_s[span.stage] += degree * span.seconds
+        for span in run.spans:
+            self._busy_s[span.stage] += span.gpu_seconds
             for spec in run.specs:
-                self._stage_ran(self._entries[spec.request_id], run, span, degree)
+                self._stage_ran(self._entries[spec.request_id], span)
         if self._keep_plans and run.started_s is not None:
             self._plans.append(
                 PlanRecord(
@@ -144,26 +142,19 @@ class Recorder:
                 )
             )
 
-    def _stage_ran(self, entry: _Entry, run: PlanRun, span: ev.StageSpan, degree: int) -> None:
+    def _stage_ran(self, entry: _Entry, span: StageSpan) -> None:
         if entry.start_s is None:
             entry.start_s = span.start_s
-        workers = run.plan.workers[:degree]
         match span.stage:
             case Stage.ENCODE:
-                entry.encode, entry.first_diffuse = workers[0], ()
+                entry.encode, entry.first_diffuse = span.workers[0], ()
             case Stage.DIFFUSE:
-                entry.first_diffuse = entry.first_diffuse or workers
-                entry.last_diffuse = workers
+                entry.first_diffuse = entry.first_diffuse or span.workers
+                entry.last_diffuse = span.workers
             case Stage.DECODE:
-                entry.decode = workers[0]
+                entry.decode = span.workers[0]
         if self._keep_plans:
-            steps = run.plan.num_steps if run.num_steps is None else run.num_steps
-            entry.timeline.append(self._stage_run(run, span, degree, steps))
-
-    @staticmethod
-    def _stage_run(run: PlanRun, span: ev.StageSpan, degree: int, steps: int) -> StageRun:
-        done = steps if span.stage is Stage.DIFFUSE else None
-        return StageRun(span.stage, run.plan.workers[:degree], span.start_s, span.end_s, done)
+            entry.timeline.append(span)
 
     def result(self, num_workers: int) -> SimulationResult:
         requests = [

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tridentserve.plans import PlacementPlan, WorkerId
+from tridentserve.plans import PlacementPlan, StageSpan, WorkerId
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.events import StageSpan
-from tridentserve.scheduling.request_records import StageRun
 from tridentserve.stages import Stage, VirtualReplica
 
 PlanOutcome = Literal["finished", "yielded", "stopped", "failed", "unfinished"]
@@ -36,7 +34,7 @@ class RequestResult:
     virtual_replica: VirtualReplica | None
     error: str | None = None
     start_s: float | None = None
-    timeline: tuple[StageRun, ...] = ()
+    timeline: tuple[StageSpan, ...] = ()
 
     @property
     def latency_s(self) -> float | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tridentserve.plans import DispatchPlan, Replica
+from tridentserve.plans import DispatchPlan, Replica, StageSpan
 from tridentserve.protocols import Replanner, StageReport, StageTimes
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
 from tridentserve.scheduling.runs import Leg, Run
 from tridentserve.scheduling.worker_pool import WorkerPool
@@ -71,7 +71,7 @@ class ExpectedTimes:
             stage_seconds(self._times, run.spec, stage, degree, batch, run.num_steps) for stage in leg.stages
         )
 
-    def observe(self, plan: DispatchPlan, run: Run, spans: Sequence[ev.StageSpan], num_steps: int) -> None:
+    def observe(self, plan: DispatchPlan, run: Run, spans: Sequence[StageSpan], num_steps: int) -> None:
         """Learn from a plan that has done `num_steps` steps of D."""
         spec = run.spec
         kind = self._pool.kind_of(plan.leader, plan.model)
@@ -82,8 +82,5 @@ class ExpectedTimes:
             if calls:
                 self._times.observe(spec.model, span.stage, spec.shape, degree, batch, span.seconds / calls)
             if self._replanner is not None and kind is not None:
-                workers = plan.workers[:degree]
-                size = len(plan.members)
-                self._replanner.stage_finished(
-                    StageReport(spec.model, span.stage, kind, spec.shape, size, workers, span.start_s, span.end_s)
-                )
+                ran = replace(span, workers=plan.workers[:degree])  # logs of version 0.1 do not name them
+                self._replanner.stage_finished(StageReport(spec.model, kind, spec.shape, len(plan.members), ran))

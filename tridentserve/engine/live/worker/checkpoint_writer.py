@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import Span, StatesSaved
+from tridentserve.engine.live.messages import StatesSaved
 from tridentserve.engine.live.transport.parcel import Parcel
-from tridentserve.plans import DispatchPlan
+from tridentserve.plans import DispatchPlan, StageSpan
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Snapshot:
 
     num_steps: int
     states: dict[str, tuple[int, Parcel]]
-    spans: tuple[Span, ...]
+    spans: tuple[StageSpan, ...]
 
 
 class StateSaver:

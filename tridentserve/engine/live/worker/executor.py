@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from tridentserve.engine.live.messages import Span
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
 from tridentserve.engine.live.worker.checkpoint_writer import Snapshot
@@ -24,7 +23,7 @@ from tridentserve.engine.live.worker.decoding import Decoding, Images
 from tridentserve.errors import GroupError, HandoffError, InvalidRequestError
 from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
-from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.plans import DispatchPlan, Replica, StageSpan, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
@@ -79,7 +78,7 @@ class Execution:
     stopped on purpose and has no result. `paused_after`: it was paused after so many steps of its own; `outputs` are
     the states then. `tiled`: C was done in tiles."""
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[StageSpan] = field(default_factory=list)
     outputs: dict[str, Parcel] = field(default_factory=dict)
     images: Images = field(default_factory=dict)
     stopped: bool = False
@@ -154,7 +153,7 @@ class StageExecutor:
             adapter, group = self._replicas.adapter(Replica(plan.model, stage)), groups.get(len(plan.workers_of(stage)))
             match stage:
                 case Stage.ENCODE:
-                    self._encode(adapter, inputs, execution, frugal)
+                    self._encode(plan, adapter, inputs, execution, frugal)
                 case Stage.DIFFUSE:
                     try:
                         self._diffuse(plan, adapter, group, inputs, control, execution)
@@ -162,7 +161,7 @@ class StageExecutor:
                         adapter.let_go()
                 case Stage.DECODE:
                     decoding = Decoding(plan, adapter, group)
-                    with _timed(stage, execution):
+                    with _timed(stage, plan, execution):
                         images = decoding.run(inputs, execution.outputs, control.stopped, in_tiles=frugal)
                     execution.stopped |= images is None
                     execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
@@ -176,10 +175,14 @@ class StageExecutor:
 
     @staticmethod
     def _encode(
-        adapter: PipelineAdapter, inputs: Mapping[str, GenerationInputs], execution: Execution, frugal: bool
+        plan: DispatchPlan,
+        adapter: PipelineAdapter,
+        inputs: Mapping[str, GenerationInputs],
+        execution: Execution,
+        frugal: bool,
     ) -> None:
         due = [name for name in inputs if name not in execution.outputs]
-        with _timed(Stage.ENCODE, execution):
+        with _timed(Stage.ENCODE, plan, execution):
             for names in [[name] for name in due] if frugal else [due]:
                 conditions = adapter.encode_all([inputs[name] for name in names])
                 execution.outputs |= {name: Parcel(each) for name, each in zip(names, conditions, strict=True)}
@@ -204,7 +207,7 @@ class StageExecutor:
             batches[adapter.batch_key(state)].append(request_id)
         # Timed from here: the cost model learns seconds per step from it, not how long workers waited for each other.
         began_s = time.time()
-        with _timed(Stage.DIFFUSE, execution), sequence_parallel(group):
+        with _timed(Stage.DIFFUSE, plan, execution), sequence_parallel(group):
             for done in range(plan.num_steps):
                 command = control.command if group is None else group.agree(control.command)
                 if command == _Command.STOP:
@@ -219,7 +222,7 @@ class StageExecutor:
                     advanced = adapter.advance([states[request_id] for request_id in members])
                     states.update(zip(members, advanced, strict=True))
                 if plan.leader == self._worker_id and plan.is_saved_after(done + 1):
-                    control.on_snapshot(_snapshot(done + 1, states, execution.spans, began_s))
+                    control.on_snapshot(_snapshot(plan, done + 1, states, execution.spans, began_s))
         if plan.stages[-1] is not Stage.DIFFUSE and execution.paused_after is None:
             _tell_step(control, states)
         execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
@@ -264,11 +267,15 @@ def _tell_step(control: StepControl, states: Mapping[str, DenoisingState]) -> No
 
 
 @contextmanager
-def _timed(stage: Stage, execution: Execution) -> Iterator[None]:
+def _timed(stage: Stage, plan: DispatchPlan, execution: Execution) -> Iterator[None]:
     """Add the span of a stage. Its length is by a clock that is never set back."""
     start_s, began_s = time.time(), time.perf_counter()
     yield
-    execution.spans.append(Span(stage, start_s, start_s + time.perf_counter() - began_s))
+    end_s = start_s + time.perf_counter() - began_s
+    steps = plan.num_steps if execution.paused_after is None else execution.paused_after
+    execution.spans.append(
+        StageSpan(stage, start_s, end_s, plan.workers_of(stage), steps if stage is Stage.DIFFUSE else None)
+    )
 
 
 def _required(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
@@ -285,10 +292,13 @@ def _parcel_of(state: DenoisingState) -> Parcel:
     return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
 
 
-def _snapshot(num_steps: int, states: Mapping[str, DenoisingState], before: list[Span], began_s: float) -> Snapshot:
+def _snapshot(
+    plan: DispatchPlan, num_steps: int, states: Mapping[str, DenoisingState], before: list[StageSpan], began_s: float
+) -> Snapshot:
     """The states as they are after so many steps of D, which began at `began_s`."""
     parcels = {name: (state.step, _parcel_of(state)) for name, state in states.items()}
-    return Snapshot(num_steps, parcels, (*before, Span(Stage.DIFFUSE, began_s, time.time())))
+    diffuse = StageSpan(Stage.DIFFUSE, began_s, time.time(), plan.workers, num_steps)
+    return Snapshot(num_steps, parcels, (*before, diffuse))
 
 
 def _is_state(parcel: Parcel) -> bool:
