@@ -93,7 +93,7 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
 
 
 def _reserve_bytes(arguments: argparse.Namespace, cluster: ClusterSpec) -> int:
-    """What a service keeps free on each GPU for its receive buffer and process groups."""
+    """What a service keeps free on each GPU for its handoff buffer and process groups."""
     shipped = WorkerOptions(torch_device=device_of(cluster.gpu))
     if arguments.handoff_mb is None:
         return shipped.reserve_bytes
@@ -126,7 +126,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--handoff-mb",
         type=float,
         metavar="MIB",
-        help="size of the receive buffer of each GPU (default: that of a service)",
+        help="size of the handoff buffer of each GPU (default: that of a service)",
     )
     parser.add_argument(
         "--rate", type=positive(float), metavar="R", help="requests per second, instead of the workload's"

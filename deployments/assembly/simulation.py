@@ -37,7 +37,7 @@ class SimulationSetup:
     make_times: Callable[[], CostModel]
     """Gives a new cost model each time: one is the truth, another one learns."""
     options: ServiceOptions = field(default_factory=ServiceOptions)
-    """What the simulated service is set to; its tick, receive buffers and process groups hold for the engine too."""
+    """What the simulated service is set to; its tick, handoff buffers and process groups hold for the engine too."""
     load: Sequence[LoadShare] | None = None
     """What placements are made for at the start; None: the mix of the whole trace."""
     engine: SimulationOptions = field(default_factory=SimulationOptions)
@@ -90,7 +90,7 @@ def _engine(
     truth: StageTimes,
     engine: SimulationOptions,
 ) -> SimulatedEngine:
-    """An engine whose tick, receive buffers and process groups are those of the service."""
+    """An engine whose tick, handoff buffers and process groups are those of the service."""
     engine = replace(
         engine,
         tick_s=options.engine.tick_s,

@@ -80,7 +80,7 @@ class ModelArgs(Args):
     )
     attention: Attention = option(Kernels, "attention")
     compile: bool = option(Kernels, "compiled")
-    limits: Limits = Field(default=Limits(), description="What requests of the model may ask for.")
+    limits: Limits = Field(default=Limits(), description="Says what requests of the model may ask for.")
     profile_as: str | None = Field(
         default=None, description="Name of the model in the profile tables; without it `name`."
     )
@@ -125,7 +125,7 @@ class ClusterArgs(Args):
     )
     memory_mb: int = Field(
         ge=1,
-        description="Memory of one worker, in MiB, for weights, activations, the receive buffer and process groups.",
+        description="Memory of one worker, in MiB, for weights, activations, the handoff buffer and process groups.",
     )
     cpu_threads: int = option(WorkerOptions, "num_threads")
     max_groups: int = option(WorkerOptions, "max_groups")
@@ -149,7 +149,7 @@ class HandoffArgs(Args):
         WorkerOptions,
         "handoff_bytes",
         MIB,
-        "Size of the receive buffer of one worker, in MiB; what does not fit goes through host memory.",
+        "Size of the handoff buffer of one worker, in MiB; what does not fit goes through host memory.",
     )
     transport: Transport = option(WorkerOptions, "handoff_transport")
 
@@ -158,9 +158,9 @@ class AppArgs(Args):
     """All of `args:`. `cluster.nodes` times `cluster.workers_per_node` workers serve all models together."""
 
     models: list[ModelArgs] = Field(
-        min_length=1, description="Models that are served; the first is the default of requests."
+        min_length=1, description="Models that are served, see below; the first is the default of requests."
     )
-    cluster: ClusterArgs = Field(description="Workers that serve them.")
+    cluster: ClusterArgs = Field(description="Workers that serve them, see below.")
     placement: Literal["auto"] | list[WorkerPlacement] = Field(
         default="auto",
         description="Stages that each worker holds, one entry per worker; `auto` is the policy's own placement, or "
@@ -175,14 +175,16 @@ class AppArgs(Args):
         min_length=1,
         description="Tables of stage times: names of those that come with the package, or paths of CSV files.",
     )
-    dispatch: DispatchArgs = Field(default=DispatchArgs(), description="How requests are assigned to workers.")
-    replan: ReplanArgs = Field(default=ReplanArgs(), description="When the placement follows the load.")
-    handoff: HandoffArgs = Field(default=HandoffArgs(), description="How tensors go from worker to worker.")
-    replicas: ReplicasArgs = Field(default=ReplicasArgs(), description="How weights get into the workers.")
+    dispatch: DispatchArgs = Field(default=DispatchArgs(), description="Says how requests are assigned to workers.")
+    replan: ReplanArgs = Field(default=ReplanArgs(), description="Says when the placement follows the load.")
+    handoff: HandoffArgs = Field(default=HandoffArgs(), description="Says how tensors go from worker to worker.")
+    replicas: ReplicasArgs = Field(default=ReplicasArgs(), description="Says how weights get into the workers.")
     checkpoints: CheckpointsArgs = Field(
-        default=CheckpointsArgs(), description="How often the states of requests are saved on other workers."
+        default=CheckpointsArgs(), description="Says how often the states of requests are saved on other workers."
     )
-    videos: VideosArgs = Field(default=VideosArgs(), description="Video jobs and their files.")
+    videos: VideosArgs = Field(
+        default=VideosArgs(), description="Says where video jobs and their files are kept, and for how long."
+    )
     max_queued_requests: int = option(EngineOptions, "max_requests")
     max_retries: int = option(SchedulerOptions, "max_retries")
     max_result_age_s: float = option(EngineOptions, "max_result_age_s")

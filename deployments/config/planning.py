@@ -32,7 +32,10 @@ class LoadArgs(Args):
 class DispatchArgs(Args):
     """How requests are assigned to workers (docs/planning.md)."""
 
-    policy: str = Field(default=DEFAULT_POLICY, description="Name of the dispatch policy, or a dotted path to one.")
+    policy: str = Field(
+        default=DEFAULT_POLICY,
+        description="Name of the dispatch policy, see below, or a [dotted path to one](write-a-policy.md).",
+    )
     tick_ms: float = option(EngineOptions, "tick_s", MILLISECONDS, "Shortest time between two ticks, in milliseconds.")
     solver: SolverName = option(DispatchOptions, "solver")
     time_limit_ms: float = option(
@@ -66,8 +69,8 @@ class ReplanArgs(Args):
 
     enabled: bool | None = Field(
         default=None,
-        description="Turns replanning on or off; without it the placement follows the load with `placement: auto` and "
-        "a policy that wants that.",
+        description="Turns replanning on or off. Without it replanning is on with `placement: auto` and a policy that "
+        "follows the load (`default`, `wo-stage-aware`, `wo-scheduler`, `wo-pooling`, `edf`).",
     )
     window_s: float = option(ReplanOptions, "window_s")
     min_requests: int = option(ReplanOptions, "min_requests")

@@ -47,11 +47,11 @@ class WorkerOptions:
     num_threads: int = Field(default=1, ge=1, description="Number of torch threads of one worker.")
     num_cpus: float = Field(default=0.1, gt=0, description="Number of Ray's logical CPUs that one worker reserves.")
     handoff_bytes: int = Field(
-        default=64 << 20, gt=0, description="Size of the receive buffer of one worker, in bytes."
+        default=64 << 20, gt=0, description="Size of the handoff buffer of one worker, in bytes."
     )
     handoff_transport: Transport = Field(
         default="nixl",
-        description="How tensors reach the next worker: `nixl` writes them straight into its receive buffer and falls "
+        description="How tensors reach the next worker: `nixl` writes them straight into its handoff buffer and falls "
         "back to host memory where it cannot; `host` always goes through host memory.",
     )
     max_groups: int = Field(
@@ -87,5 +87,5 @@ class WorkerOptions:
 
     @property
     def reserve_bytes(self) -> int:
-        """What the receive buffer and the process groups take of one worker's memory, in bytes."""
+        """What the handoff buffer and the process groups take of one worker's memory, in bytes."""
         return self.handoff_bytes + self.group_bytes

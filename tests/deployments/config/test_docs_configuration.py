@@ -2,83 +2,58 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from lib.docs.configuration import SECTIONS, with_tables
 
 from deployments.assembly.planning import assemble_service, worker_specs
 from deployments.assembly.profiles import cost_model
-from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelArgs
-from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
-from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
-from deployments.config.videos import VideosArgs
+from deployments.config.app import AppArgs
 from dispatch.policies import POLICIES
+from tridentserve.errors import ConfigError
 from tridentserve.models.cache import CACHE_ENV
 
 TEXT = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
-SECTIONS: dict[str, type[BaseModel]] = {
-    "args": AppArgs,
-    "models[]": ModelArgs,
-    "models[].limits": Limits,
-    "cluster": ClusterArgs,
-    "expected_load[]": LoadArgs,
-    "dispatch": DispatchArgs,
-    "replan": ReplanArgs,
-    "handoff": HandoffArgs,
-    "replicas": ReplicasArgs,
-    "checkpoints": CheckpointsArgs,
-    "videos": VideosArgs,
-}
-TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
 
 
-def told_type(schema: dict[str, Any]) -> str:
-    """A JSON schema in the words of the tables."""
-    if "anyOf" in schema:
-        return told_type(next(one for one in schema["anyOf"] if one.get("type") != "null"))
-    if "enum" in schema:
-        return " or ".join(f"`{value}`" for value in schema["enum"])
-    if "$ref" in schema:
-        return "mapping"
-    if schema["type"] == "array":
-        items = told_type(schema["items"])
-        return "list of mappings" if items == "mapping" else f"list of {items}"
-    return TYPES[schema["type"]]
+def test_the_tables_are_those_of_the_code() -> None:
+    assert with_tables(TEXT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
 
 
-def told_default(schema: dict[str, Any]) -> str:
-    default = schema["default"]
-    if default is None:
-        return "none"
-    if isinstance(default, dict):
-        return "see below"
-    if isinstance(default, list):
-        return f"`[{', '.join(default)}]`"
-    return f"`{default if isinstance(default, str) else json.dumps(default).removesuffix('.0')}`"
+def test_a_table_has_every_key_with_its_type_and_default() -> None:
+    page = with_tables(TEXT)
+    for row in (
+        "| `workers_per_node` | integer | required | Number of workers on each machine, one per GPU. |",
+        "| `capacity_mb` | integer | `64` | Size of the handoff buffer of one worker, in MiB;",
+        "| `profiles` | list of text | `[tiny-cpu]` |",
+        f"| `cache_dir` | text | `${CACHE_ENV}` |",
+    ):
+        assert row in page
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_table_is_its_model(section: str) -> None:
-    table = TEXT.partition(f"\n## `{section}`\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", table, re.MULTILINE)
-    schema = SECTIONS[section].model_json_schema()
-    assert [name for name, *_ in rows] == list(schema["properties"])
-    for name, kind, default, _ in rows:
-        field = schema["properties"][name]
-        assert kind == ("`auto` or list" if name == "placement" else told_type(field)), name
-        if name in schema.get("required", ()):
-            assert default == "required", name
-        else:  # the default of cache_dir comes from the environment
-            assert default == (f"`${CACHE_ENV}`" if name == "cache_dir" else told_default(field)), name
+def test_a_stale_page_is_put_right() -> None:
+    stale = TEXT.replace("| `capacity_mb` | integer | `64` |", "| `capacity_mb` | integer | `32` |")
+    stale = re.sub(r"\n\| `every_steps` .*", "", stale)
+    assert stale != TEXT
+    assert with_tables(stale) == TEXT
+    with pytest.raises(ConfigError, match=r"no table in a section `handoff`"):
+        with_tables(TEXT.replace("## `handoff`", "## Handing off"))
 
 
 def test_every_model_of_the_args_has_a_table() -> None:
     models = {"AppArgs", *AppArgs.model_json_schema()["$defs"]}
     assert models == {model.__name__ for model in SECTIONS.values()}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_descriptions_are_sentences(section: str) -> None:
+    """They begin with a capital letter (or a name in lower case) and end with a full stop."""
+    for name, field in SECTIONS[section].model_fields.items():
+        text = field.description or ""
+        assert text.endswith("."), (section, name)
+        assert text[:1].isupper() or text.startswith("fsspec"), (section, name)
 
 
 def follows_the_load(name: str) -> bool:

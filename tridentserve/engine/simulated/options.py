@@ -77,7 +77,7 @@ class SimulationOptions:
     handoff_capacity_bytes: int = Field(
         default=WorkerOptions().handoff_bytes,
         ge=0,
-        description="Size of the receive buffer of each worker, in bytes. It is taken from the worker's memory; what "
+        description="Size of the handoff buffer of each worker, in bytes. It is taken from the worker's memory; what "
         "does not fit waits in the host memory of the worker that made it.",
     )
     group_bytes: int = Field(

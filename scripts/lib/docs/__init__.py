@@ -1,0 +1,1 @@
+"""Tables of the documentation that are written from the code."""
