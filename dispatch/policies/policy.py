@@ -12,7 +12,7 @@ from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import Dispatcher, StageTimes
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.decode_queue import DecodeOrder
+from tridentserve.scheduling.auxiliary_queues import DecodeOrder
 
 
 @dataclass(frozen=True, slots=True)

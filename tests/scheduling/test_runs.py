@@ -15,8 +15,8 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.auxiliary_queues import DecodeOrder
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
-from tridentserve.scheduling.decode_queue import DecodeOrder
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 

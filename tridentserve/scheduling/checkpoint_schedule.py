@@ -10,19 +10,20 @@ from tridentserve.scheduling.worker_pool import WorkerPool
 
 
 class CheckpointSchedule:
-    """Chooses a worker for the copies of each plan: not one of its own, on another node where there is one, and in
-    turn, so that all keep about as many."""
+    """Chooses after which steps a plan's states are copied, and to which worker: not one of its own, on another node
+    where there is one, and in turn, so that all workers keep about the same number."""
 
     def __init__(self, pool: WorkerPool, every_s: float, every_steps: int | None = None) -> None:
-        """`every_s`: of denoising between two copies; 0: none are made. `every_steps`: steps instead of seconds."""
+        """`every_s`: seconds of denoising between two checkpoints; 0: none are made.
+        `every_steps`: steps instead."""
         self._pool = pool
         self._every_s = every_s
         self._every_steps = every_steps
         self._next = 0
 
-    def saves(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> CheckpointSteps | None:
-        """What a plan of D is to copy; None when it ends first. Steps that members have done since their last copy, in
-        plans before this one, count."""
+    def choose_steps(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> CheckpointSteps | None:
+        """The steps of a plan after which its states are copied; None when it ends first. Steps that members have done
+        since their last checkpoint, in plans before this one, count."""
         if self._every_s <= 0 or run.step_s <= 0:
             return None
         every = self._every_steps or max(1, round(self._every_s / run.step_s))

@@ -15,7 +15,7 @@ from tridentserve.scheduling.tick_pacer import process_event
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What the scheduler did at one moment. Holds no prompt and no key: requests are logged as `RequestSpec`."""
+    """One event and the effects that it had. It holds no prompt and no key: requests are logged as `RequestSpec`."""
 
     now_s: float
     event: Annotated[Event, Field(discriminator="kind")]

@@ -1,4 +1,4 @@
-"""What happens to the scheduler (events) and what it wants done (effects). Plain data, so that a run can be logged."""
+"""Events, which happen to the scheduler, and effects, which it wants carried out: plain data that can be logged."""
 
 from __future__ import annotations
 
@@ -30,25 +30,28 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """A plan ended well, on all its workers. One span per stage that ran, in order (all steps together for DIFFUSE).
-    `num_steps`: how many steps of D each member did, when a Yield stopped the plan before its end (what would have come
-    after D did not run then); None: all of the plan was done."""
+    """A plan ended well, on all its workers."""
 
     plan_id: int
     spans: tuple[StageSpan, ...]
+    """The stages that ran, in order."""
     num_steps: int | None = None
+    """Denoising steps that each member did, when a `Yield` stopped the plan before its end; stages after D did not run
+    then. None: the whole plan was carried out."""
     kind: Literal["stage_finished"] = "stage_finished"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """The denoising states of a running plan have been copied to `keeper`, after so many of its steps: should a worker
-    be lost, the plan's requests go on from there. `spans`: what of the plan had run by then."""
+    """A checkpoint of a running plan has arrived: if a worker is lost, the plan's requests resume from there."""
 
     plan_id: int
     num_steps: int
+    """Denoising steps of the plan that are in it."""
     keeper: WorkerId
+    """The worker that keeps it."""
     spans: tuple[StageSpan, ...] = ()
+    """The stages of the plan that had run by then."""
     kind: Literal["state_saved"] = "state_saved"
 
 
@@ -62,22 +65,24 @@ class PlanStopped:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """A plan ended badly. `retry` is False when trying again cannot help (a bad input, say); `code` is the code of a
-    class in `tridentserve.errors` then."""
+    """A plan ended badly."""
 
     plan_id: int
     error: str
     retry: bool = True
+    """False when trying again cannot help, with a bad input for example."""
     code: str = "worker_failed"
+    """Code of a class in `tridentserve.errors`."""
     kind: Literal["plan_failed"] = "plan_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker is ready. `incarnation` grows each time the same device comes back."""
+    """A worker is ready."""
 
     worker: WorkerSpec
     incarnation: int = 0
+    """Grows each time the same device comes back."""
     kind: Literal["worker_joined"] = "worker_joined"
 
 
@@ -105,24 +110,25 @@ class ReplicaLoaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelAdded:
-    """A model can be asked for from now on, for the first time or again: its weights are at hand on every node, and
-    `placement` holds it beside the others (None: the one in force does).
-
-    `slo_scale`, `expected`, `window_s`: see `SchedulerOptions` and the Replanner; `profile`: its name in the profile
-    tables, for who replays a log."""
+    """Clients can ask for a model from now on, for the first time or again. Its weights are on every node."""
 
     model: str
     profile: str
+    """Its name in the profile tables, which the replay of a log needs."""
     slo_scale: float
+    """See `SchedulerOptions.slo_scale`."""
     placement: PlacementPlan | None = None
+    """The placement with this model; None: the one in force has it."""
     expected: tuple[LoadShare, ...] = ()
+    """See `Replanner.expect`."""
     window_s: float | None = None
+    """See `Replanner.expect`."""
     kind: Literal["model_added"] = "model_added"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDraining:
-    """No new requests of a model are to be taken; those that are there go on."""
+    """A model takes no new requests; those that have been accepted continue."""
 
     model: str
     kind: Literal["model_draining"] = "model_draining"
@@ -130,7 +136,7 @@ class ModelDraining:
 
 @dataclass(frozen=True, slots=True)
 class ModelRemoved:
-    """A model is not to be served any more: what is left of its requests ends, and `placement` is without it."""
+    """A model is not served any more: its unfinished requests end, and `placement` is without it."""
 
     model: str
     placement: PlacementPlan | None = None
@@ -162,7 +168,7 @@ Event = (
 
 
 def may_change_plans(event: Event) -> bool:
-    """Whether there may be something new to dispatch after an event: a tick is due."""
+    """True where an event may let something be dispatched, so that a tick is due."""
     return not isinstance(event, CheckpointSaved)
 
 
@@ -187,7 +193,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """Stop a plan at its next step boundary and keep its state where it is. `StageFinished` says how far it came."""
+    """Stop a plan at its next step boundary and keep its state where it is. `StageFinished` reports the steps done."""
 
     plan_id: int
     reason: str
@@ -205,12 +211,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """A request waits for a dispatch again. `steps_done`: it goes on from the latest copy of its state, which was made
-    after so many steps; 0: it begins anew. What workers hold of it beside that copy is of no use."""
+    """A request waits for a dispatch again. Workers drop all they hold of it but the checkpoint."""
 
     request_id: str
     reason: str
     steps_done: int = 0
+    """Denoising steps in that checkpoint; 0: the request starts again."""
     kind: Literal["requeue"] = "requeue"
 
 
@@ -227,10 +233,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A request ends without a result. `code` is the code of a class in `tridentserve.errors`."""
+    """A request ends without a result."""
 
     request_id: str
     code: str
+    """Code of a class in `tridentserve.errors`."""
     reason: str
     kind: Literal["reject"] = "reject"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import PendingRequest
@@ -13,16 +12,18 @@ from tridentserve.scheduling.worker_pool import WorkerPool
 
 
 class Ledger:
-    """Who waits, what runs, and where those go on whose plan or worker was lost."""
+    """Requests that wait and run, and the plans that workers have.
+
+    Requests whose plan or worker was lost go back to the queue here."""
 
     def __init__(self, pool: WorkerPool, max_retries: int) -> None:
         self._pool = pool
         self._max_retries = max_retries
         self.requests: dict[str, Request] = {}
-        # Those that wait for a dispatch, as the dispatcher sees them.
+        # The dispatcher's views of those that wait for a dispatch.
         self.pending: dict[str, PendingRequest] = {}
         self.runs: dict[int, Run] = {}
-        # Plans given to workers and not reported yet, with their runs; also those nobody waits for any more.
+        # Plans given to workers and not reported yet, with their runs; also plans that nobody waits for any more.
         self._plans: dict[int, tuple[DispatchPlan, tuple[Run, ...]]] = {}
         self._last_id = 0
 
@@ -35,7 +36,7 @@ class Ledger:
 
     def wait(self, request: Request) -> None:
         """The request waits for a dispatch."""
-        request.run = None
+        request.wait()
         self.pending[request.spec.request_id] = request.pending()
 
     def reject(self, request: Request, code: str, reason: str) -> ev.Reject:
@@ -50,11 +51,11 @@ class Ledger:
     # Runs and plans.
 
     def begin_run(self, run: Run) -> None:
-        """Its requests wait no more."""
+        """A run begins; its requests no longer wait."""
         self.runs[run.run_id] = run
         for request in run.requests:
             del self.pending[request.spec.request_id]
-            request.run = run
+            request.join(run)
 
     def end_run(self, run: Run) -> None:
         self._pool.release(run.workers, run.run_id)
@@ -63,7 +64,7 @@ class Ledger:
     def begin_plan(self, plan: DispatchPlan, runs: Sequence[Run]) -> None:
         """A plan of one run, or E of several."""
         for run in runs:
-            run.plan = plan
+            run.begin_plan(plan)
         self._plans[plan.plan_id] = (plan, tuple(runs))
 
     def plan(self, plan_id: int) -> DispatchPlan | None:
@@ -92,53 +93,45 @@ class Ledger:
         waiting = [run for run in runs if run.plan is plan and run.requests]
         return (plan, waiting) if waiting else None
 
-    # What is lost.
+    # Checkpoints and losses.
 
-    def saved(self, event: ev.CheckpointSaved) -> None:
-        """There is a copy of the states of a running plan."""
+    def save(self, event: ev.CheckpointSaved) -> None:
+        """A checkpoint of a running plan's states has arrived."""
         plan, runs = self._plans.get(event.plan_id, (None, ()))
         if plan is None or not self._pool.all_alive((event.keeper,)):
             return
         first = {member.request_id: member.steps[0] for member in plan.members if member.steps is not None}
         for request in (request for run in runs if run.plan is plan for request in run.requests):
             if (steps := first.get(request.spec.request_id)) is not None:
-                request.saved = KeptOutput(plan.plan_id, event.keeper, steps + event.num_steps, is_checkpoint=True)
+                request.save(KeptOutput(plan.plan_id, event.keeper, steps + event.num_steps, is_checkpoint=True))
 
     def lose_worker(self, worker_id: WorkerId, why: str) -> list[ev.Effect]:
-        """What waits and was kept there goes back; what runs there is reported plan by plan."""
+        """Requests that wait and were kept there go back. Plans that run there are reported one by one."""
         self._pool.lose(worker_id)
         for request in self.requests.values():
-            if request.saved is not None and request.saved.holder == worker_id:
-                request.saved = None
+            request.lose_holder(worker_id)
         kept = [name for name, pending in self.pending.items() if pending.held_by == worker_id]
-        return [self.start_again(self.requests[name], why) for name in kept]
+        return [self._requeue_request(self.requests[name], why) for name in kept]
 
-    def again(self, run: Run, why: str) -> list[ev.Effect]:
-        """All members of a run back to the queue, unless that has happened too often."""
+    def requeue(self, run: Run, why: str) -> list[ev.Effect]:
+        """All members of a run go back to the queue, unless they have been there too often."""
         self.end_run(run)
-        return [self.start_again(request, why) for request in run.requests]
+        return [self._requeue_request(request, why) for request in run.requests]
 
-    def apart(self, run: Run, why: str, is_retry: bool) -> list[ev.Effect]:
-        """All members of a run whose batch failed back to the queue. Each goes on alone from now on: what failed may be
-        the fault of one of them, and must not be the end of the others. `is_retry`: whether it counts as one."""
+    def requeue_individually(self, run: Run, why: str, is_retry: bool) -> list[ev.Effect]:
+        """All members of a run whose batch failed go back to the queue, and share no batch from now on: the failure may
+        be the fault of one of them, and must not end the others. `is_retry`: whether it counts as a retry."""
         self.end_run(run)
         effects: list[ev.Effect] = []
         for request in run.requests:
-            is_counted = is_retry or request.spec.alone  # a policy that still shares it must not do so for ever
-            request.spec = replace(request.spec, alone=True)
-            effects.append(self.start_again(request, why, is_counted))
+            is_counted = is_retry or request.spec.alone  # a policy that still shares it must not do so without end
+            request.isolate()
+            effects.append(self._requeue_request(request, why, is_counted))
         return effects
 
-    def start_again(self, request: Request, why: str, is_retry: bool = True) -> ev.Effect:
-        """Back to the latest copy of its state, else to its start. The last try is from the start where the copy has
-        been tried before: it may be at fault."""
-        request.retries += is_retry
-        if request.retries > self._max_retries:
+    def _requeue_request(self, request: Request, why: str, is_retry: bool = True) -> ev.Effect:
+        if request.count_retry(is_retry) > self._max_retries:
             return self.reject(request, "worker_failed", f"gave up after {self._max_retries} retries: {why}")
-        saved = request.saved
-        if saved is not None and (request.retries < self._max_retries or request.made_by != saved):
-            request.go_back_to(saved)
-        else:
-            request.start_again()
+        request.go_back(self._max_retries)
         self.wait(request)
         return ev.Requeue(request.spec.request_id, why, request.steps_done)

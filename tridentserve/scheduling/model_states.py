@@ -1,4 +1,4 @@
-"""Models that come and go while the service runs, as the scheduler keeps them: who may ask, who has left."""
+"""Models that come and go while the service runs: which of them take requests, drain, or have left."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tridentserve.scheduling.worker_pool import WorkerPool
 
 
 class _Leaving(StrEnum):
-    """Where a model stands that takes no new requests. It waits for what it is named after."""
+    """State of a model that takes no new requests, named after the event that it waits for."""
 
-    LAST_REQUEST = "last_request"  # told to drain; some of its requests have not ended
+    LAST_REQUEST = "last_request"  # it drains; some of its requests have not ended
     REMOVAL = "removal"  # drained: weights and placement are still there
-    LAST_PLAN = "last_plan"  # removed; workers still have plans of it, which were told to stop
+    LAST_PLAN = "last_plan"  # removed; workers still have plans of it, which stop
     RETURN = "return"  # removed, and nothing of it is left
 
 
@@ -45,11 +45,11 @@ class ModelStates:
         self._leaving.pop(model, None)
 
     def draining(self, model: str) -> None:
-        """No effect on a model that has been told so before, or is gone."""
+        """Has no effect on a model that drains already or is gone."""
         self._leaving.setdefault(model, _Leaving.LAST_REQUEST)
 
     def removed(self, model: str, end: Callable[[Request, str, str], list[ev.Effect]]) -> list[ev.Effect]:
-        """What is left of its requests is ended: `end(request, code, reason)`."""
+        """Ends its unfinished requests with `end(request, code, reason)`."""
         if self._leaving.get(model) not in (_Leaving.LAST_PLAN, _Leaving.RETURN):
             self._leaving[model] = _Leaving.LAST_PLAN
         effects: list[ev.Effect] = []
@@ -58,8 +58,8 @@ class ModelStates:
         return effects
 
     def due(self) -> list[ev.Effect]:
-        """What the engine is to hear, each thing once: the last request of a draining model has ended; no worker runs
-        anything of a removed one any more."""
+        """Effects for the engine, each once: the last request of a draining model has ended, or no worker runs anything
+        of a removed model any more."""
         effects: list[ev.Effect] = []
         for model, waits_for in self._leaving.items():
             if waits_for is _Leaving.LAST_REQUEST and not self._ledger.has_requests_of(model):

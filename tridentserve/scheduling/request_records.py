@@ -1,4 +1,4 @@
-"""What a user sees of a request (state, progress, timeline), derived in one place from events and effects."""
+"""The records of requests that users see (state, progress, timeline), derived from events and effects."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class RequestState(StrEnum):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The story of one request. `error_code` and `error` are set when it ended without a result. `saved_timeline`: as
-    the timeline is when the request goes on from the latest copy of its state."""
+    """The progress and the result of one request."""
 
     spec: RequestSpec
     arrival_s: float
@@ -36,10 +35,15 @@ class RequestRecord:
     steps_done: int = 0
     retries: int = 0
     timeline: list[StageSpan] = field(default_factory=list)
+    """Its stages as they ran, on the scheduler's clock."""
     saved_timeline: list[StageSpan] = field(default_factory=list)
+    """The timeline that it returns to if it resumes from its latest checkpoint."""
     latency_s: float | None = None
+    """Seconds from arrival to the result; None without one."""
     slo_s: float | None = None
+    """Seconds from arrival to the deadline; None before the end."""
     error_code: str | None = None
+    """Code of a class in `tridentserve.errors` when it ended without a result."""
     error: str | None = None
 
     @property

@@ -1,9 +1,9 @@
-"""What the scheduler keeps of each request, and of each assignment while it is carried out (a run)."""
+"""The scheduler's records: of each request, and of each assignment while it is carried out (a run)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
@@ -18,34 +18,40 @@ class Leg:
 
     stages: tuple[Stage, ...]
     workers: tuple[WorkerId, ...]
+    """In rank order."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOutput:
-    """What a plan has left of a request after `steps_done` steps of D, kept by `holder`: the condition, the state or
-    the latents; or a copy of the state that was made while the plan ran."""
+    """The output of a request's latest plan (its condition, state or latents), or a checkpoint of its state."""
 
     plan_id: int
+    """The plan that made it."""
     holder: WorkerId
+    """The worker that keeps it."""
     steps_done: int
+    """Denoising steps of the request that are in it."""
     is_checkpoint: bool = False
+    """It is a copy of the state that was made while the plan ran."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A request that has not ended. It is pending while `run` is None.
-
-    `made_by` is what its next plan takes, None before the first. `saved` is the latest copy of its state, which is on
-    another worker than the state itself."""
+    """A request that has not ended. It is pending while `run` is None. Only its own methods change it."""
 
     spec: RequestSpec
     arrival_s: float
     slo_s: float
+    """Seconds from arrival to the deadline."""
     retries: int = 0
+    """How often it was put back into the queue after a failure."""
     steps_done: int = 0
     encoded: bool = False
+    """Its condition exists."""
     made_by: KeptOutput | None = None
+    """The input of its next plan; None before the first."""
     saved: KeptOutput | None = None
+    """The latest checkpoint, which is on another worker than the state itself."""
     run: Run | None = None
 
     @property
@@ -56,23 +62,15 @@ class Request:
     def steps_left(self) -> int:
         return self.spec.num_inference_steps - self.steps_done
 
-    def pending(self) -> PendingRequest:
-        """As the dispatcher sees it while it waits."""
-        held_by = self.made_by.holder if self.made_by is not None else None
-        return PendingRequest(self.spec, self.arrival_s, self.deadline_s, self.steps_done, self.encoded, held_by)
-
     @property
     def unsaved_steps(self) -> int:
-        """Steps that would have to be done again if its state were lost."""
+        """Denoising steps that would have to be done again if its state were lost."""
         return self.steps_done - (self.saved.steps_done if self.saved is not None else 0)
 
-    def start_again(self) -> None:
-        """Whatever was made of it is of no use any more."""
-        self.steps_done, self.encoded, self.made_by, self.saved, self.run = 0, False, None, None, None
-
-    def go_back_to(self, saved: KeptOutput) -> None:
-        """What was made of it since a copy of its state is of no use any more."""
-        self.steps_done, self.encoded, self.made_by, self.run = saved.steps_done, True, saved, None
+    def pending(self) -> PendingRequest:
+        """Its view for the dispatcher while it waits."""
+        held_by = self.made_by.holder if self.made_by is not None else None
+        return PendingRequest(self.spec, self.arrival_s, self.deadline_s, self.steps_done, self.encoded, held_by)
 
     def member(self, num_steps: int | None, push_to: WorkerId | None) -> PlanMember:
         """Its part in its next plan, which runs `num_steps` steps of D (None: no D). `push_to` leads the one after."""
@@ -85,25 +83,80 @@ class Request:
             push_to=push_to,
         )
 
+    def takes_part(self, leg: Leg) -> bool:
+        """E is for requests without a condition, C for those that have done all steps (when D is not before it)."""
+        if leg.stages == (Stage.ENCODE,):
+            return not self.encoded
+        return leg.stages != (Stage.DECODE,) or self.steps_left == 0
+
+    def join(self, run: Run) -> None:
+        """It is dispatched."""
+        self.run = run
+
+    def wait(self) -> None:
+        """It is pending (again)."""
+        self.run = None
+
+    def advance(self, plan: DispatchPlan, ran: Sequence[Stage], num_steps: int) -> None:
+        """A plan of it has ended well after the stages `ran`, which may be none, and `num_steps` steps of D."""
+        self.encoded |= Stage.ENCODE in ran
+        self.steps_done += num_steps
+        if ran:
+            self.made_by = KeptOutput(plan.plan_id, plan.leader, self.steps_done)
+
+    def save(self, checkpoint: KeptOutput) -> None:
+        """A checkpoint of its state has arrived."""
+        self.saved = checkpoint
+
+    def lose_holder(self, worker_id: WorkerId) -> None:
+        """A worker is lost, and the checkpoint with it if it was there."""
+        if self.saved is not None and self.saved.holder == worker_id:
+            self.saved = None
+
+    def count_retry(self, is_retry: bool) -> int:
+        """It goes back to the queue. Returns how many retries it has had, with this one if it is one."""
+        self.retries += is_retry
+        return self.retries
+
+    def isolate(self) -> None:
+        """It shares no forward pass from now on."""
+        self.spec = replace(self.spec, alone=True)
+
+    def go_back(self, max_retries: int) -> None:
+        """It resumes from its latest checkpoint, or else starts again. The last try does not resume from a checkpoint
+        that has been tried before, as that may be at fault."""
+        saved = self.saved
+        if saved is not None and (self.retries < max_retries or self.made_by != saved):
+            self.steps_done, self.encoded, self.made_by = saved.steps_done, True, saved
+        else:
+            self.steps_done, self.encoded, self.made_by, self.saved = 0, False, None, None
+        self.run = None
+
 
 @dataclass(slots=True)
 class Run:
-    """An assignment that is being carried out. `requests` are the members that have not left (cancelled).
-    `diffuse_end_s`: when D is expected to end; `step_s`: expected seconds per step."""
+    """An assignment that is being carried out, plan by plan. Only its own methods change it."""
 
     run_id: int
     requests: list[Request]
+    """The members that have neither been cancelled nor ended."""
     assignment: Assignment
     num_steps: int
+    """Denoising steps of each member."""
     legs: list[Leg]
+    """The plans that are still to come."""
     step_s: float
+    """Expected seconds of a denoising step."""
     diffuse_end_s: float
+    """When D is expected to end."""
     plan: DispatchPlan | None = None
+    """The plan that its workers have now."""
     yielding: bool = False
+    """It has been preempted: it stops at its next step boundary."""
 
     @property
     def spec(self) -> RequestSpec:
-        """Of the first member; all have the same model and shape."""
+        """The first member's; all have the same model and shape."""
         return self.requests[0].spec
 
     @property
@@ -111,8 +164,48 @@ class Run:
         """All that may have been reserved for it or promised to it."""
         return {*self.assignment.encode, *self.assignment.diffuse, *self.assignment.decode}
 
+    def members_of(self, plan: DispatchPlan) -> list[Request]:
+        """Its requests that are in a plan."""
+        return [request for request in self.requests if request.spec.request_id in plan.request_ids]
+
+    def take_members(self, leg: Leg) -> list[PlanMember]:
+        """The members of its next plan, which runs the leg's stages. The leg is no longer to come then."""
+        self.legs.pop(0)
+        num_steps = self.num_steps if Stage.DIFFUSE in leg.stages else None
+        push_to = self.legs[0].workers[0] if self.legs else None
+        return [request.member(num_steps, push_to) for request in self.requests if request.takes_part(leg)]
+
+    def begin_plan(self, plan: DispatchPlan) -> None:
+        self.plan = plan
+
+    def end_plan(self, plan: DispatchPlan, ran: Sequence[Stage], num_steps: int) -> None:
+        """Its plan has ended well after the stages `ran` and `num_steps` steps of D."""
+        for request in self.members_of(plan):
+            request.advance(plan, ran, num_steps)
+        self.plan = None
+
+    def expect_diffuse_end(self, end_s: float) -> None:
+        self.diffuse_end_s = end_s
+
+    def preempt(self) -> bool:
+        """Stop its plan at the next step boundary. False where there is nothing to stop, or nothing to gain."""
+        if self.plan is None or self.yielding or self.plan.stages == (Stage.DECODE,):
+            return False
+        self.yielding = True
+        if Stage.DIFFUSE not in self.plan.stages:
+            self.legs.clear()  # E ends as planned, what follows is decided anew
+        return True
+
+    def leave(self, request: Request) -> None:
+        """A member is cancelled, has ended, or waits for another dispatch."""
+        self.requests.remove(request)
+
+    def add_decode(self, plan: DispatchPlan) -> None:
+        """C is still to come: D was stopped when nothing else was left."""
+        self.legs.append(Leg((Stage.DECODE,), self.assignment.decode or plan.workers[:1]))
+
     def view(self, request: Request, now_s: float) -> RunningRequest:
-        """A member as the dispatcher sees it. How far D has come is estimated from its expected end."""
+        """The dispatcher's view of a member. How far D has come is estimated from its expected end."""
         stages = self.plan.stages if self.plan is not None else ()
         left = min(max((self.diffuse_end_s - now_s) / self.step_s, 0.0), self.num_steps) if self.step_s else 0.0
         stage = stages[0] if stages else Stage.ENCODE
@@ -156,7 +249,7 @@ def legs_of(assignment: Assignment, needs_encode: bool, finishing: int) -> list[
 
 @dataclass(slots=True)
 class LazyViews(Sequence[RunningRequest]):
-    """The running requests, put together only for a policy that looks at them."""
+    """The running requests. They are put together only for a policy that looks at them."""
 
     make: Callable[[], list[RunningRequest]]
     _views: list[RunningRequest] | None = field(default=None)

@@ -1,4 +1,4 @@
-"""What the scheduler knows of its workers: who is alive, what each has been given, when it will be free."""
+"""The scheduler's view of its workers: which are alive, what each has been given, and when it will be free."""
 
 from __future__ import annotations
 

@@ -1,0 +1,235 @@
+"""Carries out assignments: sends the plans of a run one after another, and takes in how each of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tridentserve.errors import ProfileError
+from tridentserve.plans import DispatchPlan, PlanMember, Replica
+from tridentserve.protocols import Assignment, Preemption
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, elsewhere, usable
+from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
+from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
+from tridentserve.scheduling.ledger import Ledger
+from tridentserve.scheduling.runs import Leg, Request, Run, legs_of
+from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.stages import Stage
+
+
+class AssignmentRunner:
+    """An assignment becomes a run, and the legs of a run become plans. A lone E or C waits in its queue until a worker
+    can take it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        pool: WorkerPool,
+        times: ExpectedTimes,
+        encodes: EncodeQueue,
+        decodes: DecodeQueue,
+        checkpoints: CheckpointSchedule,
+    ) -> None:
+        self._ledger = ledger
+        self._pool = pool
+        self._times = times
+        self._encodes = encodes
+        self._decodes = decodes
+        self._checkpoints = checkpoints
+
+    def start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
+        """Begin a run of requests that wait."""
+        requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
+        try:
+            run, promises = self._build_run(assignment, requests, now_s)
+        except ProfileError as error:  # nothing has changed yet
+            return [self._ledger.reject(request, "invalid_request", str(error)) for request in requests]
+        self._ledger.begin_run(run)
+        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
+        for leg, seconds in promises:
+            self._pool.promise(leg.workers, run.run_id, seconds)
+        return self._run_next_leg(run, now_s, assignment.reason)
+
+    def preempt(self, preemption: Preemption) -> list[ev.Effect]:
+        """Let the run of a request yield. Ignored where nothing runs, or nothing is to be gained."""
+        request = self._ledger.requests.get(preemption.request_id)
+        run = request.run if request is not None else None
+        if run is None or run.plan is None or not run.preempt():
+            return []
+        return [ev.Yield(run.plan.plan_id, preemption.reason)]
+
+    def abandon(self, request: Request, why: str) -> list[ev.Effect]:
+        """Take a request out of its run. The run's plan is stopped if nobody else waits for it."""
+        run = request.run
+        if run is None:
+            return []
+        run.leave(request)
+        if run.requests:
+            return []
+        self._ledger.end_run(run)
+        if run.plan is None or self._ledger.is_wanted(run.plan):
+            return []
+        return [ev.Abort(request.spec.request_id, run.plan.plan_id, why)]
+
+    def send_due(self, now_s: float) -> list[ev.Effect]:
+        """Send each waiting E and C that a worker can take now."""
+        effects: list[ev.Effect] = []
+        for runs, leg, reason in self._encodes.take_due(now_s):
+            effects += self._send_or_requeue(runs, leg, now_s, reason)
+        for run, leg, reason in self._decodes.take_due(now_s):
+            effects += self._send_or_requeue([run], leg, now_s, reason)
+        return effects
+
+    def finish_plan(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
+        """A plan has ended well."""
+        ended = self._ledger.end_plan(event.plan_id, now_s)
+        if ended is None:
+            return []
+        plan, runs = ended
+        num_steps = plan.num_steps if event.num_steps is None else event.num_steps
+        self._times.observe(plan, max(runs, key=lambda run: run.spec.num_outputs), event.spans, num_steps)
+        ran = [span.stage for span in event.spans]
+        return [effect for run in runs for effect in self._continue_run(plan, run, ran, num_steps, now_s)]
+
+    def fail_plan(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
+        """A plan has ended badly."""
+        known = self._ledger.plan(event.plan_id)
+        ended = self._ledger.end_plan(event.plan_id, now_s)
+        if known is not None and known.group is not None:
+            self._pool.break_group(known.workers)
+        if ended is None:
+            return []
+        plan, runs = ended
+        effects: list[ev.Effect] = []
+        for run in runs:
+            if len(plan.members) > 1:
+                effects += self._ledger.requeue_individually(run, event.error, is_retry=event.retry)
+            elif event.retry:
+                effects += self._ledger.requeue(run, event.error)
+            else:
+                self._ledger.end_run(run)
+                effects += [self._ledger.reject(request, event.code, event.error) for request in run.requests]
+        return effects
+
+    # Plans are sent.
+
+    def _build_run(
+        self, assignment: Assignment, requests: list[Request], now_s: float
+    ) -> tuple[Run, list[tuple[Leg, float]]]:
+        """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known."""
+        left = min(request.steps_left for request in requests)
+        num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
+        finishing = sum(request.steps_left == num_steps for request in requests)
+        spec, batch = requests[0].spec, len(requests)
+        step_s = self._times.step_s(spec, len(assignment.diffuse), batch)
+        run = Run(
+            run_id=self._ledger.new_id(),
+            requests=requests,
+            assignment=assignment,
+            num_steps=num_steps,
+            legs=legs_of(assignment, not all(request.encoded for request in requests), finishing),
+            step_s=step_s,
+            diffuse_end_s=now_s + num_steps * step_s,
+        )
+        self._times.leg_s(run.legs[0], run, batch)
+        if Stage.DIFFUSE not in run.legs[0].stages:
+            encode_s = self._times.encode_s(spec, len(assignment.encode), batch)
+            free_s = max(self._pool.free_at_s(worker, now_s) for worker in assignment.encode)
+            run.expect_diffuse_end(run.diffuse_end_s + (encode_s + free_s - now_s))
+        after = [leg for leg in run.legs[1:] if Stage.DIFFUSE not in leg.stages]
+        return run, [(leg, self._times.leg_s(leg, run, finishing)) for leg in after]
+
+    def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
+        leg, model = run.legs[0], run.spec.model
+        if leg.stages == (Stage.DECODE,) and not self._pool.holds(leg.workers[0], Replica(model, Stage.DIFFUSE)):
+            self._decodes.add(run, reason)
+            return []
+        if self._encodes.accepts(run):
+            self._encodes.add(run, self._times.leg_s(leg, run, len(run.requests)), reason)
+            return []
+        unit = self._times.unit(model, leg)
+        where = leg if usable(self._pool, model, leg) else elsewhere(self._pool, model, leg, now_s, unit)
+        return self._send_or_requeue([run], where, now_s, reason)
+
+    def _send_or_requeue(self, runs: Sequence[Run], leg: Leg | None, now_s: float, reason: str) -> list[ev.Effect]:
+        """Send the next leg of these runs to its workers. Without any, the members go back to the queue."""
+        if leg is None:
+            return [effect for run in runs for effect in self._ledger.requeue(run, self._why_nowhere(run))]
+        return self._send_leg(runs, leg, now_s, reason)
+
+    def _why_nowhere(self, run: Run) -> str:
+        """Why no workers can run the next leg of a run."""
+        leg = run.legs[0]
+        lost = [worker_id for worker_id in leg.workers if not self._pool.all_alive((worker_id,))]
+        if lost:
+            return f"{'+'.join(lost)} was lost before the plan started"
+        return f"no worker holds {''.join(stage.letter for stage in leg.stages)} of {run.spec.model} any more"
+
+    def _send_leg(self, runs: Sequence[Run], leg: Leg, now_s: float, reason: str) -> list[ev.Effect]:
+        """One plan: of one run, or E of several."""
+        run = max(runs, key=lambda run: run.spec.num_outputs)
+        diffuses = Stage.DIFFUSE in leg.stages
+        members: list[PlanMember] = []
+        for each in runs:
+            members += each.take_members(leg)
+        plan = DispatchPlan(
+            plan_id=self._ledger.new_id(),
+            model=run.spec.model,
+            stages=leg.stages,
+            workers=leg.workers,
+            members=tuple(members),
+            group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
+            decode_degree=self._times.decode_degree(run.spec.model, leg),
+            saves=self._checkpoints.choose_steps(run, leg.workers, leg.workers[0]) if diffuses else None,
+        )
+        self._ledger.begin_plan(plan, runs)
+        self._encodes.note_sent(plan)
+        expected_s = self._times.leg_s(leg, run, len(members))
+        if diffuses:
+            run.expect_diffuse_end(now_s + expected_s)
+        elif leg.stages == (Stage.DECODE,):
+            self._pool.release(run.workers, run.run_id)
+        self._pool.start(plan, expected_s, now_s)
+        return [ev.RunPlan(plan, reason)]
+
+    # Plans have ended.
+
+    def _continue_run(
+        self, plan: DispatchPlan, run: Run, ran: Sequence[Stage], num_steps: int, now_s: float
+    ) -> list[ev.Effect]:
+        """The plan of a run has ended well, after the stages `ran` and `num_steps` steps of D."""
+        run.end_plan(plan, ran, num_steps)
+        if Stage.DECODE in ran:
+            effects = []
+            for request in run.members_of(plan):
+                run.leave(request)
+                effects.append(self._finish_request(request, now_s))
+            self._ledger.end_run(run)
+            return effects
+        if Stage.DIFFUSE in plan.stages:
+            self._end_diffuse(plan, run)
+        elif run.yielding:
+            self._return_to_queue(run, run.requests)
+        if run.legs and run.requests:
+            stages = "".join(stage.letter for stage in plan.stages)
+            return self._run_next_leg(run, now_s, f"{stages} of plan {plan.plan_id} is done")
+        self._ledger.end_run(run)
+        return []
+
+    def _end_diffuse(self, plan: DispatchPlan, run: Run) -> None:
+        """D's workers are free. Members with steps left wait for another dispatch, the others continue with C."""
+        self._pool.free(run.assignment.diffuse, run.run_id)
+        self._return_to_queue(run, [request for request in run.requests if request.steps_left > 0])
+        if run.requests and not run.legs:
+            run.add_decode(plan)
+
+    def _return_to_queue(self, run: Run, requests: Sequence[Request]) -> None:
+        for request in list(requests):
+            run.leave(request)
+            self._ledger.wait(request)
+
+    def _finish_request(self, request: Request, now_s: float) -> ev.Effect:
+        self._ledger.forget(request)
+        latency_s = now_s - request.arrival_s
+        verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
+        return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
