@@ -1,4 +1,4 @@
-"""From chosen slots to assignments: concrete primaries, who joins as a batch, auxiliaries for E and C."""
+"""From chosen groups to assignments: concrete primaries, who joins as a batch, auxiliaries for E and C."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dispatch.assignment.batching import join
 from dispatch.assignment.building import AssignmentBuilder, StageEstimate
 from dispatch.candidates.classes import Waiting, by_deadline
 from dispatch.candidates.survey import Candidate
-from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
-from dispatch.workers.auxiliaries import Seat, TransferSeconds
+from dispatch.workers.auxiliaries import AuxiliaryGroup, TransferSeconds
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import having
 from tridentserve.plans import Replica, WorkerId
@@ -22,7 +22,7 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A request with the slot that the solution gives it."""
+    """A request with the group that the solution gives it."""
 
     pending: PendingRequest
     work: Work
@@ -32,26 +32,26 @@ class Choice:
 class Assigner:
     """Makes the assignments of one tick."""
 
-    def __init__(self, times: StageTimes, options: DispatchOptions, outlook: Outlook, waiting: Waiting) -> None:
+    def __init__(self, times: StageTimes, options: DispatchOptions, tick: TickView, waiting: Waiting) -> None:
         self._times = times
         # Each request alone, as images are exact only then: in batches a pixel may differ by 1 of 255.
         self._max_batch = options.max_batch or 1
-        self._outlook = outlook
+        self._tick = tick
         self._waiting = waiting
-        self._now_s = outlook.now_s
-        self._auxiliaries = outlook.auxiliaries
-        self._builder = AssignmentBuilder(outlook.auxiliaries, outlook.now_s)
+        self._now_s = tick.now_s
+        self._auxiliaries = tick.auxiliaries
+        self._builder = AssignmentBuilder(tick.auxiliaries, tick.now_s)
 
     def assign(self, choices: Sequence[Choice], found_by: str) -> list[Assignment]:
         """Primaries for the widest first, then batches and auxiliaries for the earliest deadline first, in which order
         the assignments are. `found_by` ends their reasons."""
         taken: dict[str, tuple[WorkerId, ...]] = {}
         idle: dict[int, IdleWorkers] = {}
-        for choice in sorted(choices, key=lambda choice: (-choice.candidate.slot.degree, by_deadline(choice.pending))):
-            slot = choice.candidate.slot
-            if slot.pool not in idle:
-                idle[slot.pool] = IdleWorkers(self._outlook.pools[slot.pool])
-            workers = idle[slot.pool].take(slot.degree, self._preferred(choice))
+        for choice in sorted(choices, key=lambda choice: (-choice.candidate.group.degree, by_deadline(choice.pending))):
+            group = choice.candidate.group
+            if group.pool not in idle:
+                idle[group.pool] = IdleWorkers(self._tick.pools[group.pool])
+            workers = idle[group.pool].take(group.degree, self._preferred(choice))
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
                 self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s))
@@ -68,7 +68,7 @@ class Assigner:
         """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
         held_by = choice.pending.held_by
         preferred = frozenset((held_by,) if held_by is not None else ())
-        pool = self._outlook.pools[choice.candidate.slot.pool]
+        pool = self._tick.pools[choice.candidate.group.pool]
         return (
             preferred
             if pool.is_resident
@@ -76,7 +76,7 @@ class Assigner:
         )
 
     def _left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
-        """The requests without a slot, which may join others."""
+        """The requests without a group, which may join others."""
         if self._max_batch == 1:
             return {}
         served = set(taken)
@@ -87,30 +87,30 @@ class Assigner:
 
     def _batch(self, choice: Choice, left: list[PendingRequest]) -> tuple[list[PendingRequest], Candidate]:
         """The members of the choice's batch, who are taken out of `left`, and the candidate for all of them."""
-        work, slot = choice.work, choice.candidate.slot
+        work, group = choice.work, choice.candidate.group
         if not left:
             return [choice.pending], choice.candidate
-        optimal = self._times.optimal_batch(work.model, Stage.DIFFUSE, work.shape, slot.degree)
+        optimal = self._times.optimal_batch(work.model, Stage.DIFFUSE, work.shape, group.degree)
         members = join(
             choice.pending,
             left,
             min(self._max_batch, optimal // work.num_outputs),
             lambda batch: self._for_batch(work, choice.candidate, batch),
-            self._outlook.appraisal(work).best_finish_s,
+            self._tick.appraisal(work).best_finish_s,
             self._now_s,
         )
         if len(members) == 1:
             return members, choice.candidate
-        joined = {member.spec.request_id for member in members}
-        left[:] = [request for request in left if request.spec.request_id not in joined]
+        join_solutions = {member.spec.request_id for member in members}
+        left[:] = [request for request in left if request.spec.request_id not in join_solutions]
         candidate = self._for_batch(work, choice.candidate, len(members))
         return members, candidate or choice.candidate
 
     def _for_batch(self, work: Work, chosen: Candidate, batch: int) -> Candidate | None:
-        """The chosen slot for a batch, with the queues at the auxiliaries as this tick has made them so far."""
+        """The chosen group for a batch, with the queues at the auxiliaries as this tick has made them so far."""
         together = work._replace(batch=batch)
-        for candidate in self._outlook.survey(together).candidates:
-            if candidate.slot == chosen.slot:
+        for candidate in self._tick.survey(together).candidates:
+            if candidate.group == chosen.group:
                 if not candidate.encodes_there:
                     candidate = replace(candidate, encode_free_s=self._free_at_s(together, Stage.ENCODE))
                 if not candidate.decodes_there:
@@ -119,9 +119,9 @@ class Assigner:
         return None
 
     def _free_at_s(self, work: Work, stage: Stage) -> float:
-        return self._auxiliaries.free_at_s(self._seats(work, stage), Replica(work.model, stage))
+        return self._auxiliaries.free_at_s(self._groups(work, stage), Replica(work.model, stage))
 
-    def _seats(self, work: Work, stage: Stage) -> tuple[Seat, ...]:
+    def _groups(self, work: Work, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
         return self._auxiliaries.best(work.model, stage, work.shape, work.outputs_at_once(stage))
 
     def _assignment(
@@ -156,9 +156,9 @@ class Assigner:
 
     def _elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
         """E or C on auxiliaries."""
-        seats = self._seats(work, stage)
-        seconds = work.stage_s(self._times, stage, len(seats[0]))
-        return StageEstimate(seconds, seats=seats, transfer_s=transfer_s)
+        groups = self._groups(work, stage)
+        seconds = work.stage_s(self._times, stage, len(groups[0]))
+        return StageEstimate(seconds, groups=groups, transfer_s=transfer_s)
 
     def _fetch_s(self, request: PendingRequest, work: Work, diffuse: Sequence[WorkerId]) -> float:
         """Seconds to bring the state of a stopped request from the worker that keeps it."""
@@ -174,4 +174,4 @@ def _reason(members: Sequence[PendingRequest], candidate: Candidate, finish_s: f
     slack_s = min(member.deadline_s for member in members) - finish_s
     verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
     batch = f", batch of {len(members)}" if len(members) > 1 else ""
-    return f"{candidate.primary} degree {candidate.slot.degree}{batch}, {verdict}, {found_by}"
+    return f"{candidate.primary} degree {candidate.group.degree}{batch}, {verdict}, {found_by}"

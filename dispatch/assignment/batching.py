@@ -2,7 +2,7 @@
 
 D runs all members of a batch together; up to the optimal batch of the profile that takes less than a fifth longer than
 one alone, so whoever joins costs hardly anything. The paper forms batches before it solves; here members join after the
-solve, when it is known who has no slot: with idle workers for all, nobody is slowed down by sharing.
+solve, when it is known who has no group: with idle workers for all, nobody is slowed down by sharing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dispatch.candidates.survey import Candidate
 from tridentserve.protocols import PendingRequest
 
-# The candidate for so many members in the slot that was chosen, as queues stand now; None where memory forbids it.
+# The candidate for so many members in the group that was chosen, as queues stand now; None where memory forbids it.
 ForBatch = Callable[[int], Candidate | None]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dispatch.workers.auxiliaries import Auxiliaries, Seat, TransferSeconds
+from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import Assignment, PendingRequest
 from tridentserve.stages import PlacementType, Stage
@@ -22,7 +22,7 @@ class StageEstimate:
     """How long the stage runs."""
     degree: int = 1
     """How many of D's workers run it, where the primary holds it."""
-    seats: tuple[Seat, ...] = ()
+    groups: tuple[AuxiliaryGroup, ...] = ()
     """The auxiliaries that can run it, where the primary does not; the one that is free first does."""
     transfer_s: TransferSeconds = (0.0, 0.0)
     """Seconds to move the condition from E's auxiliary, or the latents to C's: within a node, and between nodes."""
@@ -55,9 +55,9 @@ class AssignmentBuilder:
         encoded_on: tuple[WorkerId, ...] = ()
         decoded_on: tuple[WorkerId, ...] = ()
         end_s = self._now_s
-        if encode is not None and encode.seats:
+        if encode is not None and encode.groups:
             replica = Replica(model, Stage.ENCODE)
-            encoded_on, end_s = self._auxiliaries.take(encode.seats, end_s, encode.seconds, near, replica)
+            encoded_on, end_s = self._auxiliaries.take(encode.groups, end_s, encode.seconds, near, replica)
             end_s += encode.transfer_s[0 if self._auxiliaries.node_of[encoded_on[0]] == near else 1]
         elif encode is not None:
             encoded_on, end_s = diffuse[: encode.degree], end_s + encode.seconds
@@ -66,10 +66,10 @@ class AssignmentBuilder:
         end_s += diffuse_s
         if occupies:
             self._auxiliaries.occupy(diffuse, end_s)
-        if decode is not None and decode.seats:
+        if decode is not None and decode.groups:
             replica = Replica(model, Stage.DECODE)
             decoded_on, end_s = self._auxiliaries.take(
-                decode.seats, end_s, decode.seconds, near, replica, decode.transfer_s
+                decode.groups, end_s, decode.seconds, near, replica, decode.transfer_s
             )
         elif decode is not None:
             decoded_on, end_s = diffuse[: decode.degree], end_s + decode.seconds

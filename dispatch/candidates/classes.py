@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
-from dispatch.solver.problem import Problem, RequestClass, Slot
+from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.protocols import PendingRequest
 
 # Weight of the order of deadlines: it decides between requests that are worth the same, and nothing else.
@@ -43,13 +43,13 @@ def waiting_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -
     return grouped
 
 
-def problem_of(waiting: Waiting, required: Iterable[PendingRequest], outlook: Outlook) -> tuple[list[Members], Problem]:
+def problem_of(waiting: Waiting, required: Iterable[PendingRequest], tick: TickView) -> tuple[list[Members], Problem]:
     """The classes of identical requests, by earliest deadline, and the members of each. Each of `required` that has a
-    slot now is a class of its own, which must get one; they are the first of their work."""
+    group now is a class of its own, which must get one; they are the first of their work."""
     first = {request.spec.request_id for request in required}
-    found: list[tuple[Members, Mapping[Slot, float], bool]] = []
+    found: list[tuple[Members, Mapping[GroupKind, float], bool]] = []
     for work, requests in waiting.items():
-        appraisal = outlook.appraisal(work)
+        appraisal = tick.appraisal(work)
         if not appraisal.can_run_now:
             continue
         is_required = requests[0].spec.request_id in first
@@ -63,9 +63,9 @@ def problem_of(waiting: Waiting, required: Iterable[PendingRequest], outlook: Ou
     classes = [
         RequestClass(
             count=len(members.requests),
-            values={slot: value + _ORDER_WEIGHT * (1 - rank / len(found)) for slot, value in values.items()},
+            values={group: value + _ORDER_WEIGHT * (1 - rank / len(found)) for group, value in values.items()},
             required=is_required,
         )
         for rank, (members, values, is_required) in enumerate(found)
     ]
-    return [members for members, _, _ in found], Problem(tuple(classes), outlook.idle)
+    return [members for members, _, _ in found], Problem(tuple(classes), tick.idle)

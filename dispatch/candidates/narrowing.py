@@ -6,11 +6,11 @@ With little to do width is free and gives the shortest latency; with much to do 
 from __future__ import annotations
 
 from dispatch.candidates.classes import Waiting
-from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.tick_view import TickView
 from dispatch.options import RewardOptions
 
 
-def narrowing(waiting: Waiting, outlook: Outlook, options: RewardOptions) -> int:
+def narrowing(waiting: Waiting, tick: TickView, options: RewardOptions) -> int:
     """By what requests' optimal degrees may be divided now: `options.narrowing` under pressure, else half of it.
 
     The pressure is the time that all primaries together need for D of what waits, at the optimal degrees, over the mean
@@ -18,16 +18,16 @@ def narrowing(waiting: Waiting, outlook: Outlook, options: RewardOptions) -> int
     """
     gpu_seconds, slack_s, in_time = 0.0, 0.0, 0
     for work, requests in waiting.items():
-        efficient = [candidate for candidate in outlook.survey(work).candidates if candidate.efficient]
-        best = max(efficient, key=lambda candidate: candidate.slot.degree, default=None)
+        efficient = [candidate for candidate in tick.survey(work).candidates if candidate.efficient]
+        best = max(efficient, key=lambda candidate: candidate.group.degree, default=None)
         if best is None:
             continue
-        gpu_seconds += len(requests) * best.slot.degree * best.diffuse_s
+        gpu_seconds += len(requests) * best.group.degree * best.diffuse_s
         for request in requests:
-            slack = request.deadline_s - outlook.now_s - best.run_s
+            slack = request.deadline_s - tick.now_s - best.run_s
             if slack > 0:
                 slack_s += slack
                 in_time += 1
-    primaries = sum(len(node) for pool in outlook.pools for node in pool.nodes)
+    primaries = sum(len(node) for pool in tick.pools for node in pool.nodes)
     is_pressed = not in_time or gpu_seconds / primaries >= options.pressure * slack_s / in_time
     return options.narrowing if is_pressed else max(1, options.narrowing // 2)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import PendingRequest, WorkerView
 
 
-def longest_overdue(by_deadline: Sequence[PendingRequest], outlook: Outlook) -> list[PendingRequest]:
+def longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) -> list[PendingRequest]:
     """Of the requests whose late reward cannot grow any more, the earliest deadline of each pool of workers.
 
-    No two of them could run in the same pool, so all of those that have a slot now can have it at once. Only the first
+    No two of them could run in the same pool, so all of those that have a group now can have it at once. Only the first
     goes before all others: the rest still share the workers by value. That is enough, as deadlines do not change and
     new requests come with later ones: each request has its turn after finitely many.
     """
@@ -27,30 +27,30 @@ def longest_overdue(by_deadline: Sequence[PendingRequest], outlook: Outlook) -> 
     claimed: set[int] = set()
     for request in by_deadline:
         work = Work.of(request)
-        if outlook.appraisal(work).is_fully_aged(request.deadline_s):
-            pools = {candidate.slot.pool for candidate in outlook.survey(work).candidates}
+        if tick.appraisal(work).is_fully_aged(request.deadline_s):
+            pools = {candidate.group.pool for candidate in tick.survey(work).candidates}
             if not pools & claimed:
                 chosen.append(request)
             claimed |= pools
     return chosen
 
 
-def hold_back(requests: Sequence[PendingRequest], outlook: Outlook) -> dict[WorkerId, WorkerView]:
-    """Workers that others must not use, as others see them: those that complete the earliest slot of a request without
+def hold_back(requests: Sequence[PendingRequest], tick: TickView) -> dict[WorkerId, WorkerView]:
+    """Workers that others must not use, as others see them: those that complete the earliest group of a request without
     one count as busy until its D would end there.
 
-    While they are held the slot can only come sooner, so another node is chosen only where that is earlier yet.
+    While they are held the group can only come sooner, so another node is chosen only where that is earlier yet.
     """
     held: dict[WorkerId, WorkerView] = {}
     for request in requests:
         work = Work.of(request)
-        if not outlook.appraisal(work).values(request.deadline_s):
+        if not tick.appraisal(work).values(request.deadline_s):
             earliest = min(
-                outlook.survey(work).candidates,
-                key=lambda candidate: (candidate.earliest_start_s, candidate.slot.degree, candidate.slot.pool),
+                tick.survey(work).candidates,
+                key=lambda candidate: (candidate.earliest_start_s, candidate.group.degree, candidate.group.pool),
             )
             until_s = earliest.diffuse_end_s(earliest.earliest_start_s)
-            members = outlook.pools[earliest.slot.pool].first_free(earliest.slot.degree, outlook.now_s)
+            members = tick.pools[earliest.group.pool].first_free(earliest.group.degree, tick.now_s)
             held.update(
                 (worker.worker_id, replace(worker, idle=False, free_at_s=max(until_s, worker.free_at_s)))
                 for worker in members

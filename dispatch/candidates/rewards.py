@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dispatch.candidates.survey import Candidate
 from dispatch.options import RewardOptions
-from dispatch.solver.problem import Slot
+from dispatch.solver.problem import GroupKind
 from tridentserve.stages import PlacementType, Stage
 
 # Late rewards are rounded down to a quarter of the basic one, so that requests of like lateness share a variable.
@@ -25,26 +25,26 @@ _MAX_PRICE = 5.0
 _LEAST_PRICED_S = 1e-3
 
 
-class _Offer(NamedTuple):
-    """A slot that idle workers can form now, with what it costs (communication, GPU-seconds, latency)."""
+class _PricedCandidate(NamedTuple):
+    """A group that idle workers can form now, with what it costs (communication, GPU-seconds, latency)."""
 
     finish_s: float
-    slot: Slot
+    group: GroupKind
     efficient: bool
     too_narrow: bool
     cost: float
 
 
 class Standing(NamedTuple):
-    """All that matters of a deadline: how many offers make it (while one can, now or later), or how far the reward has
-    aged once it is out of reach, in steps. Requests with equal work and standing are worth the same."""
+    """All that matters of a deadline: how many candidates make it (while one can, now or later), or how far the reward
+    has aged once it is out of reach, in steps. Requests with equal work and standing are worth the same."""
 
     in_time: int
     late_steps: int
 
 
 class Appraisal:
-    """What slots are worth to requests with the same work, as a function of their deadline."""
+    """What groups are worth to requests with the same work, as a function of their deadline."""
 
     def __init__(
         self,
@@ -55,30 +55,32 @@ class Appraisal:
         options: RewardOptions,
         narrowing: int,
     ) -> None:
-        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest slot it can form.
+        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest group it can form.
         `narrowing`: by what the optimal degree may be divided; where C runs on other workers than D, half of it."""
         self._options = options
         self.best_finish_s = min((c.finish_s(c.earliest_start_s) for c in candidates), default=math.inf)
         self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
-        self._offers: list[_Offer] = []
-        narrowest = min(candidates, key=lambda other: (other.slot.degree, other.run_s), default=None)
-        optimal = max((candidate.slot.degree for candidate in candidates if candidate.efficient), default=1)
+        self._priced: list[_PricedCandidate] = []
+        narrowest = min(candidates, key=lambda other: (other.group.degree, other.run_s), default=None)
+        optimal = max((candidate.group.degree for candidate in candidates if candidate.efficient), default=1)
         for candidate in candidates:
-            degree = candidate.slot.degree
-            if narrowest is not None and degree <= idle[candidate.slot.pool]:
+            degree = candidate.group.degree
+            if narrowest is not None and degree <= idle[candidate.group.pool]:
                 cost = communication_penalty(candidate.primary, tokens, options)
                 cost += price(candidate, narrowest, now_s, options) + size_price(narrowest, options)
                 too_narrow = degree * _narrowing_of(candidate, narrowing) < optimal
-                offer = _Offer(candidate.finish_s(now_s), candidate.slot, candidate.efficient, too_narrow, cost)
-                self._offers.append(offer)
-        self._offers.sort()
-        self._finishes_s = [offer.finish_s for offer in self._offers]
-        self._values: dict[Standing, Mapping[Slot, float]] = {}
+                priced = _PricedCandidate(
+                    candidate.finish_s(now_s), candidate.group, candidate.efficient, too_narrow, cost
+                )
+                self._priced.append(priced)
+        self._priced.sort()
+        self._finishes_s = [priced.finish_s for priced in self._priced]
+        self._values: dict[Standing, Mapping[GroupKind, float]] = {}
 
     @property
     def can_run_now(self) -> bool:
-        """Whether idle workers form some slot for this work."""
-        return bool(self._offers)
+        """Whether idle workers form some group for this work."""
+        return bool(self._priced)
 
     def is_fully_aged(self, deadline_s: float) -> bool:
         """Whether the deadline is so far out of reach that the late reward grows no more. Never without candidates."""
@@ -93,49 +95,49 @@ class Appraisal:
             return Standing(bisect_right(self._finishes_s, deadline_s), 0)
         return Standing(0, _late_steps(self.best_finish_s - deadline_s, self._best_run_s, self._options))
 
-    def values(self, deadline_s: float) -> Mapping[Slot, float]:
-        """The value of each slot that may be used now.
+    def values(self, deadline_s: float) -> Mapping[GroupKind, float]:
+        """The value of each group that may be used now.
 
-        While some candidate can still make the deadline, now or once busy workers are expected to be free, only slots
+        While some candidate can still make the deadline, now or once busy workers are expected to be free, only groups
         that make it count: to start late what can be had in time is never better than to wait for it. Of those the
         efficient ones that are not far narrower than the optimal degree, or where none of them is in time, the wider
-        ones. Once the deadline is out of reach, the same efficient slots count, and the reward grows with the overtime;
-        when it grows no more, narrow ones count too (what comes after that: `dispatch.candidates.overdue`).
-        Slots that are worth no more than a narrower one of their pool are left out.
+        ones. Once the deadline is out of reach, the same efficient groups count, and the reward grows with the
+        overtime; when it grows no more, narrow ones count too (`dispatch.candidates.overdue` says what comes then).
+        Groups that are worth no more than a narrower one of their pool are left out.
         """
-        return self.values_at(self.standing(deadline_s)) if self._offers else {}
+        return self.values_at(self.standing(deadline_s)) if self._priced else {}
 
-    def values_at(self, standing: Standing) -> Mapping[Slot, float]:
+    def values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
         """`values` of all deadlines that stand there; made once."""
         if standing not in self._values:
             options = self._options
             if standing.late_steps:
                 reward = _late_reward(standing.late_steps, options)
                 is_aged = reward >= options.on_time
-                chosen = [offer for offer in self._offers if offer.efficient and (is_aged or not offer.too_narrow)]
+                chosen = [priced for priced in self._priced if priced.efficient and (is_aged or not priced.too_narrow)]
             else:
                 reward = options.on_time
-                in_time = [offer for offer in self._offers[: standing.in_time] if not offer.too_narrow]
-                chosen = [offer for offer in in_time if offer.efficient] or in_time
+                in_time = [priced for priced in self._priced[: standing.in_time] if not priced.too_narrow]
+                chosen = [priced for priced in in_time if priced.efficient] or in_time
             # Whatever the weights, to run is worth more than not to.
-            values = {offer.slot: max(reward - offer.cost, options.late / 1000) for offer in chosen}
+            values = {priced.group: max(reward - priced.cost, options.late / 1000) for priced in chosen}
             self._values[standing] = _undominated(values)
         return self._values[standing]
 
 
 def _narrowing_of(candidate: Candidate, narrowing: int) -> int:
-    """A leader that decodes keeps its workers from being the next wide slot, so that those are rare. Where C runs
-    elsewhere all workers of a run are free at once, and the next wide slot is worth waiting for."""
+    """A leader that decodes keeps its workers from being the next wide group, so that those are rare. Where C runs
+    elsewhere all workers of a run are free at once, and the next wide group is worth waiting for."""
     return narrowing if candidate.decodes_there else max(1, narrowing // 2)
 
 
-def _undominated(values: Mapping[Slot, float]) -> Mapping[Slot, float]:
-    """Without the slots that are worth no more than a narrower one of their pool, which fits wherever they do."""
-    kept: dict[Slot, float] = {}
+def _undominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
+    """Without the groups that are worth no more than a narrower one of their pool, which fits wherever they do."""
+    kept: dict[GroupKind, float] = {}
     best: dict[int, float] = {}
-    for slot in sorted(values):
-        if values[slot] > best.get(slot.pool, 0.0):
-            kept[slot] = best[slot.pool] = values[slot]
+    for group in sorted(values):
+        if values[group] > best.get(group.pool, 0.0):
+            kept[group] = best[group.pool] = values[group]
     return kept
 
 
@@ -165,12 +167,12 @@ def communication_penalty(primary: PlacementType, tokens: float, options: Reward
 def price(candidate: Candidate, narrowest: Candidate, now_s: float, options: RewardOptions) -> float:
     """GPU-seconds and latency, in units of the same request alone at its narrowest degree."""
     run_s = max(narrowest.run_s, _LEAST_S)
-    gpu_seconds = candidate.gpu_seconds(now_s) / (narrowest.slot.degree * run_s)
+    gpu_seconds = candidate.gpu_seconds(now_s) / (narrowest.group.degree * run_s)
     latency = (candidate.finish_s(now_s) - now_s) / run_s
     return options.gpu_seconds * min(gpu_seconds, _MAX_PRICE) + options.latency * min(latency, _MAX_PRICE)
 
 
 def size_price(narrowest: Candidate, options: RewardOptions) -> float:
     """By the logarithm of a request's GPU-seconds, from 1 ms up, so that it orders requests of all models alike."""
-    gpu_seconds = narrowest.slot.degree * narrowest.run_s
+    gpu_seconds = narrowest.group.degree * narrowest.run_s
     return options.size * math.log2(max(gpu_seconds, _LEAST_PRICED_S) / _LEAST_PRICED_S)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dispatch.candidates.work import Work
-from dispatch.workers.auxiliaries import Auxiliaries, Seat
-from dispatch.workers.memory_fit import Fits, FittingDegrees
+from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup
+from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
 from dispatch.workers.pools import Pool
 from tridentserve.plans import Replica
 from tridentserve.stages import PlacementType, Stage
@@ -21,30 +21,32 @@ class Route:
     """The type that the pool's workers have for the model."""
     fitting: FittingDegrees
     """The degrees of D whose memory fits."""
-    seats: Mapping[Stage, tuple[Seat, ...]]
+    groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]]
     """Where E and C can run, for those that the primary lacks and the work needs; never empty."""
 
     def free_at_s(self, stage: Stage, model: str, auxiliaries: Auxiliaries) -> float | None:
         """When the first auxiliary for this stage is expected to be free; None where the primary holds it."""
-        if stage not in self.seats:
+        if stage not in self.groups:
             return None
-        return auxiliaries.free_at_s(self.seats[stage], Replica(model, stage))
+        return auxiliaries.free_at_s(self.groups[stage], Replica(model, stage))
 
 
-def find_route(work: Work, pool: Pool, fits: Fits, auxiliaries: Auxiliaries, may_widen: bool = False) -> Route | str:
+def find_route(
+    work: Work, pool: Pool, memory: MemoryCheck, auxiliaries: Auxiliaries, may_widen: bool = False
+) -> Route | str:
     """The route with D in this pool, which holds D of the work's model; else a sentence that says why there is none.
-    `may_widen`: E and C may have seats of their optimal degree. `ProfileError` for what is not profiled."""
+    `may_widen`: E and C may have groups of their optimal degree. `ProfileError` for what is not profiled."""
     primary = pool.types[work.model]
-    seats: dict[Stage, tuple[Seat, ...]] = {}
+    groups: dict[Stage, tuple[AuxiliaryGroup, ...]] = {}
     for stage in (Stage.ENCODE, Stage.DECODE):
         if stage in primary.stages or (stage is Stage.ENCODE and not work.needs_encode):
             continue
         find = auxiliaries.best if may_widen else auxiliaries.able
-        seats[stage] = find(work.model, stage, work.shape, work.outputs_at_once(stage))
-        if not seats[stage]:
+        groups[stage] = find(work.model, stage, work.shape, work.outputs_at_once(stage))
+        if not groups[stage]:
             holders = auxiliaries.holders(work.model, stage)
             lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
             return f"{primary} workers: {lack} {stage}"
     stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
-    fitting = fits.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
-    return fitting if isinstance(fitting, str) else Route(primary, fitting, seats)
+    fitting = memory.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
+    return fitting if isinstance(fitting, str) else Route(primary, fitting, groups)

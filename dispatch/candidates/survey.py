@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from dispatch.candidates.route import find_route
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
-from dispatch.solver.problem import Slot
+from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, TransferSeconds
-from dispatch.workers.memory_fit import Fits, FittingDegrees
+from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
 from dispatch.workers.pools import Pool
 from dispatch.workers.residency import load_seconds
 from tridentserve.errors import ProfileError
@@ -27,14 +27,14 @@ _MERGED_S = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One slot for some work. `encode_free_s` and `decode_free_s` say when the auxiliary for that stage is free (minus
-    infinity where the primary holds it); `earliest_start_s` when the slot can be formed, now or later. `load_s`: the
+    """One group for some work. `encode_free_s` and `decode_free_s` say when the auxiliary for that stage is free (minus
+    infinity where the primary holds it); `earliest_start_s` when the group can be formed, now or later. `load_s`: the
     primaries fetch weights first. `condition_s`, `latents_s`: what E's and C's auxiliaries are sent from (within a
     node, between nodes); the longer one counts until the workers are known. `encode_degree`, `decode_degree`: how many
     workers run these stages; where the primary holds E all do, and `encode_degree` is not looked at. `in_tiles`: the
     primary has the memory for C in tiles only."""
 
-    slot: Slot
+    group: GroupKind
     primary: PlacementType
     efficient: bool
     encode_s: float
@@ -66,7 +66,7 @@ class Candidate:
         return self.encode_s + self.diffuse_s + self.decode_s
 
     def diffuse_end_s(self, start_s: float) -> float:
-        """When D ends if the slot's workers are reserved at `start_s`."""
+        """When D ends if the group's workers are reserved at `start_s`."""
         encode_end_s = max(start_s, self.encode_free_s) + self.encode_s + max(self.condition_s)
         return encode_end_s + self.load_s + self.diffuse_s
 
@@ -75,10 +75,10 @@ class Candidate:
         return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
 
     def gpu_seconds(self, start_s: float) -> float:
-        """Seconds for which workers are taken: all of the slot until D ends (also while it waits for E), and those of
+        """Seconds for which workers are taken: all of the group until D ends (also while it waits for E), and those of
         E elsewhere and of C."""
         elsewhere_s = 0.0 if self.encodes_there else self.encode_degree * self.encode_s
-        diffuse_s = self.slot.degree * (self.diffuse_end_s(start_s) - start_s)
+        diffuse_s = self.group.degree * (self.diffuse_end_s(start_s) - start_s)
         return diffuse_s + elsewhere_s + self.decode_degree * self.decode_s
 
 
@@ -99,17 +99,17 @@ class Surveyor:
         options: DispatchOptions,
         pools: Sequence[Pool],
         auxiliaries: Auxiliaries,
-        fits: Fits,
+        memory: MemoryCheck,
         now_s: float,
     ) -> None:
         self._times = times
         self._options = options
         self._pools = pools
         self._auxiliaries = auxiliaries
-        self._fits = fits
+        self._memory = memory
         self._now_s = now_s
         self._surveys: dict[Work, Survey] = {}
-        self._starts_s: dict[Slot, float] = {}
+        self._starts_s: dict[GroupKind, float] = {}
         self._loads_s: dict[tuple[int, str, bool, int], float] = {}
 
     def survey(self, work: Work) -> Survey:
@@ -121,7 +121,7 @@ class Surveyor:
     def _survey(self, work: Work) -> Survey:
         candidates: list[Candidate] = []
         obstacles: list[str] = []
-        costs = _Costs(self._times, work)
+        costs = _WorkCosts(self._times, work)
         try:
             for index, pool in enumerate(self._pools):
                 if (primary := pool.types.get(work.model)) is not None:
@@ -138,16 +138,16 @@ class Surveyor:
         whole = [candidate for candidate in candidates if not candidate.in_tiles]
         return Survey(tuple(whole or candidates), tuple(dict.fromkeys(obstacles)))
 
-    def _in_pool(self, work: Work, costs: _Costs, index: int, primary: PlacementType) -> list[Candidate] | str:
+    def _in_pool(self, work: Work, costs: _WorkCosts, index: int, primary: PlacementType) -> list[Candidate] | str:
         """The candidates in one pool, or why there are none."""
         pool = self._pools[index]
-        route = find_route(work, pool, self._fits, self._auxiliaries, may_widen=True)
+        route = find_route(work, pool, self._memory, self._auxiliaries, may_widen=True)
         if isinstance(route, str):
             return route
-        to_diffuse, to_decode = Stage.ENCODE in route.seats, Stage.DECODE in route.seats
-        encode_degree = len(route.seats[Stage.ENCODE][0]) if to_diffuse else 1
+        to_diffuse, to_decode = Stage.ENCODE in route.groups, Stage.DECODE in route.groups
+        encode_degree = len(route.groups[Stage.ENCODE][0]) if to_diffuse else 1
         if to_decode:
-            most = len(route.seats[Stage.DECODE][0])
+            most = len(route.groups[Stage.DECODE][0])
         else:
             most = self._times.unit(work.model, Stage.DECODE)
             most = max(most, self._auxiliaries.optimal_degree(work.model, Stage.DECODE, work.shape))
@@ -157,7 +157,7 @@ class Surveyor:
         encode_s = costs.stage_s(Stage.ENCODE, encode_degree) if work.needs_encode else 0.0
         return [
             Candidate(
-                slot=slot,
+                group=group,
                 primary=primary,
                 efficient=costs.is_efficient(degree, route.fitting, self._options.min_efficiency),
                 encode_s=encode_s,
@@ -165,7 +165,7 @@ class Surveyor:
                 decode_s=costs.stage_s(Stage.DECODE, decode_degree),
                 encode_free_s=_MERGED_S if encode_free_s is None else encode_free_s,
                 decode_free_s=_MERGED_S if decode_free_s is None else decode_free_s,
-                earliest_start_s=self._earliest_start_s(slot),
+                earliest_start_s=self._earliest_start_s(group),
                 load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
                 condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
                 latents_s=costs.transfer_s(Stage.DIFFUSE) if to_decode else (0.0, 0.0),
@@ -174,16 +174,16 @@ class Surveyor:
                 in_tiles=route.fitting.in_tiles,
             )
             for degree in route.fitting.degrees
-            for slot in (Slot(index, degree),)
+            for group in (GroupKind(index, degree),)
             for decode_degree in (
                 most if to_decode else stage_degree(self._times, work.model, Stage.DECODE, min(most, degree)),
             )
         ]
 
-    def _earliest_start_s(self, slot: Slot) -> float:
-        if slot not in self._starts_s:
-            self._starts_s[slot] = self._pools[slot.pool].earliest_start_s(slot.degree, self._now_s)
-        return self._starts_s[slot]
+    def _earliest_start_s(self, group: GroupKind) -> float:
+        if group not in self._starts_s:
+            self._starts_s[group] = self._pools[group.pool].earliest_start_s(group.degree, self._now_s)
+        return self._starts_s[group]
 
     def _load_s(self, index: int, model: str, stages: frozenset[Stage], degree: int) -> float:
         key = (index, model, Stage.ENCODE in stages, degree)
@@ -192,7 +192,7 @@ class Surveyor:
         return self._loads_s[key]
 
 
-class _Costs:
+class _WorkCosts:
     """Times of one kind of work on any workers, each looked up once."""
 
     def __init__(self, times: StageTimes, work: Work) -> None:

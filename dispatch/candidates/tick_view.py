@@ -9,12 +9,12 @@ from dispatch.candidates.survey import Survey, Surveyor
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.workers.auxiliaries import Auxiliaries
-from dispatch.workers.memory_fit import Fits
-from dispatch.workers.snapshot import Fleet, fleet_of
+from dispatch.workers.memory_fit import MemoryCheck
+from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
 from tridentserve.protocols import StageTimes, WorkerView
 
 
-class Outlook:
+class TickView:
     """The workers at `now_s`, grouped and surveyed. The pools and their order depend on what the workers hold, not on
     which of them are idle."""
 
@@ -22,19 +22,19 @@ class Outlook:
         self,
         times: StageTimes,
         options: DispatchOptions,
-        workers: Sequence[WorkerView] | Fleet,
+        workers: Sequence[WorkerView] | WorkerSnapshot,
         now_s: float,
-        fits: Fits | None = None,
+        memory: MemoryCheck | None = None,
     ) -> None:
-        """A `Fleet` of the workers and memory checks that were made before save time; they change nothing."""
+        """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing."""
         self.now_s = now_s
-        fits = fits or Fits(times, options)
-        self.fleet = workers if isinstance(workers, Fleet) else fleet_of(workers, fits.unit_of)
-        self.pools = self.fleet.pools
-        self.auxiliaries = Auxiliaries(self.fleet.all_pools, fits, times, now_s)
+        memory = memory or MemoryCheck(times, options)
+        self.snapshot = workers if isinstance(workers, WorkerSnapshot) else take_snapshot(workers, memory.unit_of)
+        self.pools = self.snapshot.pools
+        self.auxiliaries = Auxiliaries(self.snapshot.all_pools, memory, times, now_s)
         self.idle = tuple(pool.idle_per_node for pool in self.pools)
         self._widest = [max(nodes) for nodes in self.idle]
-        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, fits, now_s)
+        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s)
         self._rewards = options.rewards
         self._appraisals: dict[Work, Appraisal] = {}
         self.narrowing = options.rewards.narrowing
@@ -55,7 +55,7 @@ class Outlook:
         return self._surveyor.survey(work)
 
     def appraisal(self, work: Work) -> Appraisal:
-        """What each slot is worth to requests with this work; made once."""
+        """What each group is worth to requests with this work; made once."""
         if work not in self._appraisals:
             tokens = work.shape.tokens * work.num_outputs
             candidates = self.survey(work).candidates

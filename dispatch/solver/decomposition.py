@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dispatch.solver.problem import METHODS, Problem, Slot, Solution
+from dispatch.solver.problem import METHODS, GroupKind, Problem, Solution
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProblemPart:
     """A problem of its own. `indices`: what its classes are called in the whole one; pools keep their numbers."""
 
     problem: Problem
     indices: tuple[int, ...]
 
 
-def parts_of(problem: Problem) -> list[Part]:
+def split_into_parts(problem: Problem) -> list[ProblemPart]:
     """Classes that can use the same pools, or are linked by others that can, stay together. Searches multiply where
     independent parts are solved as one."""
     parent = list(range(len(problem.idle)))
@@ -28,7 +28,7 @@ def parts_of(problem: Problem) -> list[Part]:
         return pool
 
     for item in problem.classes:
-        pools = sorted({slot.pool for slot in item.values})
+        pools = sorted({group.pool for group in item.values})
         for pool in pools[1:]:
             parent[root(pool)] = root(pools[0])
     grouped: dict[int, list[int]] = {}
@@ -36,16 +36,16 @@ def parts_of(problem: Problem) -> list[Part]:
         if item.values:
             grouped.setdefault(root(next(iter(item.values)).pool), []).append(index)
     return [
-        Part(replace(problem, classes=tuple(problem.classes[index] for index in indices)), tuple(indices))
+        ProblemPart(replace(problem, classes=tuple(problem.classes[index] for index in indices)), tuple(indices))
         for indices in grouped.values()
     ]
 
 
-def joined(parts: Sequence[Part], solutions: Sequence[Solution]) -> Solution:
+def join_solutions(parts: Sequence[ProblemPart], solutions: Sequence[Solution]) -> Solution:
     """The solution of the whole problem: the method is the least certain of any part, with its reason."""
-    counts: dict[tuple[int, Slot], int] = {}
+    counts: dict[tuple[int, GroupKind], int] = {}
     for part, solution in zip(parts, solutions, strict=True):
-        counts.update({(part.indices[index], slot): n for (index, slot), n in solution.counts.items()})
+        counts.update({(part.indices[index], group): n for (index, group), n in solution.counts.items()})
     worst = max(solutions, key=lambda solution: (METHODS.index(solution.method), bool(solution.why)), default=None)
     bound = sum(solution.bound for solution in solutions)
     if worst is None:

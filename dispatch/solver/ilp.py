@@ -16,11 +16,11 @@ from typing import Any
 import pulp
 
 from dispatch.options import DispatchOptions
-from dispatch.solver.decomposition import joined, parts_of
+from dispatch.solver.decomposition import join_solutions, split_into_parts
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.problem import (
+    GroupKind,
     Problem,
-    Slot,
     Solution,
     best_ranked,
     best_slots,
@@ -43,7 +43,7 @@ _GAP_ABS, _GAP_REL = 1e-6, 1e-9
 # Up to so many requests the optimum is found as fast as anything close to it, and prices are not small beside the gap.
 _SMALL = 100
 
-_Variables = dict[tuple[int, Slot], Any]
+_Variables = dict[tuple[int, GroupKind], Any]
 
 
 def solve(problem: Problem, options: DispatchOptions) -> Solution:
@@ -53,17 +53,17 @@ def solve(problem: Problem, options: DispatchOptions) -> Solution:
     Each independent part is solved as an LP and rounded first. Those with the largest gaps are then searched, one after
     the other, until the whole is close enough to its bound.
     """
-    parts = parts_of(problem)
+    parts = split_into_parts(problem)
     gap = options.gap if sum(item.count for item in problem.classes) > _SMALL else 0.0
     limited = replace(options, gap=gap, time_limit_s=options.time_limit_s / max(len(parts), 1))
     searches = [_Search(part.problem, limited) for part in parts]
     solutions = [search.first() for search in searches]
-    whole = joined(parts, solutions)
+    whole = join_solutions(parts, solutions)
     for index in sorted(range(len(parts)), key=lambda index: -_lack(parts[index].problem, solutions[index])):
         if _is_close(problem, whole, gap):
             break
         solutions[index] = searches[index].better()
-        whole = joined(parts, solutions)
+        whole = join_solutions(parts, solutions)
     is_proved = whole.method == "incumbent" and _is_close(problem, whole, gap)
     return replace(whole, method="ilp") if is_proved else whole
 
@@ -190,14 +190,14 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     workers: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
     for index, item in enumerate(problem.classes):  # C1
         served: list[tuple[Any, int]] = []
-        for slot, value in item.values.items():
-            most = min(item.count, problem.capacity(slot.pool, slot.degree))
-            name = f"x_{index}_{slot.pool}_{slot.degree}"
+        for group, value in item.values.items():
+            most = min(item.count, problem.capacity(group.pool, group.degree))
+            name = f"x_{index}_{group.pool}_{group.degree}"
             variable = model.add_variable(name, lowBound=0, upBound=most, cat=pulp.LpInteger)
-            variables[index, slot] = variable
+            variables[index, group] = variable
             values.append((variable, value))
             served.append((variable, 1))
-            workers[slot.pool].append((variable, slot.degree))
+            workers[group.pool].append((variable, group.degree))
         if item.required or len(served) > 1:  # otherwise the variable's own limit says it
             sense = pulp.LpConstraintEQ if item.required else pulp.LpConstraintLE
             model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(served), sense, rhs=item.count))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 
-class Slot(NamedTuple):
+class GroupKind(NamedTuple):
     """`degree` idle workers of one pool, all in one node."""
 
     pool: int
@@ -17,66 +17,66 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """`count` identical requests and what each slot is worth to one of them (all values are above 0).
+    """`count` identical requests and what each group is worth to one of them (all values are above 0).
 
-    `required`: all of them must have a slot, whatever that costs others. Those of a problem have to fit together."""
+    `required`: all of them must have a group, whatever that costs others. Those of a problem have to fit together."""
 
     count: int
-    values: Mapping[Slot, float]
+    values: Mapping[GroupKind, float]
     required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Choose slots for requests so that the sum of values is largest. `idle[pool]` holds the idle workers per node."""
+    """Choose groups for requests so that the sum of values is largest. `idle[pool]` holds the idle workers per node."""
 
     classes: tuple[RequestClass, ...]
     idle: tuple[tuple[int, ...], ...]
-    _capacities: dict[Slot, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _capacities: dict[GroupKind, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def capacity(self, pool: int, degree: int) -> int:
-        """How many slots of this degree the idle workers of a pool form: no slot crosses a node."""
-        slot = Slot(pool, degree)
-        if slot not in self._capacities:
-            self._capacities[slot] = sum(idle // degree for idle in self.idle[pool])
-        return self._capacities[slot]
+        """How many groups of this degree the idle workers of a pool form: no group crosses a node."""
+        group = GroupKind(pool, degree)
+        if group not in self._capacities:
+            self._capacities[group] = sum(idle // degree for idle in self.idle[pool])
+        return self._capacities[group]
 
-    def fits(self, slots: Mapping[Slot, int]) -> bool:
-        """Whether so many slots can be formed at once.
+    def fits(self, groups: Mapping[GroupKind, int]) -> bool:
+        """Whether so many groups can be formed at once.
 
         Degrees are powers of two, so they nest: a choice fits exactly when, for every degree j in use, the workers in
-        slots of j or wider are no more than the nodes offer in blocks of j.
+        groups of j or wider are no more than the nodes offer in blocks of j.
         """
-        in_use = [(slot, n) for slot, n in slots.items() if n > 0]
+        in_use = [(group, n) for group, n in groups.items() if n > 0]
         return all(
-            sum(wide.degree * n for wide, n in in_use if wide.pool == slot.pool and wide.degree >= slot.degree)
-            <= slot.degree * self.capacity(slot.pool, slot.degree)
-            for slot, _ in in_use
+            sum(wide.degree * n for wide, n in in_use if wide.pool == group.pool and wide.degree >= group.degree)
+            <= group.degree * self.capacity(group.pool, group.degree)
+            for group, _ in in_use
         )
 
-    def room(self, slots: Mapping[Slot, int], slot: Slot) -> int:
-        """How many more of a slot fit beside those taken, which fit themselves."""
-        in_pool = [(taken.degree, n) for taken, n in slots.items() if n > 0 and taken.pool == slot.pool]
-        blocks = {degree for degree, _ in in_pool if degree <= slot.degree} | {slot.degree}
+    def room(self, groups: Mapping[GroupKind, int], group: GroupKind) -> int:
+        """How many more of a group fit beside those taken, which fit themselves."""
+        in_pool = [(taken.degree, n) for taken, n in groups.items() if n > 0 and taken.pool == group.pool]
+        blocks = {degree for degree, _ in in_pool if degree <= group.degree} | {group.degree}
         free = [
-            block * self.capacity(slot.pool, block) - sum(degree * n for degree, n in in_pool if degree >= block)
+            block * self.capacity(group.pool, block) - sum(degree * n for degree, n in in_pool if degree >= block)
             for block in blocks
         ]
-        return min(free) // slot.degree
+        return min(free) // group.degree
 
 
-# `uncontended`: every request has its best slot, so no solver was asked. `ranked`: nobody has a choice and all slots of
-# a pool are equally wide, so that those worth the most have them. `ilp`: proved optimal, within the gap of the options.
-# `incumbent`: the best that was found before the solver stopped, at its time limit where no other reason is given.
-# `greedy`: the list plan, as nothing better was found; the reason says what was tried.
+# `uncontended`: every request has its best group, so no solver was asked. `ranked`: no request has a choice and all
+# groups of a pool are equally wide, so that those worth the most have them. `ilp`: proved optimal, within the gap of
+# the options. `incumbent`: the best that was found before the solver stopped, at its time limit where no other reason
+# is given. `greedy`: the list plan, as nothing better was found; the reason says what was tried.
 Method = Literal["uncontended", "ranked", "ilp", "incumbent", "greedy"]
 METHODS: tuple[Method, ...] = get_args(Method)  # the most certain first
-Counts = Mapping[tuple[int, Slot], int]
+Counts = Mapping[tuple[int, GroupKind], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """How many requests of each class get each slot, and how that was found.
+    """How many requests of each class get each group, and how that was found.
 
     `bound`: no solution is worth more; proved. `why`: what became of the solver's answer where this is not it, or why
     the search ended early; without commas, as it ends the reasons of decisions (`Counts.methods` of simulations)."""
@@ -103,11 +103,11 @@ class Solution:
 
 def value_of(problem: Problem, counts: Counts) -> float:
     """The sum of values."""
-    return sum(n * problem.classes[index].values[slot] for (index, slot), n in counts.items())
+    return sum(n * problem.classes[index].values[group] for (index, group), n in counts.items())
 
 
 def upper_bound(problem: Problem) -> float:
-    """What all requests at their best slots would be worth."""
+    """What all requests at their best groups would be worth."""
     return sum(item.count * max(item.values.values(), default=0.0) for item in problem.classes)
 
 
@@ -115,45 +115,45 @@ def is_feasible(problem: Problem, counts: Counts) -> bool:
     """Whether counts keep every limit: each request at most once, those required once (C1), idle workers and nodes
     (C2)."""
     per_class: Counter[int] = Counter()
-    per_slot: Counter[Slot] = Counter()
-    for (index, slot), n in counts.items():
-        if n < 0 or slot not in problem.classes[index].values:
+    per_group: Counter[GroupKind] = Counter()
+    for (index, group), n in counts.items():
+        if n < 0 or group not in problem.classes[index].values:
             return False
         per_class[index] += n
-        per_slot[slot] += n
-    return problem.fits(per_slot) and all(
+        per_group[group] += n
+    return problem.fits(per_group) and all(
         per_class[index] == item.count if item.required else per_class[index] <= item.count
         for index, item in enumerate(problem.classes)
     )
 
 
 def best_slots(problem: Problem) -> Solution | None:
-    """Every request at its best slot, if those fit at once: then nothing can be better, and no solver is needed."""
-    counts: Counter[tuple[int, Slot]] = Counter()
-    per_slot: Counter[Slot] = Counter()
+    """Every request at its best group, if those fit at once: then nothing can be better, and no solver is needed."""
+    counts: Counter[tuple[int, GroupKind]] = Counter()
+    per_group: Counter[GroupKind] = Counter()
     for index, item in enumerate(problem.classes):
         if item.values:
-            slot = max(sorted(item.values), key=item.values.__getitem__)
-            counts[index, slot] += item.count
-            per_slot[slot] += item.count
-    return Solution(counts, "uncontended", value_of(problem, counts)) if problem.fits(per_slot) else None
+            group = max(sorted(item.values), key=item.values.__getitem__)
+            counts[index, group] += item.count
+            per_group[group] += item.count
+    return Solution(counts, "uncontended", value_of(problem, counts)) if problem.fits(per_group) else None
 
 
 def best_ranked(problem: Problem) -> Solution | None:
-    """The greedy plan where it is the best one: each request has one slot, and all slots of a pool are equally wide."""
-    in_use: set[Slot] = set()
+    """The greedy plan where it is the best one: each request has one group, and those of a pool are equally wide."""
+    in_use: set[GroupKind] = set()
     for item in problem.classes:
         if len(item.values) > 1:
             return None
         in_use.update(item.values)
-    if len({slot.pool for slot in in_use}) < len(in_use):
+    if len({group.pool for group in in_use}) < len(in_use):
         return None
     counts = completed(problem, {})
     return Solution(counts, "ranked", value_of(problem, counts))
 
 
 def greedy(problem: Problem, why: str = "") -> Solution:
-    """Required classes, then by best value, then in their order; each request takes the best slot that still fits.
+    """Required classes, then by best value, then in their order; each request takes the best group that still fits.
 
     `why` says why this is the plan, and not the solver's.
     """
@@ -164,28 +164,28 @@ def completed(problem: Problem, counts: Counts) -> Counts:
     """A feasible choice with every request added that still fits, as `greedy` does."""
     filled = Counter(dict(counts))
     served: Counter[int] = Counter()
-    per_slot: Counter[Slot] = Counter()
-    for (index, slot), n in counts.items():
+    per_group: Counter[GroupKind] = Counter()
+    for (index, group), n in counts.items():
         served[index] += n
-        per_slot[slot] += n
+        per_group[group] += n
     ranked = sorted(
         (index for index, item in enumerate(problem.classes) if item.values and served[index] < item.count),
         key=lambda index: (not problem.classes[index].required, -max(problem.classes[index].values.values())),
     )
-    rooms: dict[Slot, int] = {}  # until something is taken
+    rooms: dict[GroupKind, int] = {}  # until something is taken
     for index in ranked:
         item = problem.classes[index]
         left = item.count - served[index]
-        for slot in _by_value(item.values):
-            if slot not in rooms:
-                rooms[slot] = problem.room(per_slot, slot)
-            if taken := min(rooms[slot], left):
-                filled[index, slot] += taken
-                per_slot[slot] += taken
+        for group in _by_value(item.values):
+            if group not in rooms:
+                rooms[group] = problem.room(per_group, group)
+            if taken := min(rooms[group], left):
+                filled[index, group] += taken
+                per_group[group] += taken
                 left -= taken
                 rooms.clear()
     return filled
 
 
-def _by_value(values: Mapping[Slot, float]) -> Sequence[Slot]:
-    return sorted(values, key=lambda slot: (-values[slot], slot))
+def _by_value(values: Mapping[GroupKind, float]) -> Sequence[GroupKind]:
+    return sorted(values, key=lambda group: (-values[group], group))

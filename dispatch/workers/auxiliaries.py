@@ -2,8 +2,8 @@
 
 A stage that the primary holds runs there: E merges with D (it takes almost no time), C follows on as many of D's
 workers as are its optimal degree, as a rule the leader alone (it gains little from more; the others are free for the
-next request). Otherwise it goes to the auxiliary that is idle or expected to be free first, or to a seat of several: as
-many as hold its weights together, or as its optimal degree says where so many are free as early.
+next request). Otherwise it goes to the auxiliary that is idle or expected to be free first, or to a group of several:
+as many as hold its weights together, or as its optimal degree says where that many are free as early.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from dispatch.workers.memory_fit import Fits
+from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import Pool
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import StageTimes, WorkerView
@@ -24,22 +24,22 @@ from tridentserve.stages import Stage
 TransferSeconds = tuple[float, float]
 _NO_TRANSFER = (0.0, 0.0)
 # Workers that run a stage together, the leader first: one alone as a rule.
-Seat = tuple[WorkerView, ...]
+AuxiliaryGroup = tuple[WorkerView, ...]
 
 
 class Auxiliaries:
     """The auxiliary workers of each model and stage, with the queues they will have after this tick's choices."""
 
-    def __init__(self, pools: Sequence[Pool], fits: Fits, times: StageTimes, now_s: float) -> None:
+    def __init__(self, pools: Sequence[Pool], memory: MemoryCheck, times: StageTimes, now_s: float) -> None:
         self._pools = pools
-        self._fits = fits
+        self._memory = memory
         self._times = times
         self._now_s = now_s
         # What differs from the views: workers that this tick has given something, and loads it has caused.
         self._free_at_s: dict[WorkerId, float] = {}
         self._loaded: set[tuple[WorkerId, Replica]] = set()
-        self._able: dict[tuple[str, Stage, Shape, int, int], tuple[Seat, ...]] = {}
-        self._seats: dict[tuple[tuple[int, ...], int], tuple[Seat, ...]] = {}
+        self._able: dict[tuple[str, Stage, Shape, int, int], tuple[AuxiliaryGroup, ...]] = {}
+        self._groups: dict[tuple[tuple[int, ...], int], tuple[AuxiliaryGroup, ...]] = {}
         self._optimal: dict[tuple[str, Stage, Shape], int] = {}
         self._queues: dict[tuple[int, Replica | None], _Queue] = {}
 
@@ -58,13 +58,13 @@ class Auxiliaries:
                     holders[replica].append(number)
         return holders
 
-    def able(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[Seat, ...]:
+    def able(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
         """Of the workers that hold this stage but not D of the model, those with the memory to run it at this size (C
-        in tiles, if none has it otherwise), in seats of as many as hold its weights together."""
+        in tiles, if none has it otherwise), in groups of as many as hold its weights together."""
         return self._able_at(model, stage, shape, batch, self._times.unit(model, stage))
 
-    def best(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[Seat, ...]:
-        """`able`, or seats of the stage's optimal degree where one of those is free as early."""
+    def best(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
+        """`able`, or groups of the stage's optimal degree where one of those is free as early."""
         able = self.able(model, stage, shape, batch)
         optimal = self.optimal_degree(model, stage, shape)
         if able and optimal > len(able[0]):
@@ -82,7 +82,7 @@ class Auxiliaries:
             self._optimal[key] = 1 if is_narrow else self._times.optimal_degree(model, stage, shape)
         return self._optimal[key]
 
-    def _able_at(self, model: str, stage: Stage, shape: Shape, batch: int, width: int) -> tuple[Seat, ...]:
+    def _able_at(self, model: str, stage: Stage, shape: Shape, batch: int, width: int) -> tuple[AuxiliaryGroup, ...]:
         key = (model, stage, shape, batch, width)
         if key not in self._able:
             numbers: tuple[int, ...] = ()
@@ -90,25 +90,25 @@ class Auxiliaries:
                 numbers = numbers or tuple(
                     number
                     for number in self._holders.get(Replica(model, stage), ())
-                    if self._fits.fits_auxiliary(self._pools[number], model, stage, shape, batch, in_tiles)
+                    if self._memory.fits_auxiliary(self._pools[number], model, stage, shape, batch, in_tiles)
                 )
-            self._able[key] = self._seats_of(numbers, width)
+            self._able[key] = self._groups_of(numbers, width)
         return self._able[key]
 
-    def holders(self, model: str, stage: Stage) -> tuple[Seat, ...]:
+    def holders(self, model: str, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
         """The auxiliaries that hold this stage of a model, whatever their memory."""
-        return self._seats_of(tuple(self._holders.get(Replica(model, stage), ())), 1)
+        return self._groups_of(tuple(self._holders.get(Replica(model, stage), ())), 1)
 
-    def _seats_of(self, numbers: tuple[int, ...], width: int) -> tuple[Seat, ...]:
+    def _groups_of(self, numbers: tuple[int, ...], width: int) -> tuple[AuxiliaryGroup, ...]:
         """One object per set of pools and width, so that all sizes share its queue."""
         key = (numbers, width)
-        if key not in self._seats:
+        if key not in self._groups:
             nodes = [node for number in numbers for node in self._pools[number].nodes]
-            self._seats[key] = tuple(seat for node in nodes for seat in _seats(node, width))
-        return self._seats[key]
+            self._groups[key] = tuple(group for node in nodes for group in _groups(node, width))
+        return self._groups[key]
 
-    def free_at_s(self, candidates: Sequence[Seat], replica: Replica | None = None) -> float:
-        """When the first of these seats is expected to be free, and to have loaded the replica."""
+    def free_at_s(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None = None) -> float:
+        """When the first of these groups is expected to be free, and to have loaded the replica."""
         return self._queue(candidates, replica).first()[0]
 
     def occupy(self, workers: Iterable[WorkerId], until_s: float) -> None:
@@ -118,14 +118,14 @@ class Auxiliaries:
 
     def take(
         self,
-        candidates: Sequence[Seat],
+        candidates: Sequence[AuxiliaryGroup],
         ready_s: float,
         work_s: float,
         near: str,
         replica: Replica | None = None,
         transfer_s: TransferSeconds = _NO_TRANSFER,
     ) -> tuple[tuple[WorkerId, ...], float]:
-        """Queue `work_s` seconds at the seat that is free first (in node `near` when several are), to start no earlier
+        """Queue `work_s` seconds at the group that is free first (in node `near` when several are), to start no earlier
         than `ready_s` and the transfer to it. A worker without `replica` loads it first. Returns the workers and when
         their work is expected to end.
 
@@ -136,24 +136,24 @@ class Auxiliaries:
         leader = min((entry for entry in queue.entries_in(near) if entry[0] <= free_s), default=first)[1]
         is_near = queue.node_of(leader) == near
         start_s = max(ready_s + transfer_s[0 if is_near else 1], free_s)
-        chosen = queue.seat_of(leader)
+        chosen = queue.group_of(leader)
         for worker_id in chosen:
             self._free_at_s[worker_id] = free_s + work_s
             if replica is not None:
                 self._loaded.add((worker_id, replica))
         return chosen, start_s + work_s
 
-    def _queue(self, candidates: Sequence[Seat], replica: Replica | None) -> _Queue:
+    def _queue(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None) -> _Queue:
         key = (id(candidates), replica)
         if key not in self._queues:
             self._queues[key] = _Queue(self, candidates, replica)
         return self._queues[key]
 
-    def ready_at_s(self, seat: Seat, replica: Replica | None) -> float:
-        """When the seat is free, counting what this tick has given it, and has loaded the replica."""
-        if len(seat) == 1:
-            return self._worker_ready_at_s(seat[0], replica)
-        return max([self._worker_ready_at_s(worker, replica) for worker in seat])
+    def ready_at_s(self, group: AuxiliaryGroup, replica: Replica | None) -> float:
+        """When the group is free, counting what this tick has given it, and has loaded the replica."""
+        if len(group) == 1:
+            return self._worker_ready_at_s(group[0], replica)
+        return max([self._worker_ready_at_s(worker, replica) for worker in group])
 
     def _worker_ready_at_s(self, worker: WorkerView, replica: Replica | None) -> float:
         free_s = self._free_at_s.get(worker.worker_id)
@@ -169,31 +169,31 @@ class Auxiliaries:
 
 
 class _Queue:
-    """Some seats by when they are free, called by their leaders. Times only grow in a tick, so no entry is too late."""
+    """Some groups by when they are free, named by their leaders. Times only grow in a tick, so no entry is too late."""
 
-    def __init__(self, auxiliaries: Auxiliaries, seats: Sequence[Seat], replica: Replica | None) -> None:
+    def __init__(self, auxiliaries: Auxiliaries, groups: Sequence[AuxiliaryGroup], replica: Replica | None) -> None:
         self._auxiliaries = auxiliaries
         self._replica = replica
-        self._seats = seats  # also keeps the object, whose id names this queue
-        self._by_id = {seat[0].worker_id: seat for seat in seats}
-        self._heap = [(auxiliaries.ready_at_s(seat, replica), seat[0].worker_id) for seat in seats]
+        self._groups = groups  # also keeps the object, whose id names this queue
+        self._by_id = {group[0].worker_id: group for group in groups}
+        self._heap = [(auxiliaries.ready_at_s(group, replica), group[0].worker_id) for group in groups]
         heapq.heapify(self._heap)
 
     @cached_property
-    def _in_node(self) -> dict[str, list[Seat]]:
-        nodes: defaultdict[str, list[Seat]] = defaultdict(list)
-        for seat in self._seats:
-            nodes[seat[0].node_id].append(seat)
+    def _in_node(self) -> dict[str, list[AuxiliaryGroup]]:
+        nodes: defaultdict[str, list[AuxiliaryGroup]] = defaultdict(list)
+        for group in self._groups:
+            nodes[group[0].node_id].append(group)
         return nodes
 
     def node_of(self, leader: WorkerId) -> str:
         return self._by_id[leader][0].node_id
 
-    def seat_of(self, leader: WorkerId) -> tuple[WorkerId, ...]:
+    def group_of(self, leader: WorkerId) -> tuple[WorkerId, ...]:
         return tuple([worker.worker_id for worker in self._by_id[leader]])
 
     def first(self) -> tuple[float, WorkerId]:
-        """The seat that is free first, by its leader's id among equals, and when."""
+        """The group that is free first, by its leader's id among equals, and when."""
         while True:
             known_s, worker_id = self._heap[0]
             ready_s = self._auxiliaries.ready_at_s(self._by_id[worker_id], self._replica)
@@ -202,14 +202,14 @@ class _Queue:
             heapq.heapreplace(self._heap, (ready_s, worker_id))
 
     def entries_in(self, node: str) -> list[tuple[float, WorkerId]]:
-        """The seats in one node, with when they are free."""
+        """The groups in one node, with when they are free."""
         return [
-            (self._auxiliaries.ready_at_s(seat, self._replica), seat[0].worker_id)
-            for seat in self._in_node.get(node, ())
+            (self._auxiliaries.ready_at_s(group, self._replica), group[0].worker_id)
+            for group in self._in_node.get(node, ())
         ]
 
 
-def _seats(node: Sequence[WorkerView], width: int) -> Iterable[Seat]:
+def _groups(node: Sequence[WorkerView], width: int) -> Iterable[AuxiliaryGroup]:
     """The aligned blocks of `width` places that the workers of a node fill."""
     if width == 1:
         return [(worker,) for worker in node]

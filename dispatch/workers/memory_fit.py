@@ -25,7 +25,7 @@ class FittingDegrees:
     in_tiles: bool = False
 
 
-class Fits:
+class MemoryCheck:
     """Memory checks. Peaks and weights are part of the profile and are not learned, unlike times."""
 
     def __init__(self, times: StageTimes, options: DispatchOptions) -> None:

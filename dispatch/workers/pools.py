@@ -148,7 +148,7 @@ def _primary_types(replicas: Sequence[Replica]) -> dict[str, PlacementType]:
 
 
 class IdleWorkers:
-    """Hands out the idle workers of one pool. Ask for wide slots first: then whatever `Problem.fits` is found."""
+    """Hands out the idle workers of one pool. Ask for wide groups first: then whatever `Problem.memory` is found."""
 
     def __init__(self, pool: Pool) -> None:
         self._nodes = pool.nodes

@@ -11,7 +11,7 @@ from tridentserve.protocols import WorkerView
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _PoolLayout:
     """Where workers are: per pool and node, their places in the list of all; per worker, its pool."""
 
     members: tuple[tuple[tuple[int, ...], ...], ...]
@@ -19,12 +19,12 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
-    """All pools of one moment, those of auxiliaries too. Made by `fleet_of`."""
+class WorkerSnapshot:
+    """All pools of one moment, those of auxiliaries too. Made by `take_snapshot`."""
 
     workers: Sequence[WorkerView]
     all_pools: tuple[Pool, ...]
-    _layout: _Layout
+    _layout: _PoolLayout
     _unit_of: UnitOf = alone
 
     @property
@@ -32,28 +32,28 @@ class Fleet:
         """The pools of primaries."""
         return tuple(pool for pool in self.all_pools if pool.types)
 
-    def seen(self, workers: Sequence[WorkerView]) -> Fleet:
-        """The fleet as these views show it, equal to `fleet_of` them. Pools without a change are shared with this one,
-        and a worker without a change has the same view object."""
+    def seen(self, workers: Sequence[WorkerView]) -> WorkerSnapshot:
+        """The snapshot of these views, equal to what `take_snapshot` gives. Pools without a change are shared with this
+        one, and a worker without a change has the same view object."""
         if len(workers) != len(self.workers):
-            return fleet_of(workers, self._unit_of)
+            return take_snapshot(workers, self._unit_of)
         changed = {
             place: worker
             for place, (worker, old) in enumerate(zip(workers, self.workers, strict=True))
             if worker is not old
         }
         if any(not _is_same_place(worker, self.workers[place]) for place, worker in changed.items()):
-            return fleet_of(workers, self._unit_of)
+            return take_snapshot(workers, self._unit_of)
         return self._with(changed)
 
-    def replacing(self, views: Mapping[WorkerId, WorkerView]) -> Fleet:
-        """The fleet with other views of some workers, which hold the same and are in the same place."""
+    def replacing(self, views: Mapping[WorkerId, WorkerView]) -> WorkerSnapshot:
+        """The snapshot with other views of some workers, which hold the same and are in the same place."""
         ids = views.keys()
         return self._with(
             {place: views[old.worker_id] for place, old in enumerate(self.workers) if old.worker_id in ids}
         )
 
-    def _with(self, changed: Mapping[int, WorkerView]) -> Fleet:
+    def _with(self, changed: Mapping[int, WorkerView]) -> WorkerSnapshot:
         if not changed:
             return self
         workers = list(self.workers)
@@ -63,10 +63,10 @@ class Fleet:
         for number in {self._layout.pool_of[place] for place in changed}:
             nodes = [tuple([workers[place] for place in node]) for node in self._layout.members[number]]
             pools[number] = replace(pools[number], nodes=tuple(nodes))
-        return Fleet(workers, tuple(pools), self._layout, self._unit_of)
+        return WorkerSnapshot(workers, tuple(pools), self._layout, self._unit_of)
 
 
-def fleet_of(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> Fleet:
+def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> WorkerSnapshot:
     """The workers, grouped anew."""
     all_pools = pools_of(workers, unit_of)
     places = {worker.worker_id: place for place, worker in enumerate(workers)}
@@ -74,8 +74,8 @@ def fleet_of(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> Fleet:
         tuple(tuple(places[worker.worker_id] for worker in node) for node in pool.nodes) for pool in all_pools
     )
     pool_of = {place: number for number, nodes in enumerate(members) for node in nodes for place in node}
-    layout = _Layout(members, tuple(pool_of[place] for place in range(len(workers))))
-    return Fleet(list(workers), all_pools, layout, unit_of)
+    layout = _PoolLayout(members, tuple(pool_of[place] for place in range(len(workers))))
+    return WorkerSnapshot(list(workers), all_pools, layout, unit_of)
 
 
 def _is_same_place(worker: WorkerView, other: WorkerView) -> bool:

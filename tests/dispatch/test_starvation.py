@@ -8,7 +8,7 @@ import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.candidates.overdue import hold_back, longest_overdue
-from dispatch.candidates.tick_view import Outlook
+from dispatch.candidates.tick_view import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
 from tridentserve.protocols import PendingRequest, WorkerView
@@ -114,10 +114,10 @@ def test_the_kept_worker_is_used_as_soon_as_the_other_is_free() -> None:
 
 def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
     views, large = half_busy({"b": 1005.0}), request("large", LARGE, 1.0)
-    outlook = Outlook(TIMES, DispatchOptions(), views, 1000.0)
-    overdue = longest_overdue([large], outlook)
+    tick = TickView(TIMES, DispatchOptions(), views, 1000.0)
+    overdue = longest_overdue([large], tick)
     assert overdue == [large]
-    kept = {view.worker_id: view for view in views} | hold_back(overdue, outlook)
+    kept = {view.worker_id: view for view in views} | hold_back(overdue, tick)
     assert not kept["b-idle"].idle
     done_s = 1005.0 + 0.02 + 20 * step_seconds(LARGE, 2)
     assert kept["b-idle"].free_at_s == kept["b-busy"].free_at_s == pytest.approx(done_s)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.policies import POLICIES, make_policy
 from dispatch.solver.ilp import solve
-from dispatch.solver.problem import Problem, RequestClass, Slot, is_feasible
+from dispatch.solver.problem import GroupKind, Problem, RequestClass, is_feasible
 from dispatch.workers.auxiliaries import Auxiliaries
-from dispatch.workers.memory_fit import Fits
+from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import IdleWorkers, Pool
 from dispatch.workers.residency import load_seconds
-from dispatch.workers.snapshot import fleet_of
+from dispatch.workers.snapshot import take_snapshot
 from placement import LoadShare
 from profiler import CostModel, held_weights_bytes, stages_peak_bytes
 from tests.dispatch.cluster import decide, request, worker
@@ -54,7 +54,7 @@ def node(kinds: str, name: str = "n0", busy: Iterable[int] = (), memory_bytes: i
 
 
 def pool_of(views: Sequence[WorkerView]) -> Pool:
-    (pool,) = fleet_of(views, Fits(TIMES, DispatchOptions()).unit_of).pools
+    (pool,) = take_snapshot(views, MemoryCheck(TIMES, DispatchOptions()).unit_of).pools
     return pool
 
 
@@ -76,9 +76,9 @@ def test_a_unit_that_lost_a_worker_holds_nothing() -> None:
     """Units are blocks of places: who is left does not form another one with a neighbour."""
     pool = pool_of(node("D - D D D -"))
     assert [ids(members) for members in pool.nodes] == [["n0w2", "n0w3"]]
-    fleet = fleet_of(node("D - - D"), Fits(TIMES, DispatchOptions()).unit_of)
-    assert fleet.pools == ()
-    assert fleet.seen(node("D - - D", busy=[3])).all_pools[0].idle_per_node == (1,)
+    snapshot = take_snapshot(node("D - - D"), MemoryCheck(TIMES, DispatchOptions()).unit_of)
+    assert snapshot.pools == ()
+    assert snapshot.seen(node("D - - D", busy=[3])).all_pools[0].idle_per_node == (1,)
 
 
 def test_whole_units_are_given_out() -> None:
@@ -98,8 +98,8 @@ def test_a_shard_takes_its_share_of_the_time_to_load() -> None:
     assert load_seconds(pool_of(views), "one", [Stage.DIFFUSE], 2, TIMES) == shard_s
 
 
-# The integer program with units of 2: idle workers come in pairs, and slots are of 2 or 4.
-unit_slots = st.builds(Slot, pool=st.just(0), degree=st.sampled_from([2, 4]))
+# The integer program with units of 2: idle workers come in pairs, and groups are of 2 or 4.
+unit_slots = st.builds(GroupKind, pool=st.just(0), degree=st.sampled_from([2, 4]))
 classes = st.builds(
     RequestClass,
     count=st.integers(1, 2),
@@ -116,27 +116,27 @@ def test_the_ilp_equals_brute_force_over_pairs(items: list[RequestClass], busy: 
     problem = Problem(tuple(items), (pool.idle_per_node,))
     pairs = [sum({place, place + 1}.isdisjoint(places) for place in (0, 2, 4)) for places in busy]
 
-    def fits(slots: Sequence[Slot]) -> bool:
+    def fits(groups: Sequence[GroupKind]) -> bool:
         return any(
             all(
-                sum(slot.degree // 2 for slot, number in zip(slots, where, strict=True) if number == n) <= free
+                sum(group.degree // 2 for group, number in zip(groups, where, strict=True) if number == n) <= free
                 for n, free in enumerate(pairs)
             )
-            for where in product(range(len(pairs)), repeat=len(slots))
+            for where in product(range(len(pairs)), repeat=len(groups))
         )
 
     choices = [[None, *item.values.items()] for item in items for _ in range(item.count)]
     tried = [[pair for pair in combination if pair is not None] for combination in product(*choices)]
-    best = max(sum(value for _, value in chosen) for chosen in tried if fits([slot for slot, _ in chosen]))
+    best = max(sum(value for _, value in chosen) for chosen in tried if fits([group for group, _ in chosen]))
     solution = solve(problem, DispatchOptions(time_limit_s=30.0, gap=0.0))
     assert is_feasible(problem, solution.counts)
     assert solution.value(problem) == pytest.approx(best)
     idle = IdleWorkers(pool)
-    taken = Counter[Slot]()
-    for (_, slot), n in solution.counts.items():
-        taken[slot] += n
-    for slot in sorted(taken.elements(), key=lambda slot: -slot.degree):
-        workers = idle.take(slot.degree)
+    taken = Counter[GroupKind]()
+    for (_, group), n in solution.counts.items():
+        taken[group] += n
+    for group in sorted(taken.elements(), key=lambda group: -group.degree):
+        workers = idle.take(group.degree)
         assert workers is not None
         assert whole_units(workers, 2)
 
@@ -246,7 +246,7 @@ def test_c_takes_its_optimal_degree_where_aligned_auxiliaries_are_idle() -> None
 def test_a_seat_is_busy_as_a_whole() -> None:
     times = wide_decode_times()
     views = node("C C C C", memory_bytes=3000 * MIB)
-    auxiliaries = Auxiliaries(fleet_of(views).all_pools, Fits(times, DispatchOptions()), times, now_s=0.0)
+    auxiliaries = Auxiliaries(take_snapshot(views).all_pools, MemoryCheck(times, DispatchOptions()), times, now_s=0.0)
     taken = [auxiliaries.take(auxiliaries.best("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) for _ in range(3)]
     assert taken == [(("n0w0", "n0w1"), 2.0), (("n0w2", "n0w3"), 2.0), (("n0w0", "n0w1"), 4.0)]
     assert auxiliaries.take(auxiliaries.able("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) == (("n0w2",), 4.0)

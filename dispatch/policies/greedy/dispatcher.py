@@ -13,12 +13,12 @@ from typing import Protocol
 
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy.lanes import Lane, Offer
+from dispatch.policies.greedy.bucket_view import BucketView, GreedyCandidate
 from dispatch.policies.greedy.orders import IfItWaits, Order
 from dispatch.policies.greedy.work import WorkTimes, closest_degree, fresh
-from dispatch.workers.memory_fit import Fits
+from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import Pool
-from dispatch.workers.snapshot import Fleet, fleet_of
+from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
 from tridentserve.errors import ProfileError
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes, WorkerView
@@ -36,24 +36,26 @@ class Level(Protocol):
 
     work: WorkTimes
 
-    def offers(self, request: PendingRequest, index: int, pool: Pool) -> list[Offer] | str:
-        """The ways in which the request could run in this pool, which has this index in its lane, by degree; else why
-        there are none. `ProfileError` for what is not profiled."""
+    def find_candidates(self, request: PendingRequest, index: int, pool: Pool) -> list[GreedyCandidate] | str:
+        """The candidates of the request in this pool, which has this index in its bucket, by degree; else a sentence
+        why there are none. `ProfileError` for what is not profiled."""
 
-    def assign(self, request: PendingRequest, offer: Offer, workers: tuple[WorkerId, ...], why: str) -> Assignment:
+    def assign(
+        self, request: PendingRequest, candidate: GreedyCandidate, workers: tuple[WorkerId, ...], why: str
+    ) -> Assignment:
         """The assignment with D on these workers."""
 
 
 # Called with all pools of the cluster and the time.
-LevelFactory = Callable[[StageTimes, Fits, DispatchOptions, Sequence[Pool], float], Level]
-# Which offers a request tries, in this order, by its deadline in seconds.
-ByDeadline = Callable[[Sequence[Offer], float], Sequence[Offer]]
+LevelFactory = Callable[[StageTimes, MemoryCheck, DispatchOptions, Sequence[Pool], float], Level]
+# Which candidates a request tries, in this order, by its deadline in seconds.
+ByDeadline = Callable[[Sequence[GreedyCandidate], float], Sequence[GreedyCandidate]]
 
 
-def closest_to_target(offers: Sequence[Offer], target: int) -> list[Offer]:
+def closest_to_target(candidates: Sequence[GreedyCandidate], target: int) -> list[GreedyCandidate]:
     """At the target, or the closest that can be had on an idle cluster, at no other; least communication first."""
-    degree = closest_degree(sorted({offer.degree for offer in offers}), target)
-    return sorted((offer for offer in offers if offer.degree == degree), key=_by_communication)
+    degree = closest_degree(sorted({candidate.degree for candidate in candidates}), target)
+    return sorted((candidate for candidate in candidates if candidate.degree == degree), key=_by_communication)
 
 
 class GreedyDispatcher:
@@ -80,21 +82,21 @@ class GreedyDispatcher:
         self._by_deadline = by_deadline
         self._buckets = buckets or {}
         self._narrowest = min(self._buckets.values(), default=_EVERYTHING)
-        self._fits = Fits(times, options)
+        self._memory = MemoryCheck(times, options)
         # The workers of each bucket as last seen: most have not changed at the next tick.
-        self._fleets: dict[int, Fleet] = {}
+        self._snapshots: dict[int, WorkerSnapshot] = {}
 
     def decide(self, view: ClusterView) -> Decisions:
         """Assignments in the order of turns."""
         if not view.pending or not any(worker.idle for worker in view.workers):
             return Decisions()
         members = self._by_bucket(view.workers)
-        known = self._fleets
-        self._fleets = {
-            bucket: known[bucket].seen(workers) if bucket in known else fleet_of(workers, self._fits.unit_of)
+        known = self._snapshots
+        self._snapshots = {
+            bucket: known[bucket].seen(workers) if bucket in known else take_snapshot(workers, self._memory.unit_of)
             for bucket, workers in members.items()
         }
-        tick = self._tick(self._fleets, view.now_s)
+        tick = self._tick(self._snapshots, view.now_s)
         assignments: list[Assignment] = []
         for turn in self._order(view.pending, tick.level.work, view.now_s):
             if not tick.any_idle:
@@ -106,8 +108,10 @@ class GreedyDispatcher:
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         """None when some primary has the degree (and, at stage level, the memory) for this request, else why not."""
-        fleets = {bucket: fleet_of(members, self._fits.unit_of) for bucket, members in self._by_bucket(workers).items()}
-        why_not = self._tick(fleets, now_s=0.0).why_not(fresh(spec))
+        snapshots = {
+            bucket: take_snapshot(members, self._memory.unit_of) for bucket, members in self._by_bucket(workers).items()
+        }
+        why_not = self._tick(snapshots, now_s=0.0).why_not(fresh(spec))
         return f"{spec.model} cannot make {spec.shape} here: {why_not}" if why_not is not None else None
 
     def _by_bucket(self, workers: Sequence[WorkerView]) -> dict[int, Sequence[WorkerView]]:
@@ -119,26 +123,28 @@ class GreedyDispatcher:
             members[self._buckets.get(worker.worker_id, self._narrowest)].append(worker)
         return {bucket: members[bucket] for bucket in sorted(members)}
 
-    def _tick(self, fleets: Mapping[int, Fleet], now_s: float) -> _Tick:
-        pools = [pool for fleet in fleets.values() for pool in fleet.all_pools]
-        level = self._level(self._times, self._fits, self._options, pools, now_s)
-        lanes = {bucket: Lane(fleet, now_s) for bucket, fleet in fleets.items() if fleet.pools}
-        return _Tick(level, lanes, self._target or level.work.optimal_degree, bool(self._buckets), self._by_deadline)
+    def _tick(self, snapshots: Mapping[int, WorkerSnapshot], now_s: float) -> _GreedyTick:
+        pools = [pool for snapshot in snapshots.values() for pool in snapshot.all_pools]
+        level = self._level(self._times, self._memory, self._options, pools, now_s)
+        bucket_views = {bucket: BucketView(snapshot, now_s) for bucket, snapshot in snapshots.items() if snapshot.pools}
+        return _GreedyTick(
+            level, bucket_views, self._target or level.work.optimal_degree, bool(self._buckets), self._by_deadline
+        )
 
 
-class _Tick:
-    """The lanes at one moment; what requests of one kind could have is found once."""
+class _GreedyTick:
+    """The buckets at one moment; what requests of one kind could have is found once."""
 
     def __init__(
         self,
         level: Level,
-        lanes: Mapping[int, Lane],
+        bucket_views: Mapping[int, BucketView],
         target: Callable[[RequestSpec], int],
         is_bucketed: bool,
         by_deadline: ByDeadline | None,
     ) -> None:
         self.level = level
-        self._lanes = lanes
+        self._bucket_views = bucket_views
         self._target = target
         self._is_bucketed = is_bucketed
         self._by_deadline = by_deadline
@@ -149,7 +155,9 @@ class _Tick:
 
     @property
     def any_idle(self) -> bool:
-        return any(lane.num_idle for bucket, lane in self._lanes.items() if bucket not in self._blocked)
+        return any(
+            bucket_view.num_idle for bucket, bucket_view in self._bucket_views.items() if bucket not in self._blocked
+        )
 
     def start(self, request: PendingRequest, if_it_waits: IfItWaits) -> Assignment | None:
         """Its assignment if its workers are idle. One that nobody could ever start here stops nobody."""
@@ -159,17 +167,17 @@ class _Tick:
         routed = self._routed(request, work)
         if isinstance(routed, str) or routed.bucket in self._blocked:
             return None
-        lane, wanted = self._lanes[routed.bucket], routed.offers
+        bucket_view, wanted = self._bucket_views[routed.bucket], routed.candidates
         if self._by_deadline is not None:
             wanted = self._by_deadline(wanted, request.deadline_s)
-        for offer in wanted:
-            workers = lane.take(offer, request.spec.model)
+        for candidate in wanted:
+            workers = bucket_view.take(candidate, request.spec.model)
             if workers is not None:
-                return self.level.assign(request, offer, workers, f"{offer.primary} degree {offer.degree}")
+                return self.level.assign(request, candidate, workers, f"{candidate.primary} degree {candidate.degree}")
         if if_it_waits is IfItWaits.BLOCK:
             self._blocked.add(routed.bucket)
         elif if_it_waits is IfItWaits.HOLD:
-            lane.hold(wanted)
+            bucket_view.hold(wanted)
         if self._by_deadline is None:
             self._waiting.add(work)
         return None
@@ -189,22 +197,22 @@ class _Tick:
 
     def _route(self, request: PendingRequest) -> _Routed | str:
         target, model = self._target(request.spec), request.spec.model
-        if not self._lanes:
+        if not self._bucket_views:
             return f"no worker holds the diffuse stage of {model}"
-        bucket = closest_degree(list(self._lanes), target)
-        offers: list[Offer] = []
+        bucket = closest_degree(list(self._bucket_views), target)
+        candidates: list[GreedyCandidate] = []
         obstacles: list[str] = []
-        for index, pool in enumerate(self._lanes[bucket].pools):
+        for index, pool in enumerate(self._bucket_views[bucket].pools):
             if model in pool.types:
-                found = self.level.offers(request, index, pool)
+                found = self.level.find_candidates(request, index, pool)
                 if isinstance(found, str):
                     obstacles.append(found)
                 else:
-                    offers += found
-        if offers:
+                    candidates += found
+        if candidates:
             if self._by_deadline is None:
-                offers = closest_to_target(offers, bucket if self._is_bucketed else target)
-            return _Routed(bucket, offers)
+                candidates = closest_to_target(candidates, bucket if self._is_bucketed else target)
+            return _Routed(bucket, candidates)
         return "; ".join(dict.fromkeys(obstacles)) or f"no worker holds the diffuse stage of {model}"
 
 
@@ -214,8 +222,8 @@ class _Routed:
     cluster. At the target, or at any degree where the deadline decides."""
 
     bucket: int
-    offers: Sequence[Offer]
+    candidates: Sequence[GreedyCandidate]
 
 
-def _by_communication(offer: Offer) -> tuple[int, int]:
-    return _COMMUNICATION[offer.primary], offer.pool
+def _by_communication(candidate: GreedyCandidate) -> tuple[int, int]:
+    return _COMMUNICATION[candidate.primary], candidate.pool

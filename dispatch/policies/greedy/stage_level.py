@@ -12,10 +12,10 @@ from dispatch.assignment.building import AssignmentBuilder, StageEstimate
 from dispatch.candidates.route import Route, find_route
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy.lanes import Offer
+from dispatch.policies.greedy.bucket_view import GreedyCandidate
 from dispatch.policies.greedy.work import WorkTimes
 from dispatch.workers.auxiliaries import Auxiliaries
-from dispatch.workers.memory_fit import Fits
+from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import Pool
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
@@ -26,21 +26,21 @@ class StageLevel:
     """Looks at memory: a plan is made where weights, activations and the handoff reserve fit."""
 
     def __init__(
-        self, times: StageTimes, fits: Fits, options: DispatchOptions, pools: Sequence[Pool], now_s: float
+        self, times: StageTimes, memory: MemoryCheck, options: DispatchOptions, pools: Sequence[Pool], now_s: float
     ) -> None:
         self.work = WorkTimes(times, aligned=False)
         self._times = times
-        self._fits = fits
+        self._memory = memory
         self._now_s = now_s
-        self._auxiliaries = Auxiliaries(pools, fits, times, now_s)
+        self._auxiliaries = Auxiliaries(pools, memory, times, now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, now_s)
 
-    def offers(self, request: PendingRequest, index: int, pool: Pool) -> list[Offer] | str:
-        route = find_route(Work.of(request), pool, self._fits, self._auxiliaries)
+    def find_candidates(self, request: PendingRequest, index: int, pool: Pool) -> list[GreedyCandidate] | str:
+        route = find_route(Work.of(request), pool, self._memory, self._auxiliaries)
         if isinstance(route, str):
             return route
         return [
-            Offer(index, degree, route.primary, self._finish_s(request, route, degree), route.seats)
+            GreedyCandidate(index, degree, route.primary, self._finish_s(request, route, degree), route.groups)
             for degree in route.fitting.degrees
         ]
 
@@ -53,13 +53,15 @@ class StageLevel:
         decode_start_s = diffused_s if decode_free_s is None else max(diffused_s, decode_free_s)
         return decode_start_s + self.work.decode_s(request, degree)
 
-    def assign(self, request: PendingRequest, offer: Offer, workers: tuple[WorkerId, ...], why: str) -> Assignment:
+    def assign(
+        self, request: PendingRequest, candidate: GreedyCandidate, workers: tuple[WorkerId, ...], why: str
+    ) -> Assignment:
         encode = None
         if not request.encoded:
-            encode_s = self.work.encode_s(request, offer.degree)
-            encode = StageEstimate(encode_s, len(workers), offer.seats.get(Stage.ENCODE, ()))
+            encode_s = self.work.encode_s(request, candidate.degree)
+            encode = StageEstimate(encode_s, len(workers), candidate.groups.get(Stage.ENCODE, ()))
         leaders = self._times.unit(request.spec.model, Stage.DECODE)
-        decode_s = self.work.decode_s(request, offer.degree)
-        decode = StageEstimate(decode_s, leaders, offer.seats.get(Stage.DECODE, ()))
-        diffuse_s = self.work.diffuse_s(request, offer.degree)
-        return self._builder.build([request], offer.primary, workers, encode, diffuse_s, decode, why)
+        decode_s = self.work.decode_s(request, candidate.degree)
+        decode = StageEstimate(decode_s, leaders, candidate.groups.get(Stage.DECODE, ()))
+        diffuse_s = self.work.diffuse_s(request, candidate.degree)
+        return self._builder.build([request], candidate.primary, workers, encode, diffuse_s, decode, why)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, Tick, batch_kind
-from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick, batch_kind
 from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
+from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import (
     Assignment,
@@ -56,11 +56,11 @@ class DitServe(StepLevelDispatcher):
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
-            placing = Placing(pool)
-            able = [request for request in waiting if tick.batch_ways([request], index)]
+            picker = WorkerPicker(pool)
+            able = [request for request in waiting if tick.batch_candidates([request], index)]
             if not able:
                 continue
-            engine = _Pool(tick, index, placing, longest, batches_in_diffuse(view.running, placing))
+            engine = _DitPool(tick, index, picker, longest, batches_in_diffuse(view.running, picker))
             engine.serve(able)
             assignments += engine.assignments
             preemptions += engine.preemptions
@@ -91,12 +91,12 @@ def _longest(view: ClusterView) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class _Pool:
+class _DitPool:
     """One pool in one tick."""
 
-    tick: Tick
+    tick: StepTick
     index: int
-    placing: Placing
+    picker: WorkerPicker
     longest: dict[str, float]
     running: list[RunningBatch]
     assignments: list[Assignment] = field(default_factory=list)
@@ -121,24 +121,24 @@ class _Pool:
 
     def _ring(self, members: Sequence[PendingRequest]) -> int:
         """Figure 6 and its algorithm: 2^ceil(log2(length / longest)) of the widest ring, on degrees that fit."""
-        ways = self.tick.batch_ways(members, self.index)
+        candidates = self.tick.batch_candidates(members, self.index)
         spec = members[0].spec
         share = 2.0 ** math.ceil(math.log2(_length(spec) / self.longest[spec.model]))
-        fastest = min(ways, key=lambda degree: (ways[degree].step_s, degree))
+        fastest = min(candidates, key=lambda degree: (candidates[degree].step_s, degree))
         widest = min(max(1, int(self.tick.pools[self.index].largest_node * share)), fastest)
-        return max((degree for degree in ways if degree <= widest), default=min(ways))
+        return max((degree for degree in candidates if degree <= widest), default=min(candidates))
 
     def _start(self, members: Sequence[PendingRequest], ring: int, num_steps: int | None = None) -> bool:
-        way = self.tick.batch_ways(members, self.index).get(ring)
-        if way is None or (workers := self.placing.take(ring)) is None:
+        candidate = self.tick.batch_candidates(members, self.index).get(ring)
+        if candidate is None or (workers := self.picker.take(ring)) is None:
             return False
         reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf(members[0])[0]:.0f} token-steps left"
-        self.assignments.append(self.tick.assignment(members, way, workers, reason, num_steps))
+        self.assignments.append(self.tick.assignment(members, candidate, workers, reason, num_steps))
         return True
 
     def _start_narrower(self, members: Sequence[PendingRequest], ring: int) -> bool:
-        ways = self.tick.batch_ways(members, self.index)
-        return any(self._start(members, degree, 1) for degree in sorted(ways, reverse=True) if degree < ring)
+        candidates = self.tick.batch_candidates(members, self.index)
+        return any(self._start(members, degree, 1) for degree in sorted(candidates, reverse=True) if degree < ring)
 
     def _join(self, members: Sequence[PendingRequest]) -> bool:
         """Step-level batching (section 3.2): the first of them into a batch of its kind that has room."""
@@ -158,9 +158,9 @@ class _Pool:
         for batch in self.running:
             left = min(map(_work_left, batch.members))
             if batch.workers not in self.claimed and not batch.promised and (left > work or batch.stops):
-                per_node[self.placing.node_of(batch.workers[0])].append((not batch.stops, -left, batch))
+                per_node[self.picker.node_of(batch.workers[0])].append((not batch.stops, -left, batch))
         for victims in per_node.values():
-            room = self.placing.idle_in_node(victims[0][2].workers[0])
+            room = self.picker.idle_in_node(victims[0][2].workers[0])
             chosen: list[RunningBatch] = []
             for _, _, batch in sorted(victims, key=lambda victim: victim[:2]):
                 if room < ring:

@@ -10,8 +10,8 @@ from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
-from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, Tick
-from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick
+from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import (
     Assignment,
     ClusterView,
@@ -57,12 +57,12 @@ class GenServe(StepLevelDispatcher):
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
-            placing = Placing(pool)
-            able = [request for request in waiting if tick.batch_ways([request], index)]
-            running = [request for request in view.running if _is_preemptible(tick, index, request, placing)]
-            if not able or not placing.num_idle + sum(len(request.diffuse) for request in running):
+            picker = WorkerPicker(pool)
+            able = [request for request in waiting if tick.batch_candidates([request], index)]
+            running = [request for request in view.running if _is_preemptible(tick, index, request, picker)]
+            if not able or not picker.num_idle + sum(len(request.diffuse) for request in running):
                 continue
-            made, stopped = _plan_pool(tick, index, placing, able, running)
+            made, stopped = _plan_pool(tick, index, picker, able, running)
             assignments += made
             preemptions += stopped
             served = {request_id for assignment in made for request_id in assignment.request_ids}
@@ -71,19 +71,19 @@ class GenServe(StepLevelDispatcher):
 
 
 def _plan_pool(
-    tick: Tick, pool: int, placing: Placing, able: Sequence[PendingRequest], running: Sequence[RunningRequest]
+    tick: StepTick, pool: int, picker: WorkerPicker, able: Sequence[PendingRequest], running: Sequence[RunningRequest]
 ) -> tuple[list[Assignment], list[Preemption]]:
     """Stages 1 to 3 for one pool, and what of the plan can be done now; the rest follows when videos have yielded."""
     images = [request for request in able if request.spec.shape.num_frames == 1]
     paused = [request for request in able if request.spec.shape.num_frames > 1]
     batches = _edf_batches(tick, pool, images)
-    videos = [_running_video(tick, pool, each, placing) for each in running]
+    videos = [_running_video(tick, pool, each, picker) for each in running]
     videos += [_waiting_video(tick, pool, each) for each in paused]
-    gpus = placing.num_idle + sum(len(request.diffuse) for request in running)
+    gpus = picker.num_idle + sum(len(request.diffuse) for request in running)
     scored = [_image_batch(tick, pool, batch) for batch in batches]
     round_s = max((max(batch.ends_s) for batch in scored), default=max((v.fastest_s for v in videos), default=0.0))
     plan = plan_round(videos, scored, gpus, round_s)
-    assignments = _start_images(tick, pool, placing, batches, plan.image_gpus)
+    assignments = _start_images(tick, pool, picker, batches, plan.image_gpus)
     preemptions = [
         Preemption(
             each.spec.request_id,
@@ -95,24 +95,24 @@ def _plan_pool(
     is_more_coming = bool(preemptions) or any(each.yielding for each in running)
     degrees = plan.degrees[len(running) :]
     for request, degree in sorted(zip(paused, degrees, strict=True), key=lambda pair: -pair[1]):
-        if degree and (made := _start_video(tick, pool, placing, request, degree, is_more_coming)) is not None:
+        if degree and (made := _start_video(tick, pool, picker, request, degree, is_more_coming)) is not None:
             assignments.append(made)
     return assignments, preemptions
 
 
-def _is_preemptible(tick: Tick, pool: int, request: RunningRequest, placing: Placing) -> bool:
+def _is_preemptible(tick: StepTick, pool: int, request: RunningRequest, picker: WorkerPicker) -> bool:
     """A video in D, on workers of this pool, which could also start there."""
     in_diffuse = request.stage is Stage.DIFFUSE and request.spec.shape.num_frames > 1
-    return in_diffuse and placing.holds(request.diffuse[0]) and bool(tick.ways(request.spec, pool, encoded=True))
+    return in_diffuse and picker.holds(request.diffuse[0]) and bool(tick.candidates(request.spec, pool, encoded=True))
 
 
-def _edf_batches(tick: Tick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
+def _edf_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
     """Images of one kind, earliest deadline first, as long as nobody gets late because of the batch."""
     batches: list[_Batch] = []
     waiting = list(images)
     while waiting:
         members, rest = [waiting[0]], waiting[1:]
-        degree = min(tick.batch_ways(members, pool))
+        degree = min(tick.batch_candidates(members, pool))
         tick.grow(members, rest, pool, degree, strict=True)
         batches.append(_Batch(tuple(members), degree))
         taken = {member.spec.request_id for member in members}
@@ -120,62 +120,64 @@ def _edf_batches(tick: Tick, pool: int, images: Sequence[PendingRequest]) -> lis
     return batches
 
 
-def _image_batch(tick: Tick, pool: int, batch: _Batch) -> ImageBatch:
-    way = tick.batch_ways(batch.members, pool)[batch.degree]
+def _image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatch:
+    candidate = tick.batch_candidates(batch.members, pool)[batch.degree]
     return ImageBatch(
         degree=batch.degree,
-        ends_s=tuple(tick.expected_finish_s(member, way) - tick.now_s for member in batch.members),
+        ends_s=tuple(tick.expected_finish_s(member, candidate) - tick.now_s for member in batch.members),
         budgets_s=tuple(member.deadline_s - tick.now_s for member in batch.members),
     )
 
 
-def _running_video(tick: Tick, pool: int, each: RunningRequest, placing: Placing) -> Video:
+def _running_video(tick: StepTick, pool: int, each: RunningRequest, picker: WorkerPicker) -> Video:
     """It may stay, be paused, go narrower, or wider by what is idle in its node. One that yields waits already."""
-    ways = tick.ways(each.spec, pool, encoded=True)
-    widest = len(each.diffuse) + placing.idle_in_node(each.diffuse[0])
+    candidates = tick.candidates(each.spec, pool, encoded=True)
+    widest = len(each.diffuse) + picker.idle_in_node(each.diffuse[0])
     return Video(
         steps_left=max(each.spec.num_inference_steps - each.steps_done, 0),
-        step_s={degree: way.step_s for degree, way in ways.items() if degree <= widest},
-        fastest_s=min(way.step_s for way in ways.values()),
-        budget_s=each.deadline_s - tick.now_s - next(iter(ways.values())).decode_s,
+        step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= widest},
+        fastest_s=min(candidate.step_s for candidate in candidates.values()),
+        budget_s=each.deadline_s - tick.now_s - next(iter(candidates.values())).decode_s,
         degree=0 if each.yielding else len(each.diffuse),
     )
 
 
-def _waiting_video(tick: Tick, pool: int, request: PendingRequest) -> Video:
-    ways = tick.batch_ways([request], pool)
-    any_way = next(iter(ways.values()))
+def _waiting_video(tick: StepTick, pool: int, request: PendingRequest) -> Video:
+    candidates = tick.batch_candidates([request], pool)
+    any_candidate = next(iter(candidates.values()))
     return Video(
         steps_left=steps_left(request),
-        step_s={degree: way.step_s for degree, way in ways.items()},
-        fastest_s=min(way.step_s for way in ways.values()),
-        budget_s=request.deadline_s - tick.now_s - any_way.decode_s,
-        encode_s=any_way.encode_s,
+        step_s={degree: candidate.step_s for degree, candidate in candidates.items()},
+        fastest_s=min(candidate.step_s for candidate in candidates.values()),
+        budget_s=request.deadline_s - tick.now_s - any_candidate.decode_s,
+        encode_s=any_candidate.encode_s,
     )
 
 
-def _start_images(tick: Tick, pool: int, placing: Placing, batches: Sequence[_Batch], gpus: int) -> list[Assignment]:
+def _start_images(
+    tick: StepTick, pool: int, picker: WorkerPicker, batches: Sequence[_Batch], gpus: int
+) -> list[Assignment]:
     """Batches in their order onto the idle workers, as far as the plan's share for images goes."""
     assignments: list[Assignment] = []
     for batch in batches:
-        if batch.degree <= gpus and (workers := placing.take(batch.degree)) is not None:
+        if batch.degree <= gpus and (workers := picker.take(batch.degree)) is not None:
             gpus -= batch.degree
-            way = tick.batch_ways(batch.members, pool)[batch.degree]
+            candidate = tick.batch_candidates(batch.members, pool)[batch.degree]
             number = len(batch.members)
             reason = f"genserve: {number} image{'s' * (number != 1)} at degree {batch.degree}"
-            assignments.append(tick.assignment(batch.members, way, workers, reason))
+            assignments.append(tick.assignment(batch.members, candidate, workers, reason))
     return assignments
 
 
 def _start_video(
-    tick: Tick, pool: int, placing: Placing, request: PendingRequest, degree: int, is_more_coming: bool
+    tick: StepTick, pool: int, picker: WorkerPicker, request: PendingRequest, degree: int, is_more_coming: bool
 ) -> Assignment | None:
     """At the plan's degree; narrower where the idle workers lie apart and no others are about to come."""
-    ways = tick.batch_ways([request], pool)
-    for width in sorted(ways, reverse=True):
+    candidates = tick.batch_candidates([request], pool)
+    for width in sorted(candidates, reverse=True):
         may_use = width == degree or (width < degree and not is_more_coming)
-        if may_use and (workers := placing.take(width)) is not None:
-            slack_s = request.deadline_s - tick.expected_finish_s(request, ways[width])
+        if may_use and (workers := picker.take(width)) is not None:
+            slack_s = request.deadline_s - tick.expected_finish_s(request, candidates[width])
             reason = f"genserve: video at degree {width}, {slack_s:.2f} s of slack at that degree"
-            return tick.assignment([request], ways[width], workers, reason)
+            return tick.assignment([request], candidates[width], workers, reason)
     return None

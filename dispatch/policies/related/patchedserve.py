@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, Tick, Way, batch_kind
-from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.dispatcher import MAX_BATCH, BatchCandidate, StepLevelDispatcher, StepTick, batch_kind
 from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
+from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
 
 # The most urgent request is relaxed from this slack score on: one whole latency to spare. The paper gives no figure.
@@ -50,9 +50,9 @@ class PatchedServe(StepLevelDispatcher):
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
-            placing = Placing(pool)
-            active = _Pool(tick, index, placing, batches_in_diffuse(view.running, placing))
-            active.resume([request for request in begun if active.way([request])], left)
+            picker = WorkerPicker(pool)
+            active = _PatchedPool(tick, index, picker, batches_in_diffuse(view.running, picker))
+            active.resume([request for request in begun if active.candidate([request])], left)
             active.admit(left)
             assignments += active.assignments
             preemptions += active.preemptions
@@ -66,34 +66,38 @@ class PatchedServe(StepLevelDispatcher):
         return Decisions(tuple(assignments), tuple(preemptions), tuple(refusals))
 
 
-def _narrowest(tick: Tick, members: Sequence[PendingRequest], pool: int) -> Way | None:
-    return next(iter(tick.batch_ways(members, pool).values()), None)
+def _narrowest(tick: StepTick, members: Sequence[PendingRequest], pool: int) -> BatchCandidate | None:
+    return next(iter(tick.batch_candidates(members, pool).values()), None)
 
 
-def _best_slack_s(tick: Tick, request: PendingRequest) -> float | None:
+def _best_slack_s(tick: StepTick, request: PendingRequest) -> float | None:
     """What is to spare if the request starts now, alone, in its best pool. None where it cannot run at all."""
-    ways = [way for pool in range(len(tick.pools)) if (way := _narrowest(tick, [request], pool)) is not None]
-    return max((request.deadline_s - tick.expected_finish_s(request, way) for way in ways), default=None)
+    candidates = [
+        candidate for pool in range(len(tick.pools)) if (candidate := _narrowest(tick, [request], pool)) is not None
+    ]
+    return max(
+        (request.deadline_s - tick.expected_finish_s(request, candidate) for candidate in candidates), default=None
+    )
 
 
-def _is_hopeless(tick: Tick, request: PendingRequest) -> bool:
+def _is_hopeless(tick: StepTick, request: PendingRequest) -> bool:
     slack_s = _best_slack_s(tick, request)
     return slack_s is not None and slack_s < 0
 
 
 @dataclass(slots=True)
-class _Pool:
+class _PatchedPool:
     """One pool in one tick."""
 
-    tick: Tick
+    tick: StepTick
     index: int
-    placing: Placing
+    picker: WorkerPicker
     active: list[RunningBatch]
     assignments: list[Assignment] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     served: set[str] = field(default_factory=set)
 
-    def way(self, members: Sequence[PendingRequest]) -> Way | None:
+    def candidate(self, members: Sequence[PendingRequest]) -> BatchCandidate | None:
         return _narrowest(self.tick, members, self.index)
 
     def resume(self, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> None:
@@ -106,7 +110,9 @@ class _Pool:
 
     def admit(self, waiting: Sequence[PendingRequest]) -> None:
         """Algorithm 1 for those who wait."""
-        able = [request for request in waiting if self.way([request]) and request.spec.request_id not in self.served]
+        able = [
+            request for request in waiting if self.candidate([request]) and request.spec.request_id not in self.served
+        ]
         ordered = sorted(able, key=self._order)
         for request in ordered:
             if request.spec.request_id not in self.served and not self._start(request, (), ordered):
@@ -114,27 +120,27 @@ class _Pool:
 
     def _order(self, request: PendingRequest) -> tuple[bool, float, float, str]:
         """The urgent by slack score; then, in throughput mode, those whose kind gains most from a batch."""
-        alone = next(iter(self.tick.batch_ways([request], self.index).values()))
+        alone = next(iter(self.tick.batch_candidates([request], self.index).values()))
         latency_s = alone.encode_s + request.spec.num_inference_steps * alone.step_s + alone.decode_s
         slack = (request.deadline_s - self.tick.expected_finish_s(request, alone)) / max(latency_s, 1e-9)
         relaxed = slack >= RELAXED_SLACK
         gain = self._batching_gain(request, alone) if relaxed else 0.0
         return relaxed, -gain, slack, request.spec.request_id
 
-    def _batching_gain(self, request: PendingRequest, alone: Way) -> float:
+    def _batching_gain(self, request: PendingRequest, alone: BatchCandidate) -> float:
         """The share of a step's seconds that a full batch saves each of its members."""
         degree = alone.degree
         batch = self.tick.batch_limit(request.spec, self.index, degree)
-        together = self.tick.ways(request.spec, self.index, batch).get(degree)
+        together = self.tick.candidates(request.spec, self.index, batch).get(degree)
         return 1.0 - together.step_s / batch / alone.step_s if together is not None and alone.step_s else 0.0
 
     def _start(self, first: PendingRequest, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> bool:
         """On its workers or on idle ones, with all that may be in one batch with it."""
-        alone = self.way([first])
-        if alone is None or self.placing.num_idle < (degree := alone.degree):
+        alone = self.candidate([first])
+        if alone is None or self.picker.num_idle < (degree := alone.degree):
             return False
         held = (first.held_by,) if first.held_by is not None and degree == 1 else ()
-        workers = held if self.placing.keep(held) else self.placing.take(degree)
+        workers = held if self.picker.keep(held) else self.picker.take(degree)
         if workers is None:
             return False
         members = [first]
@@ -142,10 +148,10 @@ class _Pool:
         taken = self.served | {member.spec.request_id for member in members}
         joining = [other for other in waiting if other.spec.request_id not in taken]
         self.tick.grow(members, joining, self.index, degree, strict=True)
-        way = self.tick.batch_ways(members, self.index)[degree]
-        slack_s = first.deadline_s - self.tick.expected_finish_s(first, way)
+        candidate = self.tick.batch_candidates(members, self.index)[degree]
+        slack_s = first.deadline_s - self.tick.expected_finish_s(first, candidate)
         reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"
-        self.assignments.append(self.tick.assignment(members, way, workers, reason))
+        self.assignments.append(self.tick.assignment(members, candidate, workers, reason))
         self.served.update(member.spec.request_id for member in members)
         return True
 
@@ -161,8 +167,8 @@ class _Pool:
     def _is_schedulable(self, batch: RunningBatch, request: PendingRequest) -> bool:
         """Algorithm 1, lines 16 to 18: with one more, everybody still ends in time who would without."""
         degree, now_s = len(batch.workers), self.tick.now_s
-        before = self.tick.ways(request.spec, self.index, batch.size, encoded=True).get(degree)
-        after = self.tick.ways(request.spec, self.index, batch.size + 1).get(degree)
+        before = self.tick.candidates(request.spec, self.index, batch.size, encoded=True).get(degree)
+        after = self.tick.candidates(request.spec, self.index, batch.size + 1).get(degree)
         if before is None or after is None:
             return False
         rest = [(m.spec.num_inference_steps - m.steps_done, m.deadline_s) for m in batch.members]

@@ -12,8 +12,8 @@ from dispatch.policies.greedy.placements import co_located
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.round_packing import RoundRequest, pack_round, steps_in_round
-from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, Tick, Way, batch_kind
-from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, batch_kind
+from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes
 
@@ -68,7 +68,7 @@ class TetriServe(StepLevelDispatcher):
         for index, pool in enumerate(tick.pools):
             chosen = _choose(tick, waiting, index, round_s)
             _scale_up(chosen, pool.idle_per_node)
-            for each, workers in self._place(chosen, Placing(pool), round_s):
+            for each, workers in self._place(chosen, WorkerPicker(pool), round_s):
                 request_id = each.pending.spec.request_id
                 assignments.append(_segment(tick, index, each, workers, round_s))
                 waiting.remove(each.pending)
@@ -79,20 +79,20 @@ class TetriServe(StepLevelDispatcher):
         )
         return Decisions(assignments=tuple(assignments))
 
-    def _round_seconds(self, tick: Tick, view: ClusterView) -> float:
+    def _round_seconds(self, tick: StepTick, view: ClusterView) -> float:
         """The longest of what each size asks of a round."""
         asked_s = 0.0
         specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
         for spec in {(batch_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
             for index in range(len(tick.pools)):
-                ways = tick.ways(spec, index, encoded=True).values()
-                fastest_s = min((way.step_s for way in ways), default=0.0)
-                optimal_s = min((way.step_s for way in ways if way.efficient), default=0.0)
+                candidates = tick.candidates(spec, index, encoded=True).values()
+                fastest_s = min((candidate.step_s for candidate in candidates), default=0.0)
+                optimal_s = min((candidate.step_s for candidate in candidates if candidate.efficient), default=0.0)
                 asked_s = max(asked_s, max(1, round(ROUND_SHARE * spec.num_inference_steps)) * fastest_s, optimal_s)
         return asked_s
 
     def _place(
-        self, chosen: Sequence[_Chosen], placing: Placing, round_s: float
+        self, chosen: Sequence[_Chosen], picker: WorkerPicker, round_s: float
     ) -> list[tuple[_Chosen, tuple[WorkerId, ...]]]:
         """Who has the workers of the last round keeps them; then the widest first, near those that they had. Where idle
         workers lie apart, a narrower degree is used."""
@@ -100,7 +100,7 @@ class TetriServe(StepLevelDispatcher):
         moving: list[_Chosen] = []
         for each in chosen:
             had = self._had.get(each.pending.spec.request_id, ())
-            if len(had) == each.degree and placing.keep(had):
+            if len(had) == each.degree and picker.keep(had):
                 placed.append((each, had))
             else:
                 moving.append(each)
@@ -108,35 +108,37 @@ class TetriServe(StepLevelDispatcher):
             had = self._had.get(each.pending.spec.request_id, ())
             for degree in sorted(each.request.step_s, reverse=True):
                 usable = degree == each.degree or steps_in_round(each.request, degree, round_s) > 0
-                if degree <= each.degree and usable and (workers := placing.take(degree, had)) is not None:
+                if degree <= each.degree and usable and (workers := picker.take(degree, had)) is not None:
                     each.degree = degree
                     placed.append((each, workers))
                     break
         return placed
 
 
-def _choose(tick: Tick, waiting: Sequence[PendingRequest], pool: int, round_s: float) -> list[_Chosen]:
+def _choose(tick: StepTick, waiting: Sequence[PendingRequest], pool: int, round_s: float) -> list[_Chosen]:
     """Minimal allocations and Algorithm 1 for the idle workers of one pool."""
     idle_per_node = tick.pools[pool].idle_per_node
     able: list[tuple[PendingRequest, RoundRequest]] = []
     for pending in waiting:
-        ways = tick.batch_ways([pending], pool)
-        if any(degree <= max(idle_per_node) for degree in ways):
-            able.append((pending, _round_request(pending, ways, tick.now_s, max(idle_per_node))))
+        candidates = tick.batch_candidates([pending], pool)
+        if any(degree <= max(idle_per_node) for degree in candidates):
+            able.append((pending, _round_request(pending, candidates, tick.now_s, max(idle_per_node))))
     packed = pack_round([request for _, request in able], sum(idle_per_node), round_s)
     plan = zip(able, packed, strict=True)
     return [_Chosen(pending, request, option.degree) for (pending, request), option in plan if option is not None]
 
 
-def _round_request(pending: PendingRequest, ways: Mapping[int, Way], now_s: float, largest_idle: int) -> RoundRequest:
+def _round_request(
+    pending: PendingRequest, candidates: Mapping[int, BatchCandidate], now_s: float, largest_idle: int
+) -> RoundRequest:
     """What Algorithm 1 needs to know. The deadline is that of D: C comes after it."""
-    any_way = next(iter(ways.values()))
+    any_candidate = next(iter(candidates.values()))
     return RoundRequest(
         steps_left=steps_left(pending),
-        step_s={degree: way.step_s for degree, way in ways.items() if degree <= largest_idle},
-        fastest_s=min(way.step_s for way in ways.values()),
-        budget_s=pending.deadline_s - any_way.decode_s - now_s,
-        encode_s=any_way.encode_wait_s + any_way.encode_s,
+        step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= largest_idle},
+        fastest_s=min(candidate.step_s for candidate in candidates.values()),
+        budget_s=pending.deadline_s - any_candidate.decode_s - now_s,
+        encode_s=any_candidate.encode_wait_s + any_candidate.encode_s,
     )
 
 
@@ -165,12 +167,12 @@ def _scale_up(chosen: Sequence[_Chosen], idle_per_node: Sequence[int]) -> None:
         growing = grown
 
 
-def _segment(tick: Tick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
+def _segment(tick: StepTick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
     """The steps of the round, at least one where any are left."""
-    way = tick.batch_ways([each.pending], pool)[each.degree]
+    candidate = tick.batch_candidates([each.pending], pool)[each.degree]
     steps = min(max(1, steps_in_round(each.request, each.degree, round_s)), steps_left(each.pending))
-    slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, way)
+    slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, candidate)
     reason = (
         f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"
     )
-    return tick.assignment([each.pending], way, workers, reason, steps)
+    return tick.assignment([each.pending], candidate, workers, reason, steps)

@@ -1,4 +1,5 @@
-"""What the step-level policies share: the ways to run a batch in each pool at one moment, and segments as assignments.
+"""What the step-level policies share: the candidates for a batch in each pool at one moment, and segments as
+assignments.
 
 A segment is a run of denoising steps: E goes before the first one, C after the last. Stages that the primary lacks
 go to auxiliaries, as in TridentServe (arXiv 2510.02838, section 6.2).
@@ -15,9 +16,9 @@ from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.work import steps_left
-from dispatch.workers.auxiliaries import Auxiliaries, Seat
-from dispatch.workers.memory_fit import Fits
-from dispatch.workers.snapshot import Fleet, fleet_of
+from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup
+from dispatch.workers.memory_fit import MemoryCheck
+from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
 from tridentserve.errors import ProfileError
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, PendingRequest, StageTimes, WorkerView
@@ -46,21 +47,21 @@ class StepLevelDispatcher:
         self._options = options or DispatchOptions()
         self._max_batch = self._options.max_batch or MAX_BATCH
         self._feasibility = IlpDispatcher(times, self._options)
-        self._fits = Fits(times, self._options)
+        self._memory = MemoryCheck(times, self._options)
         # The workers as last seen: most have not changed at the next tick.
-        self._fleet: Fleet | None = None
+        self._snapshot: WorkerSnapshot | None = None
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         """None when the placement could serve the request on an idle cluster, else why not."""
         return self._feasibility.can_ever_run(spec, workers)
 
-    def _tick(self, view: ClusterView) -> Tick:
-        self._fleet = fleet_of(view.workers) if self._fleet is None else self._fleet.seen(view.workers)
-        return Tick(self._times, self._options, self._fits, self._fleet, view, self._max_batch)
+    def _tick(self, view: ClusterView) -> StepTick:
+        self._snapshot = take_snapshot(view.workers) if self._snapshot is None else self._snapshot.seen(view.workers)
+        return StepTick(self._times, self._options, self._memory, self._snapshot, view, self._max_batch)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BatchCandidate:
     """A degree at which a batch can run in a pool, and its seconds there: `step_s` is one step of D; `encode_wait_s` is
     what an auxiliary for E has queued. `efficient`: the degree's efficiency is above the least that options ask for."""
 
@@ -71,43 +72,51 @@ class Way:
     decode_s: float
     encode_wait_s: float
     efficient: bool
-    seats: Mapping[Stage, tuple[Seat, ...]]
+    groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]]
 
 
-class Tick:
+class StepTick:
     """One call of `decide`: the pools, and how long a batch takes at each degree where its memory fits."""
 
     def __init__(
-        self, times: StageTimes, options: DispatchOptions, fits: Fits, fleet: Fleet, view: ClusterView, max_batch: int
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        memory: MemoryCheck,
+        snapshot: WorkerSnapshot,
+        view: ClusterView,
+        max_batch: int,
     ) -> None:
         self.now_s = view.now_s
-        self.pools = fleet.pools
+        self.pools = snapshot.pools
         self._times = times
         self._options = options
         self._max_batch = max_batch
-        self._fits = fits
-        self._auxiliaries = Auxiliaries(fleet.all_pools, fits, times, view.now_s)
+        self._memory = memory
+        self._auxiliaries = Auxiliaries(snapshot.all_pools, memory, times, view.now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, view.now_s)
         self._limits: dict[tuple[BatchKind, int, int], int] = {}
-        self._ways: dict[tuple[BatchKind, int, int, bool], dict[int, Way]] = {}
+        self._candidates: dict[tuple[BatchKind, int, int, bool], dict[int, BatchCandidate]] = {}
 
-    def ways(self, spec: RequestSpec, pool: int, batch: int = 1, encoded: bool = False) -> Mapping[int, Way]:
-        """The ways by degree, ascending, in a pool for `batch` requests like `spec`. Empty where memory, auxiliaries or
-        the profile do not cover it."""
+    def candidates(
+        self, spec: RequestSpec, pool: int, batch: int = 1, encoded: bool = False
+    ) -> Mapping[int, BatchCandidate]:
+        """The candidates by degree, ascending, in a pool for `batch` requests like `spec`. Empty where memory,
+        auxiliaries or the profile do not cover it."""
         key = (batch_kind(spec), pool, batch, encoded)
-        if key not in self._ways:
+        if key not in self._candidates:
             try:
-                self._ways[key] = self._find_ways(spec, pool, batch, encoded)
+                self._candidates[key] = self._find_candidates(spec, pool, batch, encoded)
             except ProfileError:
-                self._ways[key] = {}
-        return self._ways[key]
+                self._candidates[key] = {}
+        return self._candidates[key]
 
-    def _find_ways(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, Way]:
+    def _find_candidates(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, BatchCandidate]:
         pool = self.pools[index]
         if spec.model not in pool.types:
             return {}
         work = Work.of_spec(spec)._replace(needs_encode=not encoded, batch=batch)
-        route = find_route(work, pool, self._fits, self._auxiliaries)
+        route = find_route(work, pool, self._memory, self._auxiliaries)
         if isinstance(route, str):
             return {}
         degrees = route.fitting.degrees
@@ -115,7 +124,7 @@ class Tick:
         narrowest_s = min(k * seconds for k, seconds in step_s.items())
         encode_free_s = route.free_at_s(Stage.ENCODE, spec.model, self._auxiliaries)
         return {
-            degree: Way(
+            degree: BatchCandidate(
                 degree=degree,
                 primary=route.primary,
                 encode_s=0.0 if encoded else stage_seconds(self._times, spec, Stage.ENCODE, batch=batch),
@@ -123,14 +132,14 @@ class Tick:
                 decode_s=stage_seconds(self._times, spec, Stage.DECODE, batch=batch),
                 encode_wait_s=0.0 if encode_free_s is None else max(0.0, encode_free_s - self.now_s),
                 efficient=narrowest_s >= self._options.min_efficiency * degree * step_s[degree],
-                seats=route.seats,
+                groups=route.groups,
             )
             for degree in degrees
         }
 
-    def batch_ways(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, Way]:
-        """`ways` of requests of one kind together."""
-        return self.ways(members[0].spec, pool, len(members), all(member.encoded for member in members))
+    def batch_candidates(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, BatchCandidate]:
+        """`candidates` of requests of one kind together."""
+        return self.candidates(members[0].spec, pool, len(members), all(member.encoded for member in members))
 
     def batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
@@ -138,10 +147,10 @@ class Tick:
         if key not in self._limits:
             best, best_s = 1, float("inf")
             for batch in range(1, self._max_batch + 1):
-                if (way := self.ways(spec, pool, batch).get(degree)) is None:
+                if (candidate := self.candidates(spec, pool, batch).get(degree)) is None:
                     break
-                if way.step_s / batch < _WORTHWHILE * best_s:
-                    best, best_s = batch, way.step_s / batch
+                if candidate.step_s / batch < _WORTHWHILE * best_s:
+                    best, best_s = batch, candidate.step_s / batch
             self._limits[key] = best
         return self._limits[key]
 
@@ -160,35 +169,43 @@ class Tick:
                     members.append(other)
 
     def _delays_nobody(self, members: Sequence[PendingRequest], pool: int, degree: int) -> bool:
-        if (way := self.batch_ways(members, pool).get(degree)) is None:
+        if (candidate := self.batch_candidates(members, pool).get(degree)) is None:
             return False
-        alone = {member.spec.request_id: self.batch_ways([member], pool)[degree] for member in members}
+        alone = {member.spec.request_id: self.batch_candidates([member], pool)[degree] for member in members}
         return all(
-            self.expected_finish_s(member, way) <= member.deadline_s
+            self.expected_finish_s(member, candidate) <= member.deadline_s
             or self.expected_finish_s(member, alone[member.spec.request_id]) > member.deadline_s
             for member in members
         )
 
-    def expected_finish_s(self, request: PendingRequest, way: Way) -> float:
+    def expected_finish_s(self, request: PendingRequest, candidate: BatchCandidate) -> float:
         """When the request ends if it starts now and stays in a batch that runs this way."""
-        return self.now_s + way.encode_wait_s + way.encode_s + steps_left(request) * way.step_s + way.decode_s
+        return (
+            self.now_s
+            + candidate.encode_wait_s
+            + candidate.encode_s
+            + steps_left(request) * candidate.step_s
+            + candidate.decode_s
+        )
 
     def assignment(
         self,
         members: Sequence[PendingRequest],
-        way: Way,
+        candidate: BatchCandidate,
         workers: tuple[WorkerId, ...],
         reason: str,
         num_steps: int | None = None,
     ) -> Assignment:
         """`num_steps` steps of each member (None, or too many: as the one with the fewest left has) on these workers.
-        `way` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
+        `candidate` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
         fewest = min(steps_left(member) for member in members)
         steps = fewest if num_steps is None else min(num_steps, fewest)
         encode = decode = None
         if any(not member.encoded for member in members):
-            encode = StageEstimate(way.encode_s, len(workers), way.seats.get(Stage.ENCODE, ()))
+            encode = StageEstimate(candidate.encode_s, len(workers), candidate.groups.get(Stage.ENCODE, ()))
         if steps == fewest:
-            decode = StageEstimate(way.decode_s, 1, way.seats.get(Stage.DECODE, ()))
+            decode = StageEstimate(candidate.decode_s, 1, candidate.groups.get(Stage.DECODE, ()))
         left = None if steps == fewest else steps
-        return self._builder.build(members, way.primary, workers, encode, steps * way.step_s, decode, reason, left)
+        return self._builder.build(
+            members, candidate.primary, workers, encode, steps * candidate.step_s, decode, reason, left
+        )

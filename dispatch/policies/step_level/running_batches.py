@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dispatch.policies.step_level.dispatcher import BatchKind, batch_kind
-from dispatch.policies.step_level.placing import Placing
+from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Preemption, RunningRequest
 from tridentserve.stages import Stage
@@ -42,10 +42,10 @@ class RunningBatch:
         return [Preemption(self.members[0].spec.request_id, why)]
 
 
-def batches_in_diffuse(running: Iterable[RunningRequest], placing: Placing) -> list[RunningBatch]:
+def batches_in_diffuse(running: Iterable[RunningRequest], picker: WorkerPicker) -> list[RunningBatch]:
     """The batches in D on workers of this pool, in the order of the view."""
     together: dict[tuple[WorkerId, ...], list[RunningRequest]] = {}
     for request in running:
-        if request.stage is Stage.DIFFUSE and placing.holds(request.diffuse[0]):
+        if request.stage is Stage.DIFFUSE and picker.holds(request.diffuse[0]):
             together.setdefault(request.diffuse, []).append(request)
     return [RunningBatch(tuple(members), any(member.yielding for member in members)) for members in together.values()]

@@ -150,7 +150,7 @@ def test_no_member_in_time_becomes_late_and_no_batch_is_too_large(
 @settings(deadline=None)
 @given(pending_of, views_of)
 def test_batches_only_add(pending: list[PendingRequest], views: list[WorkerView]) -> None:
-    """Whoever has a slot without batches has the same one with them, or joined another of its kind."""
+    """Whoever has a group without batches has the same one with them, or joined another of its kind."""
     alone = {entry.request_ids[0]: entry.diffuse for entry in decide(ONE_BY_ONE, pending, views, 0.0)}
     together = {entry.request_ids[0]: entry.diffuse for entry in decide(BATCHED, pending, views, 0.0)}
     assert together == alone

@@ -1,4 +1,4 @@
-"""What slots are worth: deadlines first, then aging, communication, GPU-seconds and latency."""
+"""What groups are worth: deadlines first, then aging, communication, GPU-seconds and latency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from dispatch import RewardOptions
 from dispatch.candidates.rewards import Appraisal, communication_penalty, late_reward
 from dispatch.candidates.survey import Candidate
-from dispatch.solver.problem import Slot
+from dispatch.solver.problem import GroupKind
 from tridentserve.stages import PlacementType
 
 OPTIONS = RewardOptions()
@@ -20,7 +20,7 @@ def candidate(
     degree: int, diffuse_s: float, *, efficient: bool = True, start_s: float = 0.0, pool: int = 0
 ) -> Candidate:
     return Candidate(
-        slot=Slot(pool, degree),
+        group=GroupKind(pool, degree),
         primary=PlacementType.EDC,
         efficient=efficient,
         encode_s=0.0,
@@ -34,7 +34,7 @@ def candidate(
 
 def values(candidates: list[Candidate], deadline_s: float, idle: int = 8) -> dict[int, float]:
     appraisal = Appraisal(candidates, [idle], tokens=1024.0, now_s=0.0, options=OPTIONS, narrowing=8)
-    return {slot.degree: value for slot, value in appraisal.values(deadline_s).items()}
+    return {group.degree: value for group, value in appraisal.values(deadline_s).items()}
 
 
 def test_only_slots_that_make_the_deadline_count_while_it_can_be_made() -> None:
@@ -102,7 +102,7 @@ def test_queues_at_auxiliaries_count() -> None:
     assert queued.diffuse_end_s(0.0) == 3.0 + 1.0 + 4.0
     assert queued.finish_s(0.0) == 10.5
     assert queued.finish_s(20.0) == 25.5
-    # Both workers of the slot wait for E; E and C take one worker elsewhere.
+    # Both workers of the group wait for E; E and C take one worker elsewhere.
     assert queued.gpu_seconds(0.0) == 2 * 8.0 + 1.0 + 0.5
 
 
@@ -112,7 +112,7 @@ def test_no_run_is_far_narrower_than_is_optimal_unless_it_is_long_overdue() -> N
 
     def degrees(deadline_s: float, narrowing: int) -> set[int]:
         appraisal = Appraisal(candidates, [8], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=narrowing)
-        return {slot.degree for slot in appraisal.values(deadline_s)}
+        return {group.degree for group in appraisal.values(deadline_s)}
 
     assert 1 in degrees(100.0, 8)
     for deadline_s in (100.0, 0.5):
@@ -122,13 +122,13 @@ def test_no_run_is_far_narrower_than_is_optimal_unless_it_is_long_overdue() -> N
 
 
 def test_runs_whose_workers_are_free_at_once_are_narrowed_half_as_much() -> None:
-    """C elsewhere leaves whole slots behind, for which it is worth to wait; a leader that decodes does not."""
+    """C elsewhere leaves whole groups behind, for which it is worth to wait; a leader that decodes does not."""
     merged = [candidate(degree, 8.0 / degree) for degree in (1, 2, 4, 8)]
     apart = [replace(each, primary=PlacementType.ED, decode_free_s=0.0) for each in merged]
 
     def narrowest(candidates: list[Candidate], narrowing: int, deadline_s: float = 100.0) -> int:
         appraisal = Appraisal(candidates, [8], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=narrowing)
-        return min(slot.degree for slot in appraisal.values(deadline_s))
+        return min(group.degree for group in appraisal.values(deadline_s))
 
     assert [narrowest(merged, narrowing) for narrowing in (4, 2, 1)] == [2, 4, 8]
     assert [narrowest(apart, narrowing) for narrowing in (4, 2, 1)] == [4, 8, 8]
@@ -145,7 +145,7 @@ def test_of_equals_the_shorter_one_is_worth_more_and_a_deadline_more_than_any_si
 def test_running_is_worth_something_whatever_the_weights() -> None:
     harsh = RewardOptions(gpu_seconds=1e6)
     appraisal = Appraisal([candidate(1, 8.0)], [1], tokens=1.0, now_s=0.0, options=harsh, narrowing=8)
-    assert appraisal.values(100.0)[Slot(0, 1)] == pytest.approx(harsh.late / 1000)
+    assert appraisal.values(100.0)[GroupKind(0, 1)] == pytest.approx(harsh.late / 1000)
 
 
 def test_nothing_can_run_without_candidates() -> None:

@@ -17,20 +17,20 @@ from dispatch import DispatchOptions
 from dispatch.solver import ilp
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.ilp import solve
-from dispatch.solver.problem import Problem, RequestClass, Slot, best_slots, greedy, is_feasible
+from dispatch.solver.problem import GroupKind, Problem, RequestClass, best_slots, greedy, is_feasible
 from tridentserve.errors import ConfigError
 
 OPTIONS = DispatchOptions(time_limit_s=30.0, gap=0.0)
 
-slots = st.builds(Slot, pool=st.integers(0, 1), degree=st.sampled_from([1, 2, 4]))
-values = st.dictionaries(slots, st.integers(1, 1000).map(lambda n: n / 4), max_size=4)
+groups = st.builds(GroupKind, pool=st.integers(0, 1), degree=st.sampled_from([1, 2, 4]))
+values = st.dictionaries(groups, st.integers(1, 1000).map(lambda n: n / 4), max_size=4)
 classes = st.builds(RequestClass, count=st.integers(1, 2), values=values)
 idle = st.tuples(*[st.lists(st.integers(0, 5), min_size=1, max_size=2).map(tuple)] * 2)
 problems = st.builds(Problem, classes=st.lists(classes, max_size=3).map(tuple), idle=idle)
 
 
 def can_place(degrees: list[int], nodes: tuple[int, ...]) -> bool:
-    """Whether slots of these widths fit into nodes with so many idle workers, by trying everything."""
+    """Whether groups of these widths fit into nodes with so many idle workers, by trying everything."""
     if not degrees:
         return True
     return any(
@@ -39,23 +39,23 @@ def can_place(degrees: list[int], nodes: tuple[int, ...]) -> bool:
     )
 
 
-def fits_by_trial(problem: Problem, chosen: list[Slot]) -> bool:
+def fits_by_trial(problem: Problem, chosen: list[GroupKind]) -> bool:
     return all(
-        can_place([slot.degree for slot in chosen if slot.pool == pool], nodes)
+        can_place([group.degree for group in chosen if group.pool == pool], nodes)
         for pool, nodes in enumerate(problem.idle)
     )
 
 
-def every_choice(problem: Problem) -> Iterator[list[tuple[float, Slot]]]:
-    """All feasible assignments, one slot or none for each request."""
+def every_choice(problem: Problem) -> Iterator[list[tuple[float, GroupKind]]]:
+    """All feasible assignments, one group or none for each request."""
     options = [
-        [None, *((value, slot) for slot, value in item.values.items())]
+        [None, *((value, group) for group, value in item.values.items())]
         for item in problem.classes
         for _ in range(item.count)
     ]
     for combination in product(*options):
         chosen = [pair for pair in combination if pair is not None]
-        if fits_by_trial(problem, [slot for _, slot in chosen]):
+        if fits_by_trial(problem, [group for _, group in chosen]):
             yield chosen
 
 
@@ -77,7 +77,7 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     firsts = [
         (index, replace(item, count=1, required=True))
         for index, item in enumerate(problem.classes)
-        if any(problem.fits({slot: 1}) for slot in item.values)
+        if any(problem.fits({group: 1}) for group in item.values)
     ]
     if not firsts:
         return
@@ -86,9 +86,9 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     required = Problem((first, *rest), problem.idle)
     best = max(
         value + sum(each for each, _ in chosen)
-        for slot, value in first.values.items()
+        for group, value in first.values.items()
         for chosen in every_choice(Problem(rest, problem.idle))
-        if fits_by_trial(problem, [slot, *(each for _, each in chosen)])
+        if fits_by_trial(problem, [group, *(each for _, each in chosen)])
     )
     solution = solve(required, OPTIONS)
     assert is_feasible(required, solution.counts)
@@ -99,8 +99,8 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
 
 
 @settings(deadline=None)
-@given(problems, st.lists(slots, max_size=6))
-def test_nested_limits_are_exact(problem: Problem, chosen: list[Slot]) -> None:
+@given(problems, st.lists(groups, max_size=6))
+def test_nested_limits_are_exact(problem: Problem, chosen: list[GroupKind]) -> None:
     assert problem.fits(Counter(chosen)) == fits_by_trial(problem, chosen)
 
 
@@ -109,18 +109,18 @@ def test_nested_limits_are_exact(problem: Problem, chosen: list[Slot]) -> None:
 def test_a_greedy_plan_is_feasible_and_leaves_nothing_that_fits(problem: Problem) -> None:
     solution = greedy(problem)
     assert is_feasible(problem, solution.counts)
-    taken: Counter[Slot] = Counter()
-    for (_, slot), n in solution.counts.items():
-        taken[slot] += n
+    taken: Counter[GroupKind] = Counter()
+    for (_, group), n in solution.counts.items():
+        taken[group] += n
     for index, item in enumerate(problem.classes):
         served = sum(n for (other, _), n in solution.counts.items() if other == index)
         if served < item.count:
-            assert not any(problem.fits(taken + Counter([slot])) for slot in item.values)
+            assert not any(problem.fits(taken + Counter([group])) for group in item.values)
 
 
 def contended() -> Problem:
-    """Three requests for two nodes of two: both kinds want width, and one wide slot does less than two narrow ones."""
-    kinds = ({Slot(0, 2): 12.0, Slot(0, 1): 10.0}, {Slot(0, 2): 11.0, Slot(0, 1): 9.0})
+    """Three requests for two nodes of two: both kinds want width, and one wide group does less than two narrow ones."""
+    kinds = ({GroupKind(0, 2): 12.0, GroupKind(0, 1): 10.0}, {GroupKind(0, 2): 11.0, GroupKind(0, 1): 9.0})
     return Problem((RequestClass(2, kinds[0]), RequestClass(1, kinds[1])), ((2, 2),))
 
 
@@ -131,7 +131,7 @@ def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.Mon
     monkeypatch.setattr(ilp, "_solver", no_solver)
     alone = Problem(contended().classes[:1], ((2, 2),))
     assert solve(alone, OPTIONS) == best_slots(alone)
-    assert solve(alone, OPTIONS).counts == {(0, Slot(0, 2)): 2}
+    assert solve(alone, OPTIONS).counts == {(0, GroupKind(0, 2)): 2}
     assert best_slots(contended()) is None
 
 
@@ -221,9 +221,9 @@ def relaxed(monkeypatch: pytest.MonkeyPatch, **ends: Any) -> None:
 def crowd(required: bool = False) -> Problem:
     """More than a hundred requests, so that a plan within the gap is good enough: they fill one node of three hundred
     workers but for one, which the greedy plan makes use of, and the LP below does not."""
-    wide = RequestClass(149, {Slot(0, 2): 1000.0})
-    either = RequestClass(1, {Slot(0, 1): 1.0, Slot(0, 2): 2.0}, required)
-    rest = RequestClass(2, {Slot(0, 1): 1.0})
+    wide = RequestClass(149, {GroupKind(0, 2): 1000.0})
+    either = RequestClass(1, {GroupKind(0, 1): 1.0, GroupKind(0, 2): 2.0}, required)
+    rest = RequestClass(2, {GroupKind(0, 1): 1.0})
     return Problem((wide, either, rest), ((300,),))
 
 
@@ -251,7 +251,7 @@ def test_a_greedy_plan_whose_rounded_lp_loses_a_required_request_says_so(monkeyp
     ],
 )
 def test_an_lp_without_a_solution_says_why(monkeypatch: pytest.MonkeyPatch, ends: Any, found_by: str) -> None:
-    """The greedy plan is within the gap even of what everybody's best slots would be worth."""
+    """The greedy plan is within the gap even of what everybody's best groups would be worth."""
     relaxed(monkeypatch, **ends, search="raises")
     assert solve(crowd(), DispatchOptions(time_limit_s=5.0, gap=0.01)).found_by == found_by
 
@@ -268,7 +268,7 @@ def test_a_rounded_lp_that_no_search_could_better_says_why(
     monkeypatch: pytest.MonkeyPatch, search: str, found_by: str
 ) -> None:
     """Rounded, the LP is worth 33, where 34 is the best and the greedy plan is worth 20."""
-    four, two, one = Slot(0, 4), Slot(0, 2), Slot(0, 1)
+    four, two, one = GroupKind(0, 4), GroupKind(0, 2), GroupKind(0, 1)
     classes = (
         RequestClass(2, {four: 20.0, one: 6.0}),
         RequestClass(2, {four: 10.0, two: 12.0, one: 5.0}),
@@ -288,9 +288,9 @@ def test_cbc_is_not_asked_where_the_greedy_plan_is_good_enough() -> None:
 
 def hard() -> Problem:
     """Many classes whose values differ a little."""
-    wide = [Slot(pool, k) for pool in (0, 1) for k in (1, 2, 4)]
+    wide = [GroupKind(pool, k) for pool in (0, 1) for k in (1, 2, 4)]
     classes = [
-        RequestClass(3, {slot: 1000 + (index * 37 + slot.pool * 11 + slot.degree * 5) % 101 / 7 for slot in wide})
+        RequestClass(3, {group: 1000 + (index * 37 + group.pool * 11 + group.degree * 5) % 101 / 7 for group in wide})
         for index in range(120)
     ]
     return Problem(tuple(classes), ((7,) * 12, (5,) * 12))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch.solver.problem import Problem, Slot
+from dispatch.solver.problem import GroupKind, Problem
 from dispatch.workers.pools import IdleWorkers
-from dispatch.workers.snapshot import fleet_of
+from dispatch.workers.snapshot import take_snapshot
 from tests.dispatch.cluster import worker, workers
 from tridentserve.stages import PlacementType
 
@@ -17,7 +17,7 @@ def test_workers_with_the_same_replicas_and_memory_are_one_pool() -> None:
     more = worker("n1-w0", "EDC", node="n1")
     other_memory, auxiliary = worker("n1-w1", "EDC", node="n1", memory_bytes=1), worker("n1-w2", "E", node="n1")
     two_models = worker("n1-w3", "EDC", "two:DC", node="n1")
-    pools = fleet_of([*edc, *dc, more, other_memory, auxiliary, two_models]).pools
+    pools = take_snapshot([*edc, *dc, more, other_memory, auxiliary, two_models]).pools
     found = [(pool.types, [[view.worker_id for view in node] for node in pool.nodes]) for pool in pools]
     assert ({"one": PlacementType.EDC}, [["n0-w0", "n0-w1"], ["n1-w0"]]) in found
     assert ({"one": PlacementType.DC}, [["n0-w2", "n0-w3"]]) in found
@@ -26,7 +26,7 @@ def test_workers_with_the_same_replicas_and_memory_are_one_pool() -> None:
 
 
 def test_a_slot_starts_when_enough_workers_of_one_node_are_free() -> None:
-    (pool,) = fleet_of(
+    (pool,) = take_snapshot(
         [worker("a", "EDC"), worker("b", "EDC", free_at_s=9.0), worker("c", "EDC", node="n1", free_at_s=2.0)]
     ).pools
     assert pool.earliest_start_s(1, now_s=5.0) == 5.0
@@ -41,7 +41,7 @@ def test_a_slot_starts_when_enough_workers_of_one_node_are_free() -> None:
 def idle_of(*busy: str) -> IdleWorkers:
     """Eight workers of a node, some busy."""
     names = [f"w{i}" for i in range(8)]
-    (pool,) = fleet_of([worker(name, "EDC", free_at_s=1.0 if name in busy else None) for name in names]).pools
+    (pool,) = take_snapshot([worker(name, "EDC", free_at_s=1.0 if name in busy else None) for name in names]).pools
     return IdleWorkers(pool)
 
 
@@ -63,7 +63,7 @@ def test_without_an_aligned_set_any_will_do() -> None:
 
 def test_the_tightest_node_is_taken() -> None:
     views = [*workers(4, "EDC"), *workers(3, "EDC", node="n1"), *workers(2, "EDC", node="n2")]
-    idle = IdleWorkers(fleet_of(views).pools[0])
+    idle = IdleWorkers(take_snapshot(views).pools[0])
     assert idle.take(2) == ("n2-w0", "n2-w1")
     assert idle.take(2) == ("n1-w0", "n1-w1")
     assert idle.take(1) == ("n1-w2",)
@@ -81,10 +81,10 @@ def test_whatever_fits_is_found_and_lies_in_one_node(nodes: list[list[bool]], de
         for n, members in enumerate(nodes)
         for i, is_idle in enumerate(members)
     ]
-    (pool,) = fleet_of(views).pools
+    (pool,) = take_snapshot(views).pools
     problem = Problem((), (pool.idle_per_node,))
     idle, left = IdleWorkers(pool), {view.worker_id for view in views if view.idle}
-    if not problem.fits({Slot(0, degree): degrees.count(degree) for degree in degrees}):
+    if not problem.fits({GroupKind(0, degree): degrees.count(degree) for degree in degrees}):
         return
     for degree in sorted(degrees, reverse=True):
         taken = idle.take(degree)

@@ -1,4 +1,5 @@
-"""What is kept from tick to tick changes nothing: a fleet that has seen changes equals a new one of the same views."""
+"""What is kept from tick to tick changes nothing: a snapshot that has seen changes equals a new one of the same
+views."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch import IlpDispatcher
-from dispatch.workers.snapshot import fleet_of
+from dispatch.workers.snapshot import take_snapshot
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import SHAPES, cost_model
 from tridentserve.protocols import WorkerView
@@ -36,23 +37,27 @@ def test_a_dispatcher_that_has_seen_other_ticks_decides_like_a_new_one(
             old = views[place]
             views[place] = worker(old.worker_id, kind, node=old.node_id, free_at_s=free_at_s)
         assert decide(kept, PENDING, views, 4.0) == decide(IlpDispatcher(TIMES), PENDING, views, 4.0)
-        seen = fleet_of(first_views()).seen(views)
-        assert (seen.all_pools, list(seen.workers)) == (fleet_of(views).all_pools, views)
+        seen = take_snapshot(first_views()).seen(views)
+        assert (seen.all_pools, list(seen.workers)) == (take_snapshot(views).all_pools, views)
 
 
 def test_pools_without_a_change_are_shared() -> None:
     views = first_views()
-    fleet = fleet_of(views)
-    assert fleet.seen(list(views)) is fleet
+    snapshot = take_snapshot(views)
+    assert snapshot.seen(list(views)) is snapshot
     busy = replace(views[0], idle=False, free_at_s=3.0)
-    seen = fleet.seen([busy, *views[1:]])
-    assert sum(new is old for new, old in zip(seen.all_pools, fleet.all_pools, strict=True)) == 3
-    assert seen.all_pools == fleet.replacing({busy.worker_id: busy}).all_pools == fleet_of([busy, *views[1:]]).all_pools
+    seen = snapshot.seen([busy, *views[1:]])
+    assert sum(new is old for new, old in zip(seen.all_pools, snapshot.all_pools, strict=True)) == 3
+    assert (
+        seen.all_pools
+        == snapshot.replacing({busy.worker_id: busy}).all_pools
+        == take_snapshot([busy, *views[1:]]).all_pools
+    )
 
 
 def test_workers_that_come_and_go_are_grouped_anew() -> None:
     views = first_views()
-    fleet = fleet_of(views)
-    assert fleet.seen(views[1:]).all_pools == fleet_of(views[1:]).all_pools
+    snapshot = take_snapshot(views)
+    assert snapshot.seen(views[1:]).all_pools == take_snapshot(views[1:]).all_pools
     moved = replace(views[0], node_id="n1")
-    assert fleet.seen([moved, *views[1:]]).all_pools == fleet_of([moved, *views[1:]]).all_pools
+    assert snapshot.seen([moved, *views[1:]]).all_pools == take_snapshot([moved, *views[1:]]).all_pools

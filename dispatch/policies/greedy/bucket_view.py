@@ -5,56 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dispatch.workers.auxiliaries import Seat
+from dispatch.workers.auxiliaries import AuxiliaryGroup
 from dispatch.workers.pools import IdleWorkers, Pool
 from dispatch.workers.residency import having
-from dispatch.workers.snapshot import Fleet
+from dispatch.workers.snapshot import WorkerSnapshot
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
 from tridentserve.stages import PlacementType, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class GreedyCandidate:
     """A pool and a degree at which a request could run there."""
 
     pool: int
-    """The pool's index in its lane."""
+    """The pool's index in its bucket."""
     degree: int
     primary: PlacementType
     finish_s: float
     """When the request would end if it started now."""
-    seats: Mapping[Stage, tuple[Seat, ...]] = field(default_factory=dict)
+    groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]] = field(default_factory=dict)
     """The auxiliaries for E and C, where these do not run with D."""
 
 
-class Lane:
+class BucketView:
     """The primaries of one queue, and which of them are still idle in this tick."""
 
-    def __init__(self, fleet: Fleet, now_s: float) -> None:
-        self._fleet = fleet
-        self.pools: tuple[Pool, ...] = fleet.pools
+    def __init__(self, snapshot: WorkerSnapshot, now_s: float) -> None:
+        self._snapshot = snapshot
+        self.pools: tuple[Pool, ...] = snapshot.pools
         self._now_s = now_s
         self._idle = [IdleWorkers(pool) for pool in self.pools]
         self._taken: dict[WorkerId, float] = {}
         self.num_idle = sum(sum(pool.idle_per_node) for pool in self.pools)
 
-    def take(self, offer: Offer, model: str) -> tuple[WorkerId, ...] | None:
-        """Idle workers of one node for this offer, those that hold the weights already rather than others; None when
-        there are not enough together."""
-        if offer.degree > self.num_idle:
+    def take(self, candidate: GreedyCandidate, model: str) -> tuple[WorkerId, ...] | None:
+        """Idle workers of one node for this candidate, those that hold the weights already rather than others; None
+        when there are not enough together."""
+        if candidate.degree > self.num_idle:
             return None
-        pool = self.pools[offer.pool]
-        preferred = () if pool.is_resident else having(pool, model, offer.primary.stages)
-        workers = self._idle[offer.pool].take(offer.degree, preferred)
+        pool = self.pools[candidate.pool]
+        preferred = () if pool.is_resident else having(pool, model, candidate.primary.stages)
+        workers = self._idle[candidate.pool].take(candidate.degree, preferred)
         if workers is not None:
-            self._keep(workers, offer.finish_s)
+            self._keep(workers, candidate.finish_s)
         return workers
 
-    def hold(self, offers: Sequence[Offer]) -> None:
-        """Keep the workers that complete the first of these offers from everybody else in this tick."""
+    def hold(self, candidates: Sequence[GreedyCandidate]) -> None:
+        """Keep the workers that complete the first of these candidates from everybody else in this tick."""
         self._show_taken()
-        first = min(offers, key=lambda offer: self.pools[offer.pool].earliest_start_s(offer.degree, self._now_s))
+        first = min(
+            candidates, key=lambda candidate: self.pools[candidate.pool].earliest_start_s(candidate.degree, self._now_s)
+        )
         members = self.pools[first.pool].first_free(first.degree, self._now_s)
         self._keep([worker.worker_id for worker in members if worker.idle], first.finish_s)
         self._show_taken()
@@ -71,7 +73,7 @@ class Lane:
             return replace(worker, idle=False, free_at_s=self._taken[worker.worker_id])
 
         members = (worker for pool in self.pools for node in pool.nodes for worker in node)
-        self._fleet = self._fleet.replacing(
+        self._snapshot = self._snapshot.replacing(
             {worker.worker_id: busy(worker) for worker in members if worker.idle and worker.worker_id in self._taken}
         )
-        self.pools = self._fleet.pools
+        self.pools = self._snapshot.pools

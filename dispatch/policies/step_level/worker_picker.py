@@ -9,7 +9,7 @@ from dispatch.workers.pools import IdleWorkers, Pool
 from tridentserve.plans import WorkerId
 
 
-class Placing:
+class WorkerPicker:
     """The idle workers of one pool, handed out in any order of calls. Keep first, it is cheapest so."""
 
     def __init__(self, pool: Pool) -> None:
