@@ -19,19 +19,20 @@ _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
 
 @contextmanager
 def started(
-    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
+    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None, *, is_heard: bool = True
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own, with pipes of text. It ends with the block, whatever happens there, and so
-    does everything that it started, in whatever session. For the main thread only."""
-    mark = uuid.uuid4().hex
+    """A process in a session of its own, with pipes of text; one that is not heard prints where the tests do. It ends
+    with the block, whatever happens there, and so does everything that it started, in whatever session. For the main
+    thread only."""
+    mark, pipe = uuid.uuid4().hex, subprocess.PIPE if is_heard else None
     with _signals_of_a_terminal():
         process = subprocess.Popen(
             command,
             cwd=cwd,
             env={**(os.environ if env is None else env), _MARK: mark},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=pipe,
+            stderr=pipe,
             text=True,
             start_new_session=True,
         )
@@ -39,7 +40,8 @@ def started(
         try:
             yield process
         finally:
-            process.kill()
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
             _kill_marked(mark)
 
 

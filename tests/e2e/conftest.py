@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import io
 import json
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests import http
+from tests.ports import free_port
 
 # E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder, all of tiny-wan beside
 # the decoder.
@@ -34,12 +35,16 @@ class Service:
     decision_log: Path
     args: dict[str, Any]
 
-    def generate(self, timeout_s: float = 120.0, **body: Any) -> dict[str, Any]:
+    def generate(self, **body: Any) -> dict[str, Any]:
         """The answer to one picture request."""
-        answer = httpx.post(f"{self.url}/v1/images/generations", json=body, timeout=timeout_s)
+        answer = http.post(f"{self.url}/v1/images/generations", json=body)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
+
+    def num_arrived(self) -> int:
+        """How many requests the scheduler has heard of."""
+        return sum(decision["event"]["kind"] == "request_arrived" for decision in self.decisions())
 
     def decisions(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.decision_log.read_text().splitlines()]
@@ -70,9 +75,7 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
         "cache_dir": str(tiny_cache),
         "decision_log": str(log),
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
     app = build_app(AppArgs.model_validate(args))
     serve.run(app, name="tridentserve", route_prefix="/", logging_config={"enable_access_log": False})

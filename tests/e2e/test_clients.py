@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import subprocess
 import venv
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from PIL import Image
 
 from tests.e2e.conftest import Service
 from tests.e2e.test_videos import frames_of
+from tests.processes import run
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
@@ -75,7 +75,7 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("aiperf")
     venv.create(folder, with_pip=True)
     command = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", AIPERF]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run(command)
     if done.returncode:
         pytest.skip(f"{AIPERF} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     return str(folder / "bin" / "aiperf")
@@ -88,14 +88,13 @@ def profile(aiperf: str, service: Service, cache: Path, out: Path, kind: str, mo
     command += ["--ui", "none", "--concurrency", "2", "--output-artifact-dir", str(out), *more]
     # Told that it is offline, it takes the folder for the name of one in its cache.
     env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+    done = run(command, env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     report: dict[str, Any] = json.loads((out / "profile_export_aiperf.json").read_text())
     return report
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_aiperf_images_and_videos(aiperf: str, service: Service, tiny_cache: Path, tmp_path: Path) -> None:
     steps = ["--extra-inputs", "size:64x64", "--extra-inputs", "num_inference_steps:3", "--request-count", "6"]
     pictures = profile(aiperf, service, tiny_cache, tmp_path / "a", "image_generation", "tiny-sd3", *steps)

@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
 import torch
 from PIL import Image
 
+from tests import http
 from tests.e2e.conftest import Service, picture
 from tests.e2e.test_videos import frames_of
+from tests.waiting import PATIENCE_S
 from tridentserve.models.input_image import png_of, read_picture
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
@@ -81,7 +82,7 @@ def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def sdk(edits: Service) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{edits.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+    return openai.OpenAI(base_url=f"{edits.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def stock(edits: Service, family: str, inputs: GenerationInputs) -> Any:
@@ -93,7 +94,7 @@ def stock(edits: Service, family: str, inputs: GenerationInputs) -> Any:
 
 def test_an_edit_is_the_stock_pipelines(edits: Service) -> None:
     fields = {name: str(value) for name, value in EDIT.items()}
-    answer = httpx.post(f"{edits.url}/v1/images/edits", data=fields, files={"image": PHOTO}, timeout=60.0)
+    answer = http.post(f"{edits.url}/v1/images/edits", data=fields, files={"image": PHOTO})
     assert answer.status_code == 200, answer.text
     told = answer.json()
     assert told["size"] == "64x96"
@@ -128,7 +129,7 @@ def test_a_video_starts_from_the_picture(edits: Service, sdk: openai.OpenAI) -> 
 
     handle: Any = serve.get_app_handle("edits")
     body = {**VIDEO, "model": "tiny-wan-i2v", "input_reference": PHOTO}
-    (frames,) = handle.generate.remote({**body, "output_format": "frames"}).result(timeout_s=60)["frames"]
+    (frames,) = handle.generate.remote({**body, "output_format": "frames"}).result(timeout_s=PATIENCE_S)["frames"]
     inputs = GenerationInputs("it runs", Shape(64, 64, 5), 3, 5.0, 11, image=UPRIGHT)
     expected = stock(edits, "wan_i2v", inputs)
     assert np.array_equal(frames, (expected[0] * 255).round().astype("uint8"))
@@ -143,12 +144,12 @@ def test_a_video_starts_from_the_picture(edits: Service, sdk: openai.OpenAI) -> 
 
 def test_pictures_that_are_none_and_routes_that_are_others(edits: Service) -> None:
     for content, says in ((PHOTO[:-300], "cannot be read"), (b"GIF89a", "cannot be read"), (b"", "empty")):
-        answer = httpx.post(f"{edits.url}/v1/images/edits", data={"prompt": "x"}, files={"image": content})
+        answer = http.post(f"{edits.url}/v1/images/edits", data={"prompt": "x"}, files={"image": content})
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, "image")
         assert says in answer.text
-    answer = httpx.post(f"{edits.url}/v1/images/generations", json={"prompt": "x", "model": "tiny-kontext"})
+    answer = http.post(f"{edits.url}/v1/images/generations", json={"prompt": "x", "model": "tiny-kontext"})
     assert (answer.status_code, "/v1/images/edits" in answer.text) == (404, True)
-    answer = httpx.post(f"{edits.url}/v1/videos", json={"prompt": "x"})
+    answer = http.post(f"{edits.url}/v1/videos", json={"prompt": "x"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "input_reference")
 
 
@@ -159,5 +160,5 @@ def test_a_large_picture_is_scaled(edits: Service) -> None:
     Image.fromarray(noise).save(buffer, "PNG", compress_level=0)
     assert 18 * 2**20 < len(buffer.getvalue()) < 20 * 2**20
     body = {"prompt": "x", "num_inference_steps": 1, "image": base64.b64encode(buffer.getvalue()).decode()}
-    answer = httpx.post(f"{edits.url}/v1/images/edits", json={**body, "size": "64x64"}, timeout=120.0)
+    answer = http.post(f"{edits.url}/v1/images/edits", json={**body, "size": "64x64"})
     assert (answer.status_code, answer.json().get("size")) == (200, "64x64"), answer.text[:300]

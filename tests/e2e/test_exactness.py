@@ -13,13 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests import http
 from tests.e2e.conftest import Service, picture
 from tests.pipelines.models import ALL, QUICK, VIDEOS, families, family_of, make_inputs, stock_result
+from tests.waiting import PATIENCE_S
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -62,7 +63,6 @@ def all_families(service: Service, tmp_path_factory: pytest.TempPathFactory) -> 
     serve.delete("exactness")
 
 
-@pytest.mark.timeout(900)  # the first test makes all models and starts the application
 @pytest.mark.parametrize("guidance", GUIDANCE)
 @pytest.mark.parametrize("family", families(*ALL, quick=SHARED))
 def test_random_requests_have_the_stock_pipelines_result(
@@ -103,7 +103,7 @@ def get_images(service: Service, family: str, inputs: GenerationInputs) -> NDArr
     body, route = _make_body(family, inputs), "generations"
     if inputs.image is not None:
         body, route = body | {"image": base64.b64encode(inputs.image).decode()}, "edits"
-    answer = httpx.post(f"{service.url}/v1/images/{route}", json=body, timeout=120.0)
+    answer = http.post(f"{service.url}/v1/images/{route}", json=body)
     assert answer.status_code == 200, answer.text
     assert {run["degree"] for run in answer.json()["timeline"]} == {1}
     return np.stack([picture(entry["b64_json"]) for entry in answer.json()["data"]])
@@ -117,7 +117,7 @@ def get_frames(app: str, family: str, inputs: GenerationInputs) -> NDArray[Any]:
     body = _make_body(family, inputs) | {"num_frames": inputs.shape.num_frames, "output_format": "frames"}
     if inputs.image is not None:
         body["input_reference"] = inputs.image
-    return np.stack(handle.generate.remote(body).result(timeout_s=120)["frames"])
+    return np.stack(handle.generate.remote(body).result(timeout_s=PATIENCE_S)["frames"])
 
 
 def _make_body(family: str, inputs: GenerationInputs) -> dict[str, Any]:

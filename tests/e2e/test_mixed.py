@@ -5,22 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 
-from tests.e2e.test_faults import wait_until
+from tests import http
+from tests.ports import free_port
+from tests.processes import run, started
+from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +32,7 @@ class Mixed:
 
     def __init__(self, folder: Path, cache: Path) -> None:
         config = yaml.safe_load((ROOT / "deployments" / "mixed.yaml").read_text())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = config["http_options"]["port"] = probe.getsockname()[1]
+        port = config["http_options"]["port"] = free_port()
         self.logs = folder / "logs"
         self.logs.mkdir()
         config["applications"][0]["args"] |= {
@@ -44,33 +44,29 @@ class Mixed:
         self.config = folder / "mixed.yaml"
         self.config.write_text(yaml.safe_dump(config))
         self.url = f"http://127.0.0.1:{port}"
-        self.process: subprocess.Popen[bytes] | None = None
+        self._processes = ExitStack()
 
     def start(self) -> None:
         command = [str(Path(sys.executable).with_name("serve")), "run", str(self.config)]
-        # A cluster of its own, beside that of the other tests; a session of its own, to be killed as a whole.
+        # A cluster of its own, beside that of the other tests.
         local = {**os.environ, "RAY_ADDRESS": "local"}
-        self.process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, env=local)
-        wait_until(self.is_ready, 400, "the service is ready")
+        process = self._processes.enter_context(started(command, ROOT, local, is_heard=False))
+        wait_until(lambda: self.is_ready(process), "the service is ready")
 
-    def is_ready(self) -> bool:
-        assert self.process is not None
-        assert self.process.poll() is None, "serve run has ended"
+    def is_ready(self, process: Popen[str]) -> bool:
+        assert process.poll() is None, "serve run has ended"
         try:
-            answer = httpx.get(f"{self.url}/health", timeout=5.0)
+            answer = http.get(f"{self.url}/health", timeout=60.0)
             return answer.status_code == 200 and bool(answer.json()["status"] == "ready")
         except httpx.HTTPError:
             return False
 
     def kill(self) -> None:
         """Every process of it, at once."""
-        assert self.process is not None
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        wait_until(lambda: not alive(self.process.pid) if self.process else True, 30, "all processes are gone")
+        self._processes.close()
 
     def jobs(self, ids: list[str]) -> list[dict[str, Any]]:
-        return [httpx.get(f"{self.url}/v1/videos/{video_id}", timeout=10.0).json() for video_id in ids]
+        return [http.get(f"{self.url}/v1/videos/{video_id}").json() for video_id in ids]
 
     def finished(self) -> list[Counter[str]]:
         """How often requests were brought to their end, in each run of the service (oldest first)."""
@@ -82,14 +78,6 @@ class Mixed:
         return counts
 
 
-def alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.fixture(scope="module")
 def mixed(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mixed]:
     service = Mixed(tmp_path_factory.mktemp("mixed"), tiny_cache)
@@ -97,16 +85,13 @@ def mixed(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         service.start()
         yield service
     finally:
-        if service.process is not None and alive(service.process.pid):
-            service.kill()
+        service.kill()
 
 
 def test_a_trace_of_pictures_and_videos_is_replayed_and_the_models_share_workers(mixed: Mixed, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/replay_trace.py", "traces/data/samples/mixed.txt", "--url", mixed.url]
     # So fast that requests overlap: one at a time finds a worker that only its own model uses.
-    done = subprocess.run(
-        [*command, "--speed", "8", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = run([*command, "--speed", "8", "--out", str(tmp_path)], ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "summary.json").read_text())
     assert (figures["completed_requests"], figures["failed_requests"]) == (30, 0)
@@ -123,10 +108,10 @@ def test_ten_jobs_survive_a_kill_of_the_service_and_none_ends_twice(mixed: Mixed
     ids = [f"job-{index}" for index in range(10)]
     for index, video_id in enumerate(ids):
         body = {"prompt": f"number {index}", "size": "128x128", "num_frames": 5, "num_inference_steps": 100}
-        answer = httpx.post(f"{mixed.url}/v1/videos", json={**body, "request_id": video_id, "seed": index})
+        answer = http.post(f"{mixed.url}/v1/videos", json={**body, "request_id": video_id, "seed": index})
         assert answer.status_code == 200, answer.text
 
-    wait_until(lambda: mixed.jobs(ids[1:2])[0]["status"] == "completed", 120, "the second of ten is done")
+    wait_until(lambda: mixed.jobs(ids[1:2])[0]["status"] == "completed", "the second of ten is done")
     before = {job["id"]: job for job in mixed.jobs(ids) if job["status"] == "completed"}
     mixed.kill()
     assert len(before) < 10, "the kill came too late to show anything"
@@ -135,12 +120,12 @@ def test_ten_jobs_survive_a_kill_of_the_service_and_none_ends_twice(mixed: Mixed
     def all_have_ended() -> bool:
         return all(job["status"] in ("completed", "failed") for job in mixed.jobs(ids))
 
-    wait_until(all_have_ended, 240, "all ten have ended")
+    wait_until(all_have_ended, "all ten have ended")
     after = {job["id"]: job for job in mixed.jobs(ids)}
     assert {job["status"] for job in after.values()} == {"completed"}, after
-    listed = httpx.get(f"{mixed.url}/v1/videos", params={"limit": 100}).json()["data"]
+    listed = http.get(f"{mixed.url}/v1/videos", params={"limit": 100}).json()["data"]
     assert sorted(job["id"] for job in listed) == sorted(ids)
-    assert all(httpx.get(job["url"]).content[4:8] == b"ftyp" for job in after.values())
+    assert all(http.get(job["url"]).content[4:8] == b"ftyp" for job in after.values())
     # What had ended was left alone; what had not was brought to its end once.
     assert {video_id: after[video_id] for video_id in before} == before
     first, second = mixed.finished()

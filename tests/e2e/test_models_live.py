@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +15,10 @@ import httpx
 import pytest
 import yaml
 
+from tests import http
 from tests.e2e.conftest import Service
+from tests.processes import run
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow  # a service of its own, and four changes: a minute
 
@@ -69,36 +71,40 @@ class Live:
         self.file.write_text(yaml.safe_dump(self.config))
         serve = str(Path(sys.executable).with_name("serve"))
         command = [serve, "deploy", str(self.file), "--address", self.dashboard]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = run(command)
         assert done.returncode == 0, done.stderr
 
     def health(self) -> dict[str, Any]:
         try:
-            answer = httpx.get(f"{self.url}/health", timeout=10.0)
+            answer = http.get(f"{self.url}/health", timeout=60.0)
             return answer.json() if answer.headers.get("content-type") == "application/json" else {}
         except httpx.HTTPError:
             return {}
 
-    def until(self, is_so: Callable[[dict[str, Any]], bool], timeout_s: float = 90.0) -> dict[str, Any]:
+    def until(self, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until the state of the service is as wanted."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + PATIENCE_S
         while not is_so(state := self.health()):
             assert time.monotonic() < deadline_s, state
             time.sleep(0.1)
         return state
 
     def listed(self) -> list[str]:
-        return [model["id"] for model in httpx.get(f"{self.url}/v1/models", timeout=10.0).json()["data"]]
+        return [model["id"] for model in http.get(f"{self.url}/v1/models").json()["data"]]
 
     def until_listed(self, *names: str) -> None:
-        deadline_s = time.monotonic() + 30.0
-        while (listed := self.listed()) != list(names):
-            assert time.monotonic() < deadline_s, listed
-            time.sleep(0.1)
+        wait_until(lambda: self.listed() == list(names), f"{names} are listed")
+
+    def begin_with(self, *models: dict[str, Any]) -> None:
+        """Serve these and no others, whatever the tests before have left."""
+        self.deploy(*models)
+        self.until(lambda state: state.get("models") == {model["name"]: "serving" for model in models})
+        self.until(lambda state: state.get("problems") == [])
+        self.until_listed(*(model["name"] for model in models))
 
     def ask(self, model: str, **body: Any) -> httpx.Response:
         content = {"model": model, "prompt": "a lake", **SIZE, **body}
-        return httpx.post(f"{self.url}/v1/images/generations", json=content, timeout=60.0)
+        return http.post(f"{self.url}/v1/images/generations", json=content)
 
 
 def pids() -> set[int]:
@@ -130,10 +136,8 @@ class Stream:
                 self.errors.append(answer.json()["error"])
 
     def until_more(self, count: int = 3) -> None:
-        wanted, deadline_s = len(self.codes) + count, time.monotonic() + 60.0
-        while len(self.codes) < wanted:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        wanted = len(self.codes) + count
+        wait_until(lambda: len(self.codes) >= wanted, f"{count} more answers")
 
     def end(self) -> None:
         self._stop.set()
@@ -147,12 +151,13 @@ def live(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
     live = Live(service, tmp_path_factory.mktemp("live"))
     live.deploy()
-    live.until(lambda state: state.get("status") == "ready", timeout_s=120.0)
+    live.until(lambda state: state.get("status") == "ready")
     yield live
     serve.delete("live")
 
 
 def test_models_come_and_go_while_requests_run(service: Service, live: Live) -> None:
+    live.begin_with(SD3)
     processes = pids()
     first = Stream(live, "live-sd3")
     try:
@@ -189,6 +194,7 @@ def test_models_come_and_go_while_requests_run(service: Service, live: Live) -> 
 
 
 def test_what_cannot_work_changes_nothing(live: Live) -> None:
+    live.begin_with(FLUX)
     before = pids()
     for wrong, why in (
         ({"name": "other", "path": "/nowhere", "profile_as": "tiny-sd3"}, "path"),
@@ -217,8 +223,7 @@ def test_a_model_that_drains_is_kept_and_can_be_opened_again(live: Live) -> None
 
 
 def test_a_worker_that_dies_meanwhile_comes_back_with_the_models_of_now(live: Live) -> None:
-    live.deploy(FLUX)
-    live.until(lambda state: state.get("models") == {"live-flux": "serving"})
+    live.begin_with(FLUX)
     stream = Stream(live, "live-flux")
     try:
         stream.until_more()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +16,7 @@ from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
 from tests.decision_log import read_log
 from tests.e2e.conftest import Service, picture
+from tests.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
@@ -70,15 +70,19 @@ def stock_picture(cache: str, index: int, steps: int) -> np.ndarray[Any, Any]:
 
 def test_a_request_changes_workers_at_step_boundaries_and_its_picture_stays(tetriserve: Service) -> None:
     """One request alone is spread over several workers; four more leave it one, or none for a while."""
+    before = len(tetriserve.decisions())
+
+    def segments() -> int:
+        effects = (effect for decision in tetriserve.decisions()[before:] for effect in decision["effects"])
+        return sum(effect["kind"] == "run" and "diffuse" in effect["plan"]["stages"] for effect in effects)
+
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(tetriserve.generate, **body(0, LONG), guidance_scale=5.0, slo_ms=600_000)
-        while len(tetriserve.decisions()) < 8:  # it arrived, and some of its segments have run
-            assert not first.done()
-            time.sleep(0.02)
+        wait_until(lambda: segments() >= 2, "one of its segments has run", every_s=0.02)
         others = [
             pool.submit(tetriserve.generate, **body(i, SHORT), guidance_scale=5.0, slo_ms=600_000) for i in range(1, 5)
         ]
-        answers = [one.result(timeout=120) for one in (first, *others)]
+        answers = [one.result(timeout=PATIENCE_S) for one in (first, *others)]
     diffuse = [[run for run in answer["timeline"] if run["stage"] == "diffuse"] for answer in answers]
     assert len({tuple(run["workers"]) for run in diffuse[0]}) >= 2
     assert [sum(run["steps"] for run in runs) for runs in diffuse] == [LONG, *[SHORT] * 4]

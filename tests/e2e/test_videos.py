@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import av
-import httpx
 import numpy as np
 import pytest
 import torch
 
+from tests import http
 from tests.e2e.conftest import Service
-from tests.e2e.test_faults import running, stopped_in_s, wait_until
+from tests.e2e.test_faults import running, stopped
+from tests.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -28,16 +29,16 @@ def frames_of(content: bytes) -> list[Any]:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def until_ended(service: Service, video_id: str, timeout_s: float = 60.0) -> dict[str, Any]:
-    deadline_s = time.monotonic() + timeout_s
-    while (job := httpx.get(f"{service.url}/v1/videos/{video_id}").json())["status"] not in ("completed", "failed"):
+def until_ended(service: Service, video_id: str) -> dict[str, Any]:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (job := http.get(f"{service.url}/v1/videos/{video_id}").json())["status"] not in ("completed", "failed"):
         assert time.monotonic() < deadline_s, job
         time.sleep(0.1)
     return dict(job)
 
 
 def submit(service: Service, **fields: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{service.url}/v1/videos", data={name: str(v) for name, v in {**BODY, **fields}.items()})
+    answer = http.post(f"{service.url}/v1/videos", data={name: str(v) for name, v in {**BODY, **fields}.items()})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
@@ -49,13 +50,13 @@ def test_the_frames_are_the_stock_pipelines_and_the_file_shows_them(service: Ser
 
     handle: Any = serve.get_app_handle("tridentserve")
     body = {**BODY, "model": "tiny-wan"}
-    result = handle.generate.remote({**body, "output_format": "frames"}).result(timeout_s=60)
+    result = handle.generate.remote({**body, "output_format": "frames"}).result(timeout_s=PATIENCE_S)
     torch.set_num_threads(1)
     inputs = GenerationInputs("a red fox", Shape(64, 64, 5), 3, 5.0, 11)
     expected = stock_result(ensure_tiny("wan", tiny_cache), inputs, "np")
     (frames,) = result["frames"]
     assert np.array_equal(frames, (expected[0] * 255).round().astype("uint8"))
-    answer = httpx.post(f"{service.url}/v1/videos/sync", json=body, timeout=60.0)
+    answer = http.post(f"{service.url}/v1/videos/sync", json=body)
     shown = frames_of(answer.content)
     assert len(shown) == 5
     # What H.264 loses, of noise at that.
@@ -70,11 +71,11 @@ def test_a_job_over_http(service: Service) -> None:
     assert set(done["stage_durations"]) == {"encode", "diffuse", "decode"}
     assert {worker for run in done["timeline"] for worker in run["workers"]} == {"n0w3"}
     assert done["peak_memory_mb"] > 0
-    content = httpx.get(done["url"])
+    content = http.get(done["url"])
     assert (content.status_code, content.headers["content-type"]) == (200, "video/mp4")
     assert [frame.shape for frame in frames_of(content.content)] == [(64, 64, 3)] * 5
-    assert httpx.delete(f"{service.url}/v1/videos/over-http").json()["deleted"]
-    assert httpx.get(f"{service.url}/v1/videos/over-http").status_code == 404
+    assert http.delete(f"{service.url}/v1/videos/over-http").json()["deleted"]
+    assert http.get(f"{service.url}/v1/videos/over-http").status_code == 404
     submit(service, request_id="over-http", prompt="a grey wolf")  # the engine still keeps the result of the first
     done = until_ended(service, "over-http")
     assert (done["status"], done["prompt"]) == ("completed", "a grey wolf"), done
@@ -82,19 +83,18 @@ def test_a_job_over_http(service: Service) -> None:
 
 def test_delete_stops_a_job_within_a_step(service: Service) -> None:
     submit(service, request_id="long-video", num_inference_steps=900)
-    wait_until(lambda: running(service, "long-video"), 20, "the job runs")
-    time.sleep(0.3)
-    assert httpx.delete(f"{service.url}/v1/videos/long-video").status_code == 200
-    wait_until(lambda: stopped_in_s(service, "long-video") < 2.0, 10, "the plan has stopped")
-    job = httpx.get(f"{service.url}/v1/videos/long-video").json()
+    wait_until(lambda: running(service, "long-video"), "the job runs")
+    assert http.delete(f"{service.url}/v1/videos/long-video").status_code == 200
+    wait_until(lambda: stopped(service, "long-video"), "the plan has stopped")
+    job = http.get(f"{service.url}/v1/videos/long-video").json()
     assert (job["status"], job["error"]["code"]) == ("failed", "cancelled")
     assert 0 < job["progress"] < 100 or job["progress"] == 0
 
 
 def test_pictures_and_videos_have_routes_of_their_own(service: Service) -> None:
-    answer = httpx.post(f"{service.url}/v1/videos", json={**BODY, "model": "tiny-sd3"})
+    answer = http.post(f"{service.url}/v1/videos", json={**BODY, "model": "tiny-sd3"})
     assert (answer.status_code, "/v1/images/generations" in answer.text) == (404, True)
-    answer = httpx.post(f"{service.url}/v1/images/generations", json={"prompt": "a fox", "model": "tiny-wan"})
+    answer = http.post(f"{service.url}/v1/images/generations", json={"prompt": "a fox", "model": "tiny-wan"})
     assert (answer.status_code, "/v1/videos" in answer.text) == (404, True)
 
 
@@ -107,8 +107,8 @@ def test_jobs_outlive_the_process_that_keeps_them(service: Service) -> None:
     until_ended(service, ids[0])
     before = videos_pid()
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: videos_pid() not in (0, before), 60, "there is another replica")
-    wait_until(lambda: httpx.get(f"{service.url}/v1/videos/{ids[0]}").status_code == 200, 60, "it answers")
+    wait_until(lambda: videos_pid() not in (0, before), "there is another replica")
+    wait_until(lambda: http.get(f"{service.url}/v1/videos/{ids[0]}").status_code == 200, "it answers")
     assert [until_ended(service, video_id)["status"] for video_id in ids] == ["completed"] * 6
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import yaml
 
+from tests import http
 from tests.policy_page import POLICY, ROOT, blocks, settings, write_policy
 from tests.ports import free_port
 from tests.processes import started
@@ -35,13 +36,13 @@ def test_the_policy_of_the_page_serves(tmp_path: Path, tiny_cache: Path) -> None
         def is_ready() -> bool:
             assert process.poll() is None, "the service has ended"
             try:
-                return bool(httpx.get(f"http://127.0.0.1:{port}/health", timeout=5.0).json()["status"] == "ready")
+                return bool(http.get(f"http://127.0.0.1:{port}/health", timeout=60.0).json()["status"] == "ready")
             except (httpx.HTTPError, ValueError, KeyError):
                 return False
 
         wait_until(is_ready, "the service is ready", every_s=0.5)
         body = {"prompt": "a lighthouse at dawn", "size": "256x256", "num_inference_steps": 8}
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/images/generations", json=body, timeout=120.0)
+        answer = http.post(f"http://127.0.0.1:{port}/v1/images/generations", json=body)
         assert answer.status_code == 200, answer.text
     assert "shortest first, " in log.read_text()
     assert f"policy: {POLICY}" in (tmp_path / "my_service.yaml").read_text()

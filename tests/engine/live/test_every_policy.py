@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import ray
@@ -23,6 +22,7 @@ from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
 from dispatch.policies import POLICIES, Policy
 from profiler import CostModel
+from tests import http
 from tests.decision_log import read_log
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.models import stock_result
@@ -222,7 +222,7 @@ def handoffs() -> Counter[str]:
     """How many handoffs to other workers these have made by each path, as Prometheus would read it."""
     port = ray.nodes()[0]["MetricsExportPort"]  # type: ignore[no-untyped-call]
     address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    text = httpx.get(f"http://{address}:{port}/metrics").text
+    text = http.get(f"http://{address}:{port}/metrics").text
     found: Counter[str] = Counter()
     for labels, value in re.findall(r"^ray_tridentserve_handoffs_total\{(.+)\} (\S+)$", text, re.MULTILINE):
         told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
