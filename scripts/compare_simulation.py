@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from lib.command_line import Parser, positive, whole_number
 from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
-from lib.compare.samples import Point, stage_samples
+from lib.compare.samples import StagePoint, stage_samples
 from lib.compare.warm_up import WarmUp, WarmUpClient
 from lib.compare.workload import make_traces
 from tqdm import tqdm
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: AppArgs, options: argparse.Namespace) -> None:
     """Rather fail now than after minutes of warm-up: sides that are in no table, a folder that cannot be written to."""
     model, shapes = args.models[0].name, [Shape(side, side) for side in options.sides]
-    measured(served_tables(args), {Point(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes})
+    measured(served_tables(args), {StagePoint(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes})
     options.out.mkdir(parents=True, exist_ok=True)
 
 
@@ -206,7 +206,7 @@ def _show(name: str, calibration: Calibration) -> None:
     http = ", ".join(f"{shape} {seconds * 1000:.1f}" for shape, seconds in calibration.http_s.items())
     print(
         f"overheads, ms: plan {calibration.plan_overhead_s * 1000:.1f}, report "
-        f"{calibration.report_overhead_s * 1000:.1f}, picture {calibration.picture_s_per_pixel * 1e9:.1f} a megapixel; "
+        f"{calibration.report_overhead_s * 1000:.1f}, image {calibration.image_s_per_pixel * 1e9:.1f} a megapixel; "
         f"HTTP {http}"
     )
     for about, factors in (("", calibration.slowdown), (" of wide plans", calibration.wide_slowdown)):

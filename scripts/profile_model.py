@@ -27,7 +27,7 @@ from lib.measure.models import add_model_options, check_model_options, name_of, 
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
-from profiler.measure.checks import Point, Sweep, check_measurable
+from profiler.measure.checks import ProfilePoint, Sweep, check_measurable
 from profiler.measure.run import MeasureOptions, device_name, measure
 from profiler.measure.stages import Sample, Source
 from profiler.tables.rows import ProfileRow, ProfileTable, read_table, weights_path, write_table
@@ -144,12 +144,12 @@ def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _
     left = [at for at in sweep.points() if (at.stage, at.shape, at.degree, at.batch) not in done]
     with tqdm(total=len(left) * arguments.passes, desc=name, unit="point") as bar:
 
-        def on_point(point: Point, sample: Sample, table: ProfileTable) -> None:
+        def on_point(point: ProfilePoint, sample: Sample, table: ProfileTable) -> None:
             output.write(table)
             bar.set_postfix_str(f"{point}: {1000 * sample.seconds:.1f} ms")
             bar.update()
 
-        def on_skip(point: Point, reason: str) -> None:
+        def on_skip(point: ProfilePoint, reason: str) -> None:
             output.num_skipped += 1
             bar.write(f"profile_model: skipped {name} {point}: {reason}", file=sys.stderr)
             bar.update()

@@ -162,14 +162,14 @@ Ctrl-C ends it.
 
 
 def _example(url: str, model: ServedModel) -> str:
-    """A command that asks for one picture or video, small enough to come soon."""
+    """A command that asks for one image or video, small enough to come soon."""
     steps, prompt = min(_STEPS, model.limits.max_steps), _PROMPT[: model.limits.max_prompt_chars]
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     save = f"""| python3 -c "import base64, json, sys; open('image.png', 'wb').write({decode})\""""
     if model.makes_videos or model.takes_image:
         route, field = ("videos/sync", "input_reference") if model.makes_videos else ("images/edits", "image")
         form = {"model": model.name, "prompt": f"'{prompt}'", "num_inference_steps": steps}
-        source = {field: "@YOUR_PICTURE.png"} if model.takes_image else {}
+        source = {field: "@YOUR_IMAGE.png"} if model.takes_image else {}
         fields = " ".join(f"-F {name}={value}" for name, value in (form | source).items())
         return f"    curl -s {url}/v1/{route} {fields} " + (
             "-o video.mp4" if model.makes_videos else f"\\\n      {save}"

@@ -29,7 +29,7 @@ class TimelineEntry(BaseModel):
 
 
 class AnswerFacts(BaseModel):
-    """The fields of an answer beside the picture; a service that is not ours may send none of them. `latency_s` is what
+    """The fields of an answer beside the image; a service that is not ours may send none of them. `latency_s` is what
     the service saw: from when its scheduler got the request until it had the last report."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)

@@ -17,7 +17,7 @@ from tridentserve.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ProfilePoint:
     """One thing to time: `degree` workers together, `batch` requests (DECODE: outputs) together."""
 
     stage: Stage
@@ -45,11 +45,11 @@ class Sweep:
         """The most processes at once."""
         return max((point.degree for point in self.points()), default=1)
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[ProfilePoint]:
         """In the order in which they are measured: a stage after the other, so that each has the memory to itself."""
         degrees = {Stage.ENCODE: (1,), Stage.DIFFUSE: self.degrees, Stage.DECODE: self.decode_degrees}
         return [
-            Point(stage, shape, degree, batch)
+            ProfilePoint(stage, shape, degree, batch)
             for stage in Stage
             if stage in self.stages
             for shape in self.shapes

@@ -56,7 +56,7 @@ def compare_kernels(
     release()
     adapters = dict(_adapters(source, ways))
     for inputs, condition in zip(requests, conditions, strict=True):
-        runs = [_Run(way, adapter, adapter.prepare(condition, inputs)) for way, adapter in adapters.items()]
+        runs = [_KernelRun(way, adapter, adapter.prepare(condition, inputs)) for way, adapter in adapters.items()]
         for run in runs:
             run.begin(runs[0])
         able = [run for run in runs if not run.timing.error]
@@ -89,7 +89,7 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
 
-class _Run:
+class _KernelRun:
     """A request on its way through D."""
 
     def __init__(self, way: Kernels, adapter: PipelineAdapter, state: DenoisingState) -> None:
@@ -97,7 +97,7 @@ class _Run:
         self.state = state
         self._adapter = adapter
 
-    def begin(self, first: _Run) -> None:
+    def begin(self, first: _KernelRun) -> None:
         """The first step: it compiles, or finds out that it cannot."""
         try:
             self.timing.first_step_s = self.advance(1)

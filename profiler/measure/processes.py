@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from profiler.measure.checks import Point, too_large
+from profiler.measure.checks import ProfilePoint, too_large
 from profiler.measure.stages import (
-    Member,
+    MeasuredMember,
     Sample,
     Source,
     condition_of,
@@ -55,7 +55,7 @@ class Processes:
         release()
         self._stack.close()
 
-    def samples(self, wanted: Sequence[Point]) -> Iterator[tuple[Point, Sample | str]]:
+    def samples(self, wanted: Sequence[ProfilePoint]) -> Iterator[tuple[ProfilePoint, Sample | str]]:
         """Measure points, given stage by stage. What cannot be measured gives the reason instead of a sample."""
         conditions: dict[Shape, bytes] = {}
         without_condition: set[Shape] = set()
@@ -87,7 +87,7 @@ class Processes:
                 with _without_memory_errors():
                     conditions[shape] = condition_of(self._source, self._inputs(shape), cheap=True)
 
-    def _sample(self, point: Point, conditions: dict[Shape, bytes]) -> Sample:
+    def _sample(self, point: ProfilePoint, conditions: dict[Shape, bytes]) -> Sample:
         """Measure one point. The condition of its shape is added by ENCODE and used by the others."""
         inputs = self._inputs(point.shape, num_steps(self._repeats) if point.stage is Stage.DIFFUSE else 2)
         if point.stage is Stage.ENCODE:
@@ -101,13 +101,15 @@ class Processes:
     def _inputs(self, shape: Shape, steps: int = 2) -> GenerationInputs:
         return request_of(self._source, shape, steps)
 
-    def _together(self, run: Callable[..., Sample], point: Point, inputs: GenerationInputs, condition: bytes) -> Sample:
+    def _together(
+        self, run: Callable[..., Sample], point: ProfilePoint, inputs: GenerationInputs, condition: bytes
+    ) -> Sample:
         """A point of D or C, by as many processes as its degree says."""
         if point.degree == 1:
             return run(self._source, inputs, condition, self._repeats, point.batch)
         self._groups_made += 1
         group, degree = f"profile-{self._groups_made}", point.degree
-        members = [Member(self._store.port, group, rank, degree) for rank in range(degree)]
+        members = [MeasuredMember(self._store.port, group, rank, degree) for rank in range(degree)]
         futures = [
             self._ranks[member.rank - 1].submit(
                 run, _on_rank(self._source, member.rank), inputs, condition, self._repeats, point.batch, member

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import diffusers
 import torch
 
-from profiler.measure.checks import Point, Sweep, check_measurable
+from profiler.measure.checks import ProfilePoint, Sweep, check_measurable
 from profiler.measure.processes import Processes
 from profiler.measure.random_weights import random_weights_bytes
 from profiler.measure.stages import Sample, Source, set_threads
@@ -39,8 +39,8 @@ def measure(
     model: str,
     sweep: Sweep,
     options: MeasureOptions,
-    on_point: Callable[[Point, Sample, ProfileTable], None] = lambda point, sample, table: None,
-    on_skip: Callable[[Point, str], None] = lambda point, reason: None,
+    on_point: Callable[[ProfilePoint, Sample, ProfileTable], None] = lambda point, sample, table: None,
+    on_skip: Callable[[ProfilePoint, str], None] = lambda point, reason: None,
     known: ProfileTable | None = None,
 ) -> ProfileTable:
     """The table of one model on one device. `on_point` hears of each measured point, with the table so far.
@@ -61,12 +61,12 @@ def measure(
             if source.random_weights
             else stage_weights_bytes(source.folder, dtype.itemsize)
         )
-        best: dict[Point, Sample] = {}
+        best: dict[ProfilePoint, Sample] = {}
         set_threads(options.num_threads)
         degree = max(point.degree for point in wanted)
         with Processes(source, degree, options.repeats, options.num_threads) as processes:
             for _ in range(options.passes):
-                skipped: set[Point] = set()
+                skipped: set[ProfilePoint] = set()
                 for point, sample in processes.samples(wanted):
                     if isinstance(sample, str):
                         skipped.add(point)
@@ -85,8 +85,8 @@ def measure(
     return table
 
 
-def _point_of(row: ProfileRow) -> Point:
-    return Point(row.stage, row.shape, row.degree, row.batch)
+def _point_of(row: ProfileRow) -> ProfilePoint:
+    return ProfilePoint(row.stage, row.shape, row.degree, row.batch)
 
 
 def _settings(source: Source, options: MeasureOptions) -> str:
@@ -98,7 +98,9 @@ def _settings(source: Source, options: MeasureOptions) -> str:
     return f"{versions}, {dtype}, {source.kernels}{threads}{weights}"
 
 
-def _row(model: str, device: str, point: Point, sample: Sample, settings: str, options: MeasureOptions) -> ProfileRow:
+def _row(
+    model: str, device: str, point: ProfilePoint, sample: Sample, settings: str, options: MeasureOptions
+) -> ProfileRow:
     how = f"median of {options.repeats} in the fastest of {options.passes} passes, spread {100 * sample.spread:.1f} %"
     source = f"measured: {settings}; {datetime.datetime.now(datetime.UTC).date()}; {how}"
     where = (model, device, point.stage, point.shape, point.degree, point.batch)
@@ -120,9 +122,9 @@ def _taken_over(known: ProfileTable | None, model: str, device: str, settings: s
 
 
 def _weights_row(
-    model: str, stage: Stage, weights_bytes: int, best: Mapping[Point, Sample], known: WeightsRow | None
+    model: str, stage: Stage, weights_bytes: int, best: Mapping[ProfilePoint, Sample], known: WeightsRow | None
 ) -> WeightsRow:
-    """Latents and pixels grow with the tokens; a condition does only as far as a picture is in it."""
+    """Latents and pixels grow with the tokens; a condition does only as far as a image is in it."""
     outputs = [
         (point.shape, sample.output_bytes / point.batch)
         for point, sample in best.items()

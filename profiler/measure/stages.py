@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MeasuredMember:
     """One rank of a group that finds its others in a store on this machine."""
 
     store_port: int
@@ -116,7 +116,7 @@ def set_threads(num_threads: int) -> None:
 
 
 def request_of(source: Source, shape: Shape, steps: int) -> GenerationInputs:
-    """The request that is measured, with a picture of noise where the family starts from one."""
+    """The request that is measured, with a image of noise where the family starts from one."""
     family = detect_family(source.folder)
     image = _noise(shape) if family.takes_image else None
     return GenerationInputs(_PROMPT, shape, steps, family.default_guidance_scale, seed=0, image=image)
@@ -124,7 +124,7 @@ def request_of(source: Source, shape: Shape, steps: int) -> GenerationInputs:
 
 @lru_cache(maxsize=1)
 def _noise(shape: Shape) -> bytes:
-    """A PNG file in the size of the output, as most pictures are that a service is sent."""
+    """A PNG file in the size of the output, as most images are that a service is sent."""
     pixels = np.random.default_rng(0).integers(0, 256, (shape.height, shape.width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
@@ -160,7 +160,7 @@ def sample_diffuse(
     condition: bytes,
     repeats: int,
     batch: int = 1,
-    member: Member | None = None,
+    member: MeasuredMember | None = None,
 ) -> Sample:
     """One denoising step of so many requests; with `member`, as one rank of a group whose others call the same.
 
@@ -196,7 +196,7 @@ def sample_decode(
     condition: bytes,
     repeats: int,
     batch: int = 1,
-    member: Member | None = None,
+    member: MeasuredMember | None = None,
 ) -> Sample:
     """DECODE of the noise that DIFFUSE would begin with, of so many outputs: its cost does not depend on what they
     show. With `member`, as one rank of a group."""
@@ -235,7 +235,7 @@ def _timed(run: Callable[[], object], repeats: int, device: torch.device) -> tup
 
 
 @contextmanager
-def _group(member: Member | None, device: torch.device) -> Iterator[SequenceGroup | None]:
+def _group(member: MeasuredMember | None, device: torch.device) -> Iterator[SequenceGroup | None]:
     """The group of a member while it is used; None for work alone."""
     if member is None:
         yield None

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
 from lib.compare.crowding import slowdown_of
-from lib.compare.samples import Point, StageSample, stage_samples
+from lib.compare.samples import StagePoint, StageSample, stage_samples
 from lib.compare.warm_up import WarmUp
 from lib.compare.workload import make_traces
 
@@ -36,7 +36,7 @@ HTTP_S = 0.02
 SERVICE = SimulationOptions(
     plan_overhead_s=0.004,
     report_overhead_s=0.003,
-    picture_s_per_pixel=5e-8,
+    image_s_per_pixel=5e-8,
     slowdown=(1.0, 1.2, 1.8, 2.4),
     wide_slowdown=(1.0, 1.0, 2.0, 2.8),
     keep_plans=True,
@@ -85,12 +85,12 @@ def test_the_calibration_is_what_the_service_costs(args: AppArgs) -> None:
     for side in SIDES:
         for stage in Stage:
             expected = times.seconds(model, stage, Shape(side, side))
-            assert found.stage_s[Point(model, stage, Shape(side, side), 1)] == pytest.approx(expected)
+            assert found.stage_s[StagePoint(model, stage, Shape(side, side), 1)] == pytest.approx(expected)
         assert found.http_s[Shape(side, side)] == pytest.approx(HTTP_S)
     assert found.jitter == pytest.approx(0.0, abs=1e-9)
     assert found.plan_overhead_s == pytest.approx(SERVICE.plan_overhead_s)
     assert found.report_overhead_s == pytest.approx(SERVICE.report_overhead_s, abs=1e-3)
-    assert found.picture_s_per_pixel == pytest.approx(SERVICE.picture_s_per_pixel, rel=0.1)
+    assert found.image_s_per_pixel == pytest.approx(SERVICE.image_s_per_pixel, rel=0.1)
     assert found.slowdown[:2] == pytest.approx(SERVICE.slowdown[:2], rel=0.1)
 
 
@@ -143,7 +143,7 @@ def _ran(queues: list[list[int]], slowdown: list[float]) -> tuple[list[StageSamp
                 side = queues[worker][-len(left[worker]) - 1]
                 samples.append(
                     StageSample(
-                        Point("m", Stage.DECODE, Shape(side, side), 1), (f"w{worker}",), begun_s[worker], now_s, 2
+                        StagePoint("m", Stage.DECODE, Shape(side, side), 1), (f"w{worker}",), begun_s[worker], now_s, 2
                     )
                 )
                 begun_s[worker] = now_s
@@ -157,13 +157,13 @@ def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) ->
     model, shape = args.models[0].name, Shape(512, 512)
     before = cost_model(args)
     alone = before.seconds(model, Stage.DIFFUSE, shape)
-    after = CostModel(measured(served_tables(args), {Point(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu")
+    after = CostModel(measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu")
     for degree in before.degrees(model, Stage.DIFFUSE):
         ratio = after.seconds(model, Stage.DIFFUSE, shape, degree) / before.seconds(model, Stage.DIFFUSE, shape, degree)
         assert ratio == pytest.approx(3.0)
     assert after.seconds(model, Stage.ENCODE, shape) == before.seconds(model, Stage.ENCODE, shape)
     with pytest.raises(ProfileError, match="was not profiled at 200x200"):
-        measured(served_tables(args), {Point(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
+        measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
 
 
 def test_other_warm_ups_add_what_was_seen_of_crowds_and_of_wide_plans(args: AppArgs) -> None:
@@ -199,7 +199,7 @@ def test_a_failed_warm_up_is_said(args: AppArgs) -> None:
 
 def test_traces_have_the_load_that_was_asked_for() -> None:
     shapes = [Shape(side, side) for side in (256, 384, 512)]
-    stage_s = {Point("m", stage, shape, 1): 0.01 * shape.pixels / 65536 for stage in Stage for shape in shapes}
+    stage_s = {StagePoint("m", stage, shape, 1): 0.01 * shape.pixels / 65536 for stage in Stage for shape in shapes}
     calibration = Calibration(stage_s, {}, 0.0, 0.0, 0.0, 0.0, (1.0, 1.0, 2.0), ())
     traces = make_traces("m", [256, 384, 512], 10, 200, 0.5, 3, calibration, seed=1)
     assert list(traces) == ["even", "poisson", "bursty"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from lib.evaluate.cells import MIXED, grid
-from lib.evaluate.pictures import pictures
+from lib.evaluate.plots import plots
 from lib.evaluate.report import tables
 from lib.evaluate.rows import row_of, types_of
 from lib.evaluate.runner import run_cells
@@ -122,12 +122,12 @@ def test_figures_for_what_there_is(tmp_path: Path) -> None:
     bench = tmp_path / "bench.txt"
     bench.write_text('machine\n{"rows": [{"gpus": 128, "p50_ms": 9.0, "p99_ms": 20.0}]}\n')
     results = {one: made(one) for policy in ("default", "b1", "wo-switch") for one in [cell(policy)]}
-    names = [name for name, _, _ in pictures(results, bench)]
+    names = [name for name, _, _ in plots(results, bench)]
     model = "flux.1-dev"
     assert names == [f"{kind}-{model}" for kind in ("baselines", "ablations", "timeline", "cdf")] + ["scalability"]
     bench.write_text("no json")
     with pytest.raises(ConfigError, match=r"not the output of scripts/bench_dispatch\.py"):
-        list(pictures(results, bench))
+        list(plots(results, bench))
 
 
 def test_tables_as_markdown_have_one_width() -> None:

@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.processes import run, started
-from tests.traces.client.image_service import MODEL, PictureService, running
+from tests.traces.client.image_service import MODEL, ImageService, running
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +24,8 @@ LINES = "".join(
 
 
 @pytest.fixture
-def service() -> Iterator[PictureService]:
-    with running(PictureService(slo_s=600.0, modality={MODEL: "image"})) as running_service:
+def service() -> Iterator[ImageService]:
+    with running(ImageService(slo_s=600.0, modality={MODEL: "image"})) as running_service:
         yield running_service
 
 
@@ -35,7 +35,7 @@ def replay_trace(folder: Path, *arguments: str, trace: str = LINES) -> Completed
     return run(command, folder)
 
 
-def test_end_to_end(tmp_path: Path, service: PictureService) -> None:
+def test_end_to_end(tmp_path: Path, service: ImageService) -> None:
     options = ["--speed", "2", "--limit", "6", "--scale-pixels", "0.015625", "--steps", "4", "--out", "out"]
     done = replay_trace(tmp_path, "--url", service.url, *options)
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def test_end_to_end(tmp_path: Path, service: PictureService) -> None:
     assert {event["cat"] for event in events if event["ph"] == "X"} == {"encode", "diffuse", "decode"}
 
 
-def test_exit_status_1_when_a_request_failed(tmp_path: Path, service: PictureService) -> None:
+def test_exit_status_1_when_a_request_failed(tmp_path: Path, service: ImageService) -> None:
     service.modes = {7: "error"}
     trace = LINES.replace("=28)", "=28, seed=7)", 1)
     done = replay_trace(tmp_path, "--url", service.url, "--limit", "2", "--scale-pixels", "0.01", trace=trace)
@@ -87,7 +87,7 @@ def test_exit_status_1_when_a_request_failed(tmp_path: Path, service: PictureSer
     ],
 )
 def test_bad_usage_is_exit_status_2_and_one_line(
-    tmp_path: Path, service: PictureService, arguments: list[str], trace: str, message: str
+    tmp_path: Path, service: ImageService, arguments: list[str], trace: str, message: str
 ) -> None:
     done = replay_trace(tmp_path, *[service.url if word == "URL" else word for word in arguments], trace=trace)
     assert done.returncode == 2
@@ -97,7 +97,7 @@ def test_bad_usage_is_exit_status_2_and_one_line(
     assert not service.bodies
 
 
-def interrupt(folder: Path, service: PictureService) -> tuple[int, str, str]:
+def interrupt(folder: Path, service: ImageService) -> tuple[int, str, str]:
     """Ctrl-C once the progress bar shows as many ended requests as the service answers, 0 or 1. One request is sent in
     each second, and the bar is drawn again with each."""
     fields = LINES.splitlines()[0].partition("timestamp=0.000000, ")[2]
@@ -113,7 +113,7 @@ def interrupt(folder: Path, service: PictureService) -> tuple[int, str, str]:
     return replaying.returncode, stdout, stderr
 
 
-def test_ctrl_c_reports_what_has_ended(tmp_path: Path, service: PictureService) -> None:
+def test_ctrl_c_reports_what_has_ended(tmp_path: Path, service: ImageService) -> None:
     service.num_answered = 1
     status, stdout, stderr = interrupt(tmp_path, service)
     assert status == 130
@@ -123,7 +123,7 @@ def test_ctrl_c_reports_what_has_ended(tmp_path: Path, service: PictureService) 
     assert figures == json.loads((tmp_path / "out" / "replay" / "summary.json").read_text())
 
 
-def test_ctrl_c_before_anything_ended_leaves_no_report(tmp_path: Path, service: PictureService) -> None:
+def test_ctrl_c_before_anything_ended_leaves_no_report(tmp_path: Path, service: ImageService) -> None:
     service.num_answered = 0
     status, stdout, stderr = interrupt(tmp_path, service)
     assert (status, stdout) == (130, "")

@@ -117,13 +117,13 @@ def test_a_signal_ends_the_service_in_order(number: signal.Signals, tmp_path: Pa
     assert (tmp_path / "ended").read_text() == "in order"
 
 
-def test_a_model_that_starts_from_a_picture_is_shown_with_one(tmp_path: Path) -> None:
+def test_a_model_that_starts_from_a_image_is_shown_with_one(tmp_path: Path) -> None:
     with started(write_config(tmp_path, free_port(), tiny="flux_kontext")) as process:
         assert process.stdout is not None
         (command,) = (line for line in said_until_ready(process.stdout) if "curl" in line)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE_S) == 0
-    form = "-F model=m -F prompt='a lighthouse' -F num_inference_steps=4 -F image=@YOUR_PICTURE.png"
+    form = "-F model=m -F prompt='a lighthouse' -F num_inference_steps=4 -F image=@YOUR_IMAGE.png"
     assert f"/img/v1/images/edits {form} \\" in command
 
 

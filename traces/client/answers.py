@@ -1,4 +1,4 @@
-"""What a service answers to one request: the picture or video, which is checked, and the facts about its stages."""
+"""What a service answers to one request: the image or video, which is checked, and the facts about its stages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from traces.results import AnswerFacts
 FACTS_HEADER = "x-request-facts"
 
 
-def read_picture(body: bytes, width: int, height: int) -> AnswerFacts:
+def read_image(body: bytes, width: int, height: int) -> AnswerFacts:
     """Checks the answer of `POST /v1/images/generations` (response_format b64_json) and returns its facts.
 
-    Raises `ValueError`, in one line, unless it holds one picture of exactly this size that decodes to its last pixel.
+    Raises `ValueError`, in one line, unless it holds one image of exactly this size that decodes to its last pixel.
     """
     try:
         answer: Any = json.loads(body)
         encoded: str = answer["data"][0]["b64_json"]
-        picture = base64.b64decode(encoded, validate=True)
+        image = base64.b64decode(encoded, validate=True)
     except (ValueError, LookupError, TypeError, RecursionError, binascii.Error):
         raise ValueError("the answer holds no data[0].b64_json") from None
-    _check_picture(picture, width, height)
+    _check_image(image, width, height)
     return _facts(answer)
 
 
@@ -60,7 +60,7 @@ def _facts(answer: Any) -> AnswerFacts:
 
 
 def _check_video(content: bytes, width: int, height: int, num_frames: int) -> None:
-    import av  # a tenth of a second, which traces of pictures need not wait for
+    import av  # a tenth of a second, which traces of images need not wait for
 
     try:
         with av.open(io.BytesIO(content), "r") as container:
@@ -74,15 +74,15 @@ def _check_video(content: bytes, width: int, height: int, num_frames: int) -> No
         raise ValueError(f"the video is {shown} where {width}x{height} was asked")
 
 
-def _check_picture(encoded: bytes, width: int, height: int) -> None:
+def _check_image(encoded: bytes, width: int, height: int) -> None:
     try:
-        picture = Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG", "WEBP"))
+        image = Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG", "WEBP"))
     except Exception as error:  # Pillow's decoders raise whatever broken bytes lead them to
-        raise ValueError(f"the picture cannot be read: {type(error).__name__}") from None
-    with picture:
-        if picture.size != (width, height):
-            raise ValueError(f"the picture is {picture.width}x{picture.height} where {width}x{height} was asked")
+        raise ValueError(f"the image cannot be read: {type(error).__name__}") from None
+    with image:
+        if image.size != (width, height):
+            raise ValueError(f"the image is {image.width}x{image.height} where {width}x{height} was asked")
         try:
-            picture.load()
+            image.load()
         except Exception as error:
-            raise ValueError(f"the picture is damaged: {error}") from None
+            raise ValueError(f"the image is damaged: {error}") from None

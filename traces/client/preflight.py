@@ -13,21 +13,21 @@ from tridentserve.errors import ConfigError, InvalidRequestError, UnknownModelEr
 
 _TIMEOUT_S = 10.0
 _MAX_PORT = 65535
-# No pipeline makes larger pictures; what is above it comes from a mistake in the scale.
+# No pipeline makes larger images; what is above it comes from a mistake in the scale.
 MAX_SIDE = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """A model of a service. `makes_videos`: None where the service does not say, and may make both. `takes_image`: its
-    requests start from a picture."""
+    requests start from a image."""
 
     name: str
     makes_videos: bool | None = None
     takes_image: bool = False
 
     def fits(self, request: TraceRequest) -> bool:
-        """A video of one frame is one too; a picture has no more."""
+        """A video of one frame is one too; a image has no more."""
         return request.num_frames == 1 or self.makes_videos is not False
 
     def gives_video(self, request: TraceRequest) -> bool:
@@ -58,7 +58,7 @@ async def choose_models(
     """The model to ask for, for each request: `model`, else the one that the row names, else the only one served.
 
     Raises `ConfigError` when no healthy service answers at `url` or the model is left open, `UnknownModelError` when a
-    model is not served, and `InvalidRequestError` for videos of a model that makes pictures.
+    model is not served, and `InvalidRequestError` for videos of a model that makes images.
     """
     await _get(client, url, "/health")
     served = await _served_models(client, url)
@@ -71,7 +71,7 @@ async def choose_models(
             raise UnknownModelError(f"{url} does not serve {name!r}; it serves {', '.join(served)}", param="model")
         if not served[name].fits(request):
             raise InvalidRequestError(
-                f"request {request.request_id} asks for {request.num_frames} frames: {name} makes pictures only",
+                f"request {request.request_id} asks for {request.num_frames} frames: {name} makes images only",
                 param="num_frames",
             )
         chosen.append(served[name])

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
-from traces.client.answers import read_picture, read_video
-from traces.client.input_images import source_picture
+from traces.client.answers import read_image, read_video
+from traces.client.bodies import build_body
 from traces.client.preflight import Served, check_sizes, choose_models
 from traces.requests import TraceRequest
 from traces.results import AnswerFacts, ReplayResult
@@ -32,12 +32,12 @@ async def replay(
     on_done: Callable[[ReplayResult], None] | None = None,
 ) -> list[ReplayResult]:
     """Sends request i at `timestamp_s / speed` seconds, to `{url}/v1/images/generations` or, as its model makes it, to
-    `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from a picture get one
+    `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from a image get one
     that is made from the request's seed.
 
     `model` is asked for instead of what the rows name. `on_sent` and `on_done` are called on the event loop as requests
     are sent and end. A request that fails in whatever way is a result, never an exception. Before anything is sent this
-    raises `InvalidRequestError` for videos of a model that makes pictures, `ConfigError` for bad arguments or when
+    raises `InvalidRequestError` for videos of a model that makes images, `ConfigError` for bad arguments or when
     nothing listens at `url`, `UnknownModelError` for unknown models.
     """
     if not (math.isfinite(speed) and speed > 0):
@@ -106,17 +106,15 @@ class ReplaySession:
         # Ids of a trace may hold what the service does not take in one; the number keeps them apart all the same.
         service_request_id = f"{self.run_id}-{number}-{re.sub('[^A-Za-z0-9._:-]', '_', request.request_id)[:80]}"
         video = model.gives_video(request)
-        body = _body(request, model.name, service_request_id) | (_of_video(request) if video else _OF_PICTURE)
-        if model.takes_image:
-            picture = await asyncio.to_thread(source_picture, request.seed or 0, request.width, request.height)
-            body["input_reference" if video else "image"] = picture
+        # In a thread: drawing an input image on the event loop would make the next sends late.
+        body = await asyncio.to_thread(build_body, request, model, service_request_id)
         sent_s = self.now_s()
         status, error, answer = await self._post(model.path(request), body)
         latency_s = self.now_s() - sent_s
         facts = AnswerFacts()
         if answer is not None:
             try:
-                # In a thread: decoding a large picture on the loop would make the next sends late.
+                # In a thread: decoding a large image on the event loop would make the next sends late.
                 facts = await asyncio.to_thread(_facts, answer, request, video)
             except ValueError as failure:
                 error = str(failure)
@@ -141,33 +139,11 @@ class ReplaySession:
         return 200, None, response
 
 
-def _body(request: TraceRequest, model: str, service_request_id: str) -> dict[str, Any]:
-    body = {
-        "model": model,
-        "prompt": request.prompt,
-        "negative_prompt": request.negative_prompt or None,
-        "size": f"{request.width}x{request.height}",
-        "num_inference_steps": request.num_inference_steps,
-        "guidance_scale": request.guidance_scale,
-        "seed": request.seed,
-        "slo_ms": request.slo_ms,
-        "request_id": service_request_id,
-    }
-    return {name: value for name, value in body.items() if value is not None}
-
-
-_OF_PICTURE = {"response_format": "b64_json"}
-
-
-def _of_video(request: TraceRequest) -> dict[str, Any]:
-    return {"num_frames": request.num_frames} | ({} if request.fps is None else {"fps": request.fps})
-
-
 def _facts(answer: httpx.Response, request: TraceRequest, video: bool) -> AnswerFacts:
     """Raises `ValueError` when the answer does not hold what was asked for."""
     if video:
         return read_video(answer.content, answer.headers, request.width, request.height, request.num_frames)
-    return read_picture(answer.content, request.width, request.height)
+    return read_image(answer.content, request.width, request.height)
 
 
 def _error_message(response: httpx.Response) -> str:

@@ -1,4 +1,4 @@
-"""Alibaba's GenAI request trace: pictures of a Stable Diffusion service, with their steps but without their sizes."""
+"""Alibaba's GenAI request trace: images of a Stable Diffusion service, with their steps but without their sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recognises(cells: Sequence[str]) -> bool:
 
 
 def read(text: str, path: str | Path, seed: int = 0) -> list[Arrival]:
-    """The arrivals, ascending, from 0; a request for n pictures is n arrivals at its time.
+    """The arrivals, ascending, from 0; a request for n images is n arrivals at its time.
 
     Requests that failed there count too, as they were sent. Nothing is drawn, so `seed` is not used. `TraceError` with
     the line number.

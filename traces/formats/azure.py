@@ -1,4 +1,4 @@
-"""Azure LLM inference traces 2023 (CC-BY-4.0): a date per request, and token counts, of no use for pictures."""
+"""Azure LLM inference traces 2023 (CC-BY-4.0): a date per request, and token counts, of no use for images."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TimedJob:
     """A request as the bound sees it: `gpu_seconds` is the least that any on-time run of it takes."""
 
     arrival_s: float
@@ -39,7 +39,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _StageChoice:
     """One way to run a stage: seconds on the request's critical path, and GPU-seconds."""
 
     seconds: float
@@ -53,7 +53,7 @@ def on_time_bound(arrivals: Iterable[tuple[float, RequestSpec]], times: StageTim
     are counted up to 32 requests of one kind. Raises `ProfileError` for what was not profiled.
     """
     least: dict[tuple[object, ...], float | None] = {}
-    jobs: list[Job] = []
+    jobs: list[TimedJob] = []
     always = 0
     for arrival_s, spec in arrivals:
         if spec.slo_s is None:
@@ -64,7 +64,7 @@ def on_time_bound(arrivals: Iterable[tuple[float, RequestSpec]], times: StageTim
             least[key] = least_gpu_seconds(spec, spec.slo_s, times)
         gpu_seconds = least[key]
         if gpu_seconds is not None:
-            jobs.append(Job(arrival_s, arrival_s + spec.slo_s, gpu_seconds))
+            jobs.append(TimedJob(arrival_s, arrival_s + spec.slo_s, gpu_seconds))
     return always + most_on_time(jobs, num_gpus)
 
 
@@ -85,7 +85,7 @@ def least_gpu_seconds(spec: RequestSpec, slo_s: float, times: StageTimes) -> flo
     return max(map(at, prices))
 
 
-def _ways(spec: RequestSpec, stage: Stage, times: StageTimes) -> list[_Way]:
+def _ways(spec: RequestSpec, stage: Stage, times: StageTimes) -> list[_StageChoice]:
     calls = spec.num_inference_steps if stage is Stage.DIFFUSE else 1
     ways = []
     for degree in times.degrees(spec.model, stage):
@@ -96,13 +96,13 @@ def _ways(spec: RequestSpec, stage: Stage, times: StageTimes) -> list[_Way]:
         for batch in _BATCHES:
             batch_s = calls * times.seconds(spec.model, stage, spec.shape, degree, batch * spec.num_outputs)
             # No member of a batch is taken to wait for the others: some engine may hand out its result first.
-            ways.append(_Way(min(alone_s, batch_s), degree * batch_s / batch))
+            ways.append(_StageChoice(min(alone_s, batch_s), degree * batch_s / batch))
     if not ways:
         times.seconds(spec.model, stage, spec.shape)  # raises, and says what to profile
     return ways
 
 
-def _exchange_rates(ways: Sequence[_Way]) -> Iterator[float]:
+def _exchange_rates(ways: Sequence[_StageChoice]) -> Iterator[float]:
     """GPU-seconds per second saved between any two ways: the prices at which the cheapest way changes."""
     for slow in ways:
         for fast in ways:
@@ -110,7 +110,7 @@ def _exchange_rates(ways: Sequence[_Way]) -> Iterator[float]:
                 yield (fast.gpu_seconds - slow.gpu_seconds) / (slow.seconds - fast.seconds)
 
 
-def most_on_time(jobs: Sequence[Job], num_gpus: int, max_slots: int = 200) -> int:
+def most_on_time(jobs: Sequence[TimedJob], num_gpus: int, max_slots: int = 200) -> int:
     """The linear program: as many jobs as possible, in fractions, under the windows between all pairs of grid times.
 
     The grid are up to `max_slots` + 1 of the arrivals and deadlines; arrivals are moved back and deadlines forward to
@@ -147,7 +147,7 @@ def most_on_time(jobs: Sequence[Job], num_gpus: int, max_slots: int = 200) -> in
     return free + min(classes.total(), math.floor(best + _TOLERANCE))
 
 
-def _grid(jobs: Sequence[Job], max_slots: int) -> list[float]:
+def _grid(jobs: Sequence[TimedJob], max_slots: int) -> list[float]:
     """Quantiles of all arrivals and deadlines, the first and the last among them."""
     times_s = sorted({time_s for job in jobs for time_s in (job.arrival_s, job.deadline_s)})
     if len(times_s) <= max_slots + 1:

@@ -60,8 +60,8 @@ def _registry() -> dict[str, Workload]:
             Workload("dynamic", "random phases of Steady light, medium and heavy", LEVELS, per_model=True),
             Workload("proprietary", "diurnal, as many requests as Steady, the medium mix", ("medium",), per_model=True),
             Workload("tetriserve-uniform", "TetriServe: four sizes, fixed deadlines, 8 GPUs", ("tetriserve-uniform",)),
-            Workload("tetriserve-skewed", "TetriServe: mostly large pictures, 8 GPUs", ("tetriserve-skewed",)),
-            Workload("genserve", "GenServe: pictures and videos of two models, 8 GPUs", ("genserve",)),
+            Workload("tetriserve-skewed", "TetriServe: mostly large images, 8 GPUs", ("tetriserve-skewed",)),
+            Workload("genserve", "GenServe: images and videos of two models, 8 GPUs", ("genserve",)),
             Workload("dit-serve", "DiT-Serve: videos of 20 to 120 steps, 8 GPUs", ("dit-serve",)),
             Workload("patchedserve", "PatchedServe: three sizes at 5 times their latency, 8 GPUs", ("patchedserve",)),
         )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean, median, pstdev
 
 from lib.compare.crowding import slowdown_of
-from lib.compare.samples import Point, StageSample, shape_of, stage_samples
+from lib.compare.samples import StagePoint, StageSample, shape_of, stage_samples
 from lib.compare.warm_up import WarmUp
 from profiler import ProfileTable
 from traces.results import ReplayResult
@@ -26,12 +26,12 @@ class Calibration:
     """Seconds. `stage_s`: of a service that does nothing else, per step for DIFFUSE. `http_s`: of the client's latency,
     what the service does not see. The rest is as in `SimulationOptions`."""
 
-    stage_s: dict[Point, float]
+    stage_s: dict[StagePoint, float]
     http_s: dict[Shape, float]
     jitter: float
     plan_overhead_s: float
     report_overhead_s: float
-    picture_s_per_pixel: float
+    image_s_per_pixel: float
     slowdown: tuple[float, ...]
     wide_slowdown: tuple[float, ...]
 
@@ -41,7 +41,7 @@ class Calibration:
             seed=seed,
             plan_overhead_s=self.plan_overhead_s,
             report_overhead_s=self.report_overhead_s,
-            picture_s_per_pixel=self.picture_s_per_pixel,
+            image_s_per_pixel=self.image_s_per_pixel,
             slowdown=self.slowdown,
             wide_slowdown=self.wide_slowdown,
             keep_plans=True,
@@ -72,7 +72,7 @@ def calibrate(warm_ups: Sequence[WarmUp], num_workers: int, others: Sequence[War
         jitter=_spread(stages),
         plan_overhead_s=plan_overhead_s,
         report_overhead_s=report_overhead_s,
-        picture_s_per_pixel=_picture_s_per_pixel(alone, report_overhead_s),
+        image_s_per_pixel=_image_s_per_pixel(alone, report_overhead_s),
         slowdown=slowdown,
         wide_slowdown=wide_slowdown,
     )
@@ -91,12 +91,12 @@ def _slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[floa
     return narrow, slowdown_of(crowds, num_workers, wide=True) if saw_wide else narrow
 
 
-def _wide_means(warm_up: WarmUp) -> dict[Point, float]:
+def _wide_means(warm_up: WarmUp) -> dict[StagePoint, float]:
     """Seconds of the stages that ran on several workers, and had the service to themselves."""
     return _means(_stages(stage_samples([*warm_up.alone, *warm_up.hurried]), wide=True))
 
 
-def _means(stages: Mapping[Point, Sequence[float]]) -> dict[Point, float]:
+def _means(stages: Mapping[StagePoint, Sequence[float]]) -> dict[StagePoint, float]:
     return {point: fmean(seconds) for point, seconds in stages.items()}
 
 
@@ -115,11 +115,11 @@ def hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int
     return {side: 500 * (one_s + two_s) for side, (one_s, two_s) in expected.items() if two_s < one_s}
 
 
-def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> list[ProfileTable]:
+def measured(tables: Sequence[ProfileTable], stage_s: dict[StagePoint, float]) -> list[ProfileTable]:
     """The tables with what was measured. Degrees that were not change in proportion to degree 1. Raises `ProfileError`
     for a size that was measured but is in no table."""
     rows = {
-        Point(row.model, row.stage, row.shape, row.degree): row.seconds
+        StagePoint(row.model, row.stage, row.shape, row.degree): row.seconds
         for table in tables
         for row in table.rows
         if row.batch == 1
@@ -130,7 +130,7 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> lis
             f"{model} {stage} was not profiled at {shape}, degree {degree}; choose --sides that were, or profile it"
         )
 
-    def ratio(point: Point) -> float:
+    def ratio(point: StagePoint) -> float:
         for known in (point, point._replace(degree=1)):
             if known in stage_s:
                 return stage_s[known] / rows[known]
@@ -140,7 +140,7 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> lis
         replace(
             table,
             rows=tuple(
-                replace(row, seconds=row.seconds * ratio(Point(row.model, row.stage, row.shape, row.degree)))
+                replace(row, seconds=row.seconds * ratio(StagePoint(row.model, row.stage, row.shape, row.degree)))
                 for row in table.rows
             ),
         )
@@ -148,16 +148,16 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[Point, float]) -> lis
     ]
 
 
-def _stages(samples: Sequence[StageSample], wide: bool) -> dict[Point, list[float]]:
+def _stages(samples: Sequence[StageSample], wide: bool) -> dict[StagePoint, list[float]]:
     """Seconds of the stages that ran on several workers, or on one."""
-    found: defaultdict[Point, list[float]] = defaultdict(list)
+    found: defaultdict[StagePoint, list[float]] = defaultdict(list)
     for sample in samples:
         if (sample.point.degree > 1) == wide:
             found[sample.point].append(sample.seconds)
     return dict(found)
 
 
-def _spread(stages: dict[Point, list[float]]) -> float:
+def _spread(stages: dict[StagePoint, list[float]]) -> float:
     """Relative standard deviation of DIFFUSE, which most of the time goes to."""
     found = [pstdev(s) / fmean(s) for point, s in stages.items() if point.stage is Stage.DIFFUSE and len(s) > 1]
     return fmean(found) if found else 0.0
@@ -179,7 +179,7 @@ def _by_shape(results: Sequence[ReplayResult], figure: Callable[[ReplayResult], 
     return {shape: median(values) for shape, values in found.items()}
 
 
-def _picture_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: float) -> float:
+def _image_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: float) -> float:
     """From the end of DECODE until the scheduler knows, less what any report takes, per pixel; all sizes together."""
 
     def after_decode_s(result: ReplayResult) -> float:

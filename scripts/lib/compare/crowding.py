@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lib.compare.samples import Point, StageSample
+from lib.compare.samples import StagePoint, StageSample
 
 # Samples that ran at the same time, and what each stage takes alone (per step for DIFFUSE).
-Crowd = tuple[Sequence[StageSample], Mapping[Point, float]]
+Crowd = tuple[Sequence[StageSample], Mapping[StagePoint, float]]
 
 
 def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[float, ...]:

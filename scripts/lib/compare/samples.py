@@ -11,7 +11,7 @@ from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 
-class Point(NamedTuple):
+class StagePoint(NamedTuple):
     """What a stage time is known for."""
 
     model: str
@@ -24,7 +24,7 @@ class Point(NamedTuple):
 class StageSample:
     """One stage of one request: unix seconds, the workers in rank order, the steps that it made (1 unless DIFFUSE)."""
 
-    point: Point
+    point: StagePoint
     workers: tuple[str, ...]
     start_s: float
     end_s: float
@@ -40,7 +40,7 @@ def stage_samples(results: Iterable[ReplayResult]) -> list[StageSample]:
     """Of all stages of all answers, in order."""
     return [
         StageSample(
-            Point(result.model, Stage(span.stage), shape_of(result), span.degree),
+            StagePoint(result.model, Stage(span.stage), shape_of(result), span.degree),
             span.workers,
             span.start_s,
             span.end_s,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lib.compare.calibration import Calibration
-from lib.compare.samples import Point
+from lib.compare.samples import StagePoint
 from traces.requests import TraceRequest
 from traces.workloads.arrivals import Process, arrival_times
 from traces.workloads.mixes import Mix, MixShape, draw
@@ -66,7 +66,7 @@ def _work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration:
 
     def of(shape: MixShape) -> float:
         calls = {Stage.ENCODE: 1, Stage.DIFFUSE: num_steps, Stage.DECODE: 1}
-        points = {stage: Point(model, stage, shape.shape, 1) for stage in calls}
+        points = {stage: StagePoint(model, stage, shape.shape, 1) for stage in calls}
         if missing := [point for point in points.values() if point not in calibration.stage_s]:
             raise ConfigError(f"the service ran no {missing[0].stage} of {shape.shape} on one worker; raise --rounds")
         return sum(count * calibration.stage_s[points[stage]] for stage, count in calls.items())

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file with all pictures in it, PNG files beside it, and tables as Markdown."""
+"""The report of an evaluation: one HTML file with all plots in it, PNG files beside it, and tables as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 from html import escape
 from pathlib import Path
 
-from lib.evaluate.pictures import pictures
+from lib.evaluate.plots import plots
 from lib.evaluate.tables import Results, Table, cells_table, claims_table, ratios_table
 from traces.reports.figures import png
 
@@ -40,10 +40,10 @@ def write_report(folder: Path, results: Results, command: str, bench: Path | Non
     output of scripts/bench_dispatch.py."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     shown = []
-    for name, caption, figure in pictures(results, bench):
-        picture = png(figure)
-        (folder / "figures" / f"{name}.png").write_bytes(picture)
-        data = base64.b64encode(picture).decode()
+    for name, caption, figure in plots(results, bench):
+        plot = png(figure)
+        (folder / "figures" / f"{name}.png").write_bytes(plot)
+        data = base64.b64encode(plot).decode()
         shown.append(
             f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"

@@ -22,7 +22,7 @@ def test_overheads_come_before_a_plan_and_after_it() -> None:
 
 def test_pictures_are_made_after_their_decode() -> None:
     script = Script({"r": [run(1, "ED", "a")]}, {1: [run(2, "C", "a", after=1)]})
-    result = simulate(script, TWO, {"r": 0.0}, picture_s_per_pixel=1e-6)
+    result = simulate(script, TWO, {"r": 0.0}, image_s_per_pixel=1e-6)
     shape = result.requests[0].spec.shape
     assert spans(result)[2] == [("C", 4.5, 6.5)]  # nothing comes after D
     assert result.requests[0].end_s == pytest.approx(6.5 + 1e-6 * shape.pixels)

@@ -110,7 +110,7 @@ def test_width_helps_diffusion_and_hardly_decoding() -> None:
         assert TIMES.optimal_degree(model, Stage.DIFFUSE, largest) == 8
 
 
-def test_batches_pay_for_prompts_and_for_the_smallest_pictures() -> None:
+def test_batches_pay_for_prompts_and_for_the_smallest_image() -> None:
     batched: dict[tuple[str, Shape], list[ProfileRow]] = {}
     for row in TABLE.rows:
         if row.stage is Stage.DIFFUSE and row.batch > 1:

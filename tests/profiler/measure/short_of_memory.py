@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from profiler.measure import stages as measure_stages
-from profiler.measure.stages import Member, Sample, Source, sample_diffuse
+from profiler.measure.stages import MeasuredMember, Sample, Source, sample_diffuse
 from tridentserve.requests import GenerationInputs
 
 
@@ -18,7 +18,7 @@ def diffuse_without_memory(
     condition: bytes,
     repeats: int,
     batch: int = 1,
-    member: Member | None = None,
+    member: MeasuredMember | None = None,
 ) -> Sample:
     """`sample_diffuse`, but for `poor_rank` of a group."""
     if member is not None and member.rank == poor_rank:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from profiler import CostModel
-from profiler.measure.checks import Point, Sweep
+from profiler.measure.checks import ProfilePoint, Sweep
 from profiler.measure.memory import peak_bytes
 from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.stages import Sample, Source, sample_decode
@@ -44,7 +44,7 @@ def test_memory_is_counted_while_it_lives() -> None:
 
 
 def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
-    shapes, heard = [Shape(64, 64), Shape(128, 96)], list[tuple[Point, Sample]]()
+    shapes, heard = [Shape(64, 64), Shape(128, 96)], list[tuple[ProfilePoint, Sample]]()
     options = MeasureOptions(repeats=2, passes=2)
     table = measure(
         Source(folder, "cpu"),
@@ -53,10 +53,10 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
         options,
         lambda point, sample, _: heard.append((point, sample)),
     )
-    assert [Point(row.stage, row.shape, row.degree) for row in table.rows] == Sweep(shapes, [1, 2]).points()
+    assert [ProfilePoint(row.stage, row.shape, row.degree) for row in table.rows] == Sweep(shapes, [1, 2]).points()
     assert len(heard) == 2 * len(table.rows)
     for row in table.rows:
-        seconds = [sample.seconds for point, sample in heard if point == Point(row.stage, row.shape, row.degree)]
+        seconds = [sample.seconds for point, sample in heard if point == ProfilePoint(row.stage, row.shape, row.degree)]
         assert row.seconds == min(seconds)
     times = CostModel([table], "cpu")
     assert times.degrees("m", Stage.DIFFUSE) == (1, 2)
@@ -69,14 +69,14 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
     assert times.output_bytes("m", Stage.DECODE, shapes[1]) == 128 * 96 * 3
 
 
-def test_encoding_pictures_is_measured_with_one(tiny_cache: Path) -> None:
+def test_encoding_image_is_measured_with_one(tiny_cache: Path) -> None:
     """What E hands on grows with the size of the output."""
     small, large = Shape(64, 64), Shape(256, 256)
     sweep = Sweep([small, large], stages=[Stage.ENCODE])
     table = measure(Source(ensure_tiny("flux_kontext", tiny_cache), "cpu"), "m", sweep, ONCE)
     assert [row.shape for row in table.rows] == [small, large]
     held = next(row for row in table.weights if row.stage is Stage.ENCODE)
-    # Float32: 64 numbers for each token of the picture, of which there are 16 and 256.
+    # Float32: 64 numbers for each token of the image, of which there are 16 and 256.
     at_most = held.output_bytes + held.output_bytes_per_token * large.tokens
     assert at_most == held.output_bytes + (256 - 16) * 64 * 4
 
@@ -108,7 +108,7 @@ def test_a_point_beyond_the_memory_is_left_out_and_told(folder: Path, monkeypatc
         return sample_decode(source, inputs, condition, repeats, batch)
 
     monkeypatch.setattr("profiler.measure.processes.sample_decode", decode)
-    shapes, skipped = [Shape(64, 64), Shape(64, 96)], list[tuple[Point, str]]()
+    shapes, skipped = [Shape(64, 64), Shape(64, 96)], list[tuple[ProfilePoint, str]]()
     options = MeasureOptions(repeats=1, passes=2)
     table = measure(
         Source(folder, "cpu"),
@@ -117,8 +117,8 @@ def test_a_point_beyond_the_memory_is_left_out_and_told(folder: Path, monkeypatc
         options,
         on_skip=lambda point, reason: skipped.append((point, reason)),
     )
-    assert skipped == [(Point(Stage.DECODE, Shape(64, 96)), "out of memory (CUDA out of memory)")]
-    assert [Point(row.stage, row.shape) for row in table.rows] == Sweep(shapes).points()[:-1]
+    assert skipped == [(ProfilePoint(Stage.DECODE, Shape(64, 96)), "out of memory (CUDA out of memory)")]
+    assert [ProfilePoint(row.stage, row.shape) for row in table.rows] == Sweep(shapes).points()[:-1]
 
 
 def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_a_rank_without_memory_is_told_from_a_broken_group(
     """The other rank waits for it in vain, and its error is not the one that is told."""
     monkeypatch.setattr("profiler.measure.processes.sample_diffuse", diffuse)
     monkeypatch.setattr("profiler.measure.stages._GROUP_TIMEOUT_S", 3.0)
-    skipped: list[tuple[Point, str]] = []
+    skipped: list[tuple[ProfilePoint, str]] = []
     shape = Shape(64, 64)
     table = measure(
         Source(folder, "cpu"),
@@ -156,7 +156,7 @@ def test_a_rank_without_memory_is_told_from_a_broken_group(
         ONCE,
         on_skip=lambda point, reason: skipped.append((point, reason)),
     )
-    assert skipped == [(Point(Stage.DIFFUSE, shape, 2), "out of memory (CUDA out of memory)")]
+    assert skipped == [(ProfilePoint(Stage.DIFFUSE, shape, 2), "out of memory (CUDA out of memory)")]
     assert len(table.rows) == 3
 
 

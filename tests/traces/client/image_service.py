@@ -25,14 +25,14 @@ MODEL = "tiny-sd3"
 
 
 @dataclass
-class PictureService:
+class ImageService:
     """How to behave, by `seed` of the request (other seeds are served well), and what was seen.
 
     `num_answered`: requests beyond the first so many are held, as are all of them until `holds_until` have come in. A
     held request is answered once `let_go` is set, as it is at the end. `delay_s`: the least time that an answer takes.
     Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the middle of the answer), "wrong-size",
     "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it says of its models; those of
-    `takes_image` start from pictures; `paths` is where the requests came in.
+    `takes_image` start from images; `paths` is where the requests came in.
     """
 
     num_answered: int | None = None
@@ -101,7 +101,7 @@ class PictureService:
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture with noise in it, so that half of its bytes is not a whole picture."""
+    """A image with noise in it, so that half of its bytes is not a whole image."""
     stream = io.BytesIO()
     Image.effect_noise((width, height), 50).convert("RGB").save(stream, "PNG")
     return stream.getvalue()
@@ -119,7 +119,7 @@ def mp4(width: int, height: int, num_frames: int) -> bytes:
     return buffer.getvalue()
 
 
-def _app(service: PictureService) -> FastAPI:
+def _app(service: ImageService) -> FastAPI:
     app = FastAPI()
 
     @app.get("/health")
@@ -172,7 +172,7 @@ def _app(service: PictureService) -> FastAPI:
 
 
 @contextmanager
-def running(service: PictureService) -> Iterator[PictureService]:
+def running(service: ImageService) -> Iterator[ImageService]:
     """Serves it in a thread until the block ends, with its address in `url`."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     config = uvicorn.Config(_app(service), log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from tests.traces.client.image_service import mp4, png
-from traces.client.answers import FACTS_HEADER, read_picture, read_video
+from traces.client.answers import FACTS_HEADER, read_image, read_video
 from traces.results import AnswerFacts, TimelineEntry
 
 
-def body(picture: bytes | None = None, **fields: Any) -> bytes:
-    encoded = base64.b64encode(png(48, 32) if picture is None else picture).decode()
+def body(image: bytes | None = None, **fields: Any) -> bytes:
+    encoded = base64.b64encode(png(48, 32) if image is None else image).decode()
     return json.dumps({"created": 1, "data": [{"b64_json": encoded}]} | fields).encode()
 
 
 def test_facts_are_read_and_other_fields_ignored() -> None:
     span = {"stage": "diffuse", "workers": ["w1", "w2"], "degree": 2, "start_s": 1.5, "end_s": 2, "steps": 4}
-    facts = read_picture(
+    facts = read_image(
         body(timeline=[span], stage_durations={"diffuse": 0.5}, slo_s=3, slo_met=True, queue_s=0, id="x"), 48, 32
     )
     assert facts == AnswerFacts(
@@ -31,7 +31,7 @@ def test_facts_are_read_and_other_fields_ignored() -> None:
 
 
 def test_a_service_that_is_not_ours_tells_no_facts() -> None:
-    assert read_picture(body(stage_durations=None, timeline=None, peak_memory_mb=None), 48, 32) == AnswerFacts()
+    assert read_image(body(stage_durations=None, timeline=None, peak_memory_mb=None), 48, 32) == AnswerFacts()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_service_that_is_not_ours_tells_no_facts() -> None:
 )
 def test_a_bad_answer_is_told_in_one_line(answer: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message) as failure:
-        read_picture(answer, 48, 32)
+        read_image(answer, 48, 32)
     assert "\n" not in str(failure.value)
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from tests.traces.client.image_service import MODEL, PictureService, running
+from tests.traces.client.image_service import MODEL, ImageService, running
 from tests.waiting import PATIENCE_S
 from traces.client.replay import open_session, replay
 from traces.requests import TraceRequest
@@ -19,8 +19,8 @@ from tridentserve.errors import ConfigError, InvalidRequestError, UnknownModelEr
 
 
 @pytest.fixture
-def service() -> Iterator[PictureService]:
-    with running(PictureService()) as running_service:
+def service() -> Iterator[ImageService]:
+    with running(ImageService()) as running_service:
         yield running_service
 
 
@@ -28,7 +28,7 @@ def request(index: int = 0, timestamp_s: float = 0.0) -> TraceRequest:
     return TraceRequest(f"r{index}", timestamp_s, 48, 64, 1, "a fox", "", 4, seed=index)
 
 
-async def test_the_body_says_what_the_trace_says(service: PictureService) -> None:
+async def test_the_body_says_what_the_trace_says(service: ImageService) -> None:
     plain = replace(request(), seed=None)
     full = replace(request(1), negative_prompt="blurry", slo_ms=900.0, guidance_scale=3.5, fps=16.0)
     results = await replay([plain, full], service.url + "/")
@@ -49,14 +49,14 @@ async def test_the_body_says_what_the_trace_says(service: PictureService) -> Non
     assert again[0].service_request_id != ids[0], "the same trace again is not the same requests"
 
 
-async def test_ids_that_a_service_would_refuse_are_made_safe_and_stay_apart(service: PictureService) -> None:
+async def test_ids_that_a_service_would_refuse_are_made_safe_and_stay_apart(service: ImageService) -> None:
     requests = [replace(request(), request_id=name) for name in ("a b", "a_b", "\u00e9" * 500)]
     ids = [result.service_request_id for result in await replay(requests, service.url)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", name) for name in ids)
 
 
-async def test_a_slow_service_does_not_delay_later_sends(service: PictureService) -> None:
+async def test_a_slow_service_does_not_delay_later_sends(service: ImageService) -> None:
     service.holds_until = 10
     sent: list[TraceRequest] = []
     done: list[ReplayResult] = []
@@ -76,14 +76,14 @@ async def test_a_slow_service_does_not_delay_later_sends(service: PictureService
         assert result.sent_s - result.send_lateness_s == pytest.approx(result.request.timestamp_s / 2)
 
 
-async def test_failures_of_every_kind_are_results(service: PictureService) -> None:
+async def test_failures_of_every_kind_are_results(service: ImageService) -> None:
     service.modes = {0: "error", 1: "disconnect", 2: "wrong-size", 3: "truncated", 4: "not-json", 5: "bad-timeline"}
     results = await replay([request(index) for index in range(7)], service.url)
     errors = [result.error for result in results]
     assert errors[0] == "HTTP 500: out of memory"
     assert errors[1] is not None
     assert errors[1].startswith("RemoteProtocolError")
-    assert errors[2] == "the picture is 80x48 where 64x48 was asked"
+    assert errors[2] == "the image is 80x48 where 64x48 was asked"
     assert errors[3] is not None
     assert "damaged" in errors[3]
     assert errors[4] == "the answer holds no data[0].b64_json"
@@ -95,7 +95,7 @@ async def test_failures_of_every_kind_are_results(service: PictureService) -> No
     assert [span.workers for span in results[6].facts.timeline] == [("w0",), ("w1",), ("w3",)]
 
 
-async def test_a_request_is_given_up_after_the_time_limit(service: PictureService) -> None:
+async def test_a_request_is_given_up_after_the_time_limit(service: ImageService) -> None:
     service.num_answered = 0
     (result,) = await replay([request()], service.url, timeout_s=0.3)
     assert result.error == "no answer within 0.3 s"
@@ -103,7 +103,7 @@ async def test_a_request_is_given_up_after_the_time_limit(service: PictureServic
 
 
 async def test_a_service_that_goes_away_fails_the_rest() -> None:
-    with running(PictureService()) as leaving:
+    with running(ImageService()) as leaving:
         session = await open_session([request()], leaving.url)
         first = await session.send(request(0), session.models[0], 0, 0.0)
         leaving.stop()
@@ -113,7 +113,7 @@ async def test_a_service_that_goes_away_fails_the_rest() -> None:
     assert second.error.startswith("Connect")
 
 
-async def test_deadlines(service: PictureService) -> None:
+async def test_deadlines(service: ImageService) -> None:
     service.delay_s, service.slo_s = 0.2, 600.0
     easy, hard, default = replace(request(), slo_ms=600_000.0), replace(request(), slo_ms=100.0), request()
     results = await replay([easy, hard, default], service.url)
@@ -125,7 +125,7 @@ async def test_deadlines(service: PictureService) -> None:
     assert replace(failed, request=default, facts=type(failed.facts)()).slo_met is None
 
 
-async def test_videos_and_pictures_go_where_their_models_are_served(service: PictureService) -> None:
+async def test_videos_and_image_go_where_their_models_are_served(service: ImageService) -> None:
     service.models, service.modality = [MODEL, "tiny-wan"], {MODEL: "image", "tiny-wan": "video"}
     still, moving = (replace(request(i), model="tiny-wan", num_frames=n, fps=8.0) for i, n in ((1, 1), (2, 9)))
     results = await replay([replace(request(), model=MODEL), still, moving], service.url)
@@ -143,7 +143,7 @@ async def test_videos_and_pictures_go_where_their_models_are_served(service: Pic
     assert [span.stage for span in results[2].facts.timeline] == ["encode", "diffuse", "decode"]
 
 
-async def test_models_that_start_from_a_picture_are_sent_one(service: PictureService) -> None:
+async def test_models_that_start_from_a_image_are_sent_one(service: ImageService) -> None:
     service.models, service.modality = ["edit", "move"], {"edit": "image", "move": "video"}
     service.takes_image = set(service.models)
     edits = [replace(request(index), model="edit", seed=seed) for index, seed in enumerate((1, 1, 2))]
@@ -155,30 +155,30 @@ async def test_models_that_start_from_a_picture_are_sent_one(service: PictureSer
         ("edit", "/v1/images/edits"),
         ("move", "/v1/videos/sync"),
     }
-    pictures = {(body["model"], body["seed"]): body.get("image") for body in service.bodies}
+    images = {(body["model"], body["seed"]): body.get("image") for body in service.bodies}
     assert len({body["image"] for body in service.bodies if body["model"] == "edit"}) == 2
-    assert picture_size(pictures["edit", 1]) == (64, 48)
+    assert image_size(images["edit", 1]) == (64, 48)
     (moving,) = (body for body in service.bodies if body["model"] == "move")
-    assert (picture_size(moving["input_reference"]), "image" in moving) == ((1024, 512), False)
+    assert (image_size(moving["input_reference"]), "image" in moving) == ((1024, 512), False)
 
 
-def picture_size(encoded: str | None) -> tuple[int, int]:
+def image_size(encoded: str | None) -> tuple[int, int]:
     return Image.open(io.BytesIO(base64.b64decode(encoded or ""))).size
 
 
-async def test_a_service_that_does_not_say_what_its_models_make(service: PictureService) -> None:
+async def test_a_service_that_does_not_say_what_its_models_make(service: ImageService) -> None:
     await replay([request(), replace(request(1), num_frames=5)], service.url)
     assert sorted(service.paths) == ["/v1/images/generations", "/v1/videos/sync"]
 
 
-async def test_videos_of_a_model_for_pictures_are_refused_before_anything_is_sent(service: PictureService) -> None:
+async def test_videos_of_a_model_for_image_are_refused_before_anything_is_sent(service: ImageService) -> None:
     service.modality = {MODEL: "image"}
-    with pytest.raises(InvalidRequestError, match=f"r1 asks for 17 frames: {MODEL} makes pictures only"):
+    with pytest.raises(InvalidRequestError, match=f"r1 asks for 17 frames: {MODEL} makes images only"):
         await replay([request(), replace(request(1), num_frames=17)], service.url)
     assert not service.bodies
 
 
-async def test_models(service: PictureService) -> None:
+async def test_models(service: ImageService) -> None:
     service.models = ["tiny-sd3", "tiny-flux"]
     named = replace(request(), model="tiny-flux")
     with pytest.raises(ConfigError, match="several models: choose one of tiny-sd3, tiny-flux"):
@@ -192,7 +192,7 @@ async def test_models(service: PictureService) -> None:
         await replay([request()], service.url)
 
 
-async def test_no_healthy_service_is_told_at_once(service: PictureService) -> None:
+async def test_no_healthy_service_is_told_at_once(service: ImageService) -> None:
     service.healthy = False
     with pytest.raises(ConfigError, match="/health answers HTTP 503"):
         await replay([request()], service.url)

@@ -39,7 +39,7 @@ def test_a_window_of_a_trace() -> None:
         read_external(SAMPLES / "azure-like.csv", MIX, duration_s=0)
 
 
-def test_alibaba_requests_keep_their_steps_and_are_one_per_picture() -> None:
+def test_alibaba_requests_keep_their_steps_and_are_one_per_image() -> None:
     drawn = read_external(SAMPLES / "alibaba-like.csv", MIX)
     assert [(one.timestamp_s, one.num_inference_steps) for one in drawn.requests] == [
         *((0.0, 20), (3.0, 30), (3.0, 30), (3.0, 4)),

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from profiler import CostModel
 from tests.profiler.synthetic import SHAPES, cost_model
-from traces.reports.bound import Job, least_gpu_seconds, most_on_time, on_time_bound
+from traces.reports.bound import TimedJob, least_gpu_seconds, most_on_time, on_time_bound
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
 jobs_strategy = st.lists(
     st.builds(
-        lambda arrival, slack, work: Job(float(arrival), float(arrival + slack), work / 4),
+        lambda arrival, slack, work: TimedJob(float(arrival), float(arrival + slack), work / 4),
         st.integers(0, 12),
         st.integers(1, 6),
         st.integers(0, 20),
@@ -26,7 +26,7 @@ jobs_strategy = st.lists(
 )
 
 
-def fits(jobs: tuple[Job, ...], num_gpus: int) -> bool:
+def fits(jobs: tuple[TimedJob, ...], num_gpus: int) -> bool:
     """Whether the work of these jobs fits in every window."""
     return all(
         sum(job.gpu_seconds for job in jobs if job.arrival_s >= a and job.deadline_s <= b) <= num_gpus * (b - a)
@@ -36,27 +36,29 @@ def fits(jobs: tuple[Job, ...], num_gpus: int) -> bool:
     )
 
 
-def best_subset(jobs: list[Job], num_gpus: int) -> int:
+def best_subset(jobs: list[TimedJob], num_gpus: int) -> int:
     sizes = range(len(jobs), 0, -1)
     return next((n for n in sizes if any(fits(subset, num_gpus) for subset in combinations(jobs, n))), 0)
 
 
 @settings(deadline=None)
 @given(jobs_strategy, st.integers(1, 3), st.integers(1, 20))
-def test_never_below_the_best_subset_and_a_finer_grid_is_tighter(jobs: list[Job], num_gpus: int, slots: int) -> None:
+def test_never_below_the_best_subset_and_a_finer_grid_is_tighter(
+    jobs: list[TimedJob], num_gpus: int, slots: int
+) -> None:
     exact = most_on_time(jobs, num_gpus)
     assert best_subset(jobs, num_gpus) <= exact <= most_on_time(jobs, num_gpus, max_slots=slots) <= len(jobs)
 
 
 @settings(deadline=None)
 @given(jobs_strategy, st.integers(1, 3))
-def test_all_jobs_exactly_when_all_windows_fit(jobs: list[Job], num_gpus: int) -> None:
+def test_all_jobs_exactly_when_all_windows_fit(jobs: list[TimedJob], num_gpus: int) -> None:
     assert (most_on_time(jobs, num_gpus) == len(jobs)) == fits(tuple(jobs), num_gpus)
 
 
 def test_overload_is_counted_in_cheapest_jobs() -> None:
     """10 s on 2 GPUs hold 20 GPU-seconds: ten jobs of 1 and one of the jobs of 8."""
-    jobs = [Job(0.0, 10.0, 1.0)] * 10 + [Job(0.0, 10.0, 8.0)] * 5
+    jobs = [TimedJob(0.0, 10.0, 1.0)] * 10 + [TimedJob(0.0, 10.0, 8.0)] * 5
     assert most_on_time(jobs, 2) == 11
 
 
@@ -124,6 +126,6 @@ def test_requests_without_a_deadline_are_on_time_and_hopeless_ones_never() -> No
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_many_alike_requests_of_a_long_trace(num_gpus: int) -> None:
     """One GPU-second each, two a second for 1,000 s: one GPU can serve about half, two all."""
-    jobs = [Job(second / 2, second / 2 + 5.0, 1.0) for second in range(2000)]
+    jobs = [TimedJob(second / 2, second / 2 + 5.0, 1.0) for second in range(2000)]
     bound = most_on_time(jobs, num_gpus)
     assert bound == 2000 if num_gpus == 2 else 1000 <= bound <= 1020

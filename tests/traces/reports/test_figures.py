@@ -70,7 +70,7 @@ def test_timeline_is_in_minutes_and_stacks_all_gpus() -> None:
 
 
 @pytest.mark.parametrize("make", [bars_figure, lambda: timeline("empty", {}, [], "default", 0.0)])
-def test_png_is_a_picture_and_always_the_same(make: Callable[[], Figure]) -> None:
+def test_png_is_a_image_and_always_the_same(make: Callable[[], Figure]) -> None:
     first, second = png(make()), png(make())
     assert first == second
     assert min(Image.open(io.BytesIO(first)).size) > 300

@@ -49,7 +49,7 @@ def largest_share(requests: list[TraceRequest]) -> float:
 
 
 def test_dynamic_has_phases_of_all_three_mixes() -> None:
-    """Shares of large pictures are 0.33, 0.54 and 0.70 in the mixes: phases stand apart, and none is all of it."""
+    """Shares of large images are 0.33, 0.54 and 0.70 in the mixes: phases stand apart, and none is all of it."""
     requests = make_workload("dynamic", "flux.1-dev", seed=4, rate_scale=6)
     minutes = [[one for one in requests if minute <= one.timestamp_s / 60 < minute + 1] for minute in range(30)]
     shares = sorted(largest_share(minute) for minute in minutes)

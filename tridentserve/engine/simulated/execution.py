@@ -278,7 +278,7 @@ class Executor:
         """Tell the scheduler of the end of a plan. Its workers go on meanwhile."""
         options, delay_s = self._options, self._options.report_overhead_s
         if Stage.DECODE in run.plan.stages:
-            delay_s += sum(options.picture_s_per_pixel * s.shape.pixels * s.num_outputs for s in run.specs)
+            delay_s += sum(options.image_s_per_pixel * s.shape.pixels * s.num_outputs for s in run.specs)
         if delay_s:
             self._agenda.at(self._agenda.now_s + delay_s, self._post, event)
         else:

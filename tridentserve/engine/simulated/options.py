@@ -59,7 +59,7 @@ class SimulationOptions:
     report_overhead_s: float = Field(
         default=0.0, ge=0, description="Time from the end of a plan until the scheduler knows of it, in seconds."
     )
-    picture_s_per_pixel: float = Field(
+    image_s_per_pixel: float = Field(
         default=0.0,
         ge=0,
         description="What each decoded pixel adds to `report_overhead_s`, in seconds, as files are made then.",

@@ -30,7 +30,7 @@ _PANELS = (
 )
 
 
-def pictures(results: Results, bench: Path | None = None) -> Iterator[tuple[str, str, Figure]]:
+def plots(results: Results, bench: Path | None = None) -> Iterator[tuple[str, str, Figure]]:
     """(file name without ending, caption, figure) for all that the results hold. `bench` is what
     scripts/bench_dispatch.py printed. Raises `ConfigError` when that is no such file."""
     models = sorted({cell.model for cell in results})
