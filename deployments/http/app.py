@@ -1,4 +1,4 @@
-"""The HTTP routes, as a FastAPI application over any `Backend`: what Ray Serve's ingress serves."""
+"""The HTTP routes as a FastAPI application over any `Backend`, which Ray Serve's ingress serves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,23 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.backend import Backend, VideoBackend, wait_for_result
-from deployments.http.body import FORMS, JSON, MAX_BODY_BYTES, openapi_body, read_fields, read_json, until_disconnect
+from deployments.http.body import (
+    FORMS,
+    JSON,
+    MAX_BODY_BYTES,
+    describe_body,
+    read_fields,
+    read_json,
+    run_until_disconnect,
+)
 from deployments.http.errors import install_error_handlers
 from deployments.http.sse import EventStreamResponse
 from deployments.http.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
-from deployments.schemas.edit import EditRequest, to_edit_request
-from deployments.schemas.image import REQUEST_ID, ImageRequest, parse_as, parse_request, to_request
-from deployments.schemas.image_field import decoded, picture_bytes
+from deployments.schemas.edit import EditRequest, build_edit_request
+from deployments.schemas.image import REQUEST_ID, ImageRequest, build_image_request, parse_as, parse_image_request
+from deployments.schemas.image_field import build_beside_loop, count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -39,8 +47,8 @@ _ROUTES = [
     "GET /health",
     "GET /openapi.json",
 ]
-_IMAGE_BODY = openapi_body(ImageRequest, JSON)
-_EDIT_BODY = openapi_body(EditRequest, JSON, *FORMS)
+_IMAGE_BODY = describe_body(ImageRequest, JSON)
+_EDIT_BODY = describe_body(EditRequest, JSON, *FORMS)
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +67,7 @@ def create_api(
     A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
     also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
     """
-    # The interactive pages of FastAPI load scripts from elsewhere; /openapi.json stays.
+    # The interactive pages of FastAPI load scripts from other servers, so only /openapi.json stays.
     api = FastAPI(
         title="TridentServe", version=version("tridentserve"), docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -68,23 +76,23 @@ def create_api(
 
     @api.post("/v1/images/generations", openapi_extra=_IMAGE_BODY)
     async def create_images(request: Request) -> Response:
-        asked = parse_request(await read_json(request, max_body_bytes))
-        return await images(request, asked, to_request(asked, models), "image_generation")
+        asked = parse_image_request(await read_json(request, max_body_bytes))
+        return await answer_images(request, asked, build_image_request(asked, models), "image_generation")
 
     @api.post("/v1/images/edits", openapi_extra=_EDIT_BODY)
     async def edit_image(request: Request) -> Response:
-        sent = await read_fields(request, max_body_bytes, picture_bytes(models))
+        sent = await read_fields(request, max_body_bytes, count_image_chars(models))
         asked, known = parse_as(EditRequest, sent.values, strict=not sent.is_form), dict(models)
-        made = await decoded(lambda: to_edit_request(asked, known), asked.image, sent.arrived_s)
-        return await images(request, asked, made, "image_edit")
+        built = await build_beside_loop(lambda: build_edit_request(asked, known), asked.image, sent.arrived_s)
+        return await answer_images(request, asked, built, "image_edit")
 
-    async def images(
-        request: Request, asked: ImageRequest, made: tuple[RequestSpec, GenerationInputs], events: str
+    async def answer_images(
+        request: Request, asked: ImageRequest, built: tuple[RequestSpec, GenerationInputs], events: str
     ) -> Response:
-        updates = backend.generate(*made)
+        updates = backend.generate(*built)
         if asked.stream:
             return EventStreamResponse(updates, heartbeat_s, events)
-        return JSONResponse(_images_answer(await until_disconnect(request.receive, wait_for_result(updates))))
+        return JSONResponse(_describe_images(await run_until_disconnect(request.receive, wait_for_result(updates))))
 
     add_video_routes(api, backend, models, videos, max_body_bytes)
 
@@ -106,7 +114,7 @@ def create_api(
 
     @api.get("/health")
     async def health() -> Response:
-        state = await _health(backend)
+        state = await _check_health(backend)
         return JSONResponse(state, status_code=200 if state.get("status") in _SERVING else 503)
 
     @api.get("/")
@@ -116,7 +124,7 @@ def create_api(
     return api
 
 
-async def _health(backend: Backend) -> dict[str, Any]:
+async def _check_health(backend: Backend) -> dict[str, Any]:
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             return await backend.health()
@@ -125,7 +133,7 @@ async def _health(backend: Backend) -> dict[str, Any]:
         return {"status": "unavailable", "workers": 0}
 
 
-def _images_answer(update: CompletedUpdate) -> dict[str, Any]:
+def _describe_images(update: CompletedUpdate) -> dict[str, Any]:
     """OpenAI's form, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images", "created")}
     return {

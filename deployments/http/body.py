@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from deployments.http.forms import MULTIPART, URLENCODED, form_fields
+from deployments.http.forms import MULTIPART, URLENCODED, parse_form
 from tridentserve.errors import InvalidRequestError
 
 MAX_BODY_BYTES = 1024 * 1024
 JSON = "application/json"
 FORMS = (URLENCODED, MULTIPART)
-# Of a body that is longer than others may be, as it holds a picture. A small value takes a hundred times as long to
-# parse as the same bytes of a long text, and the event loop waits for it; an escape some ten times. (Some clients write
-# base64 with them, one in forty characters or so.)
+# Bounds on a long body, which holds an image. Parsing small values takes a hundred times as long as parsing the same
+# bytes of a long text, escapes some ten times as long, and the event loop waits for it. (Some clients write base64 with
+# escapes, about one in forty characters.)
 _MAX_VALUES = 10_000
 _BEGIN_VALUES = (b",", b"[", b"{")
 _BYTES_PER_ESCAPE = 16
@@ -30,16 +30,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class SentFields:
-    """What a body holds. `is_form`: numbers are texts. `arrived_s`: when it was there, by the monotonic clock."""
+class BodyFields:
+    """The content of a body."""
 
     values: Any = field(repr=False)
+    """A JSON value, or the fields of a form."""
     is_form: bool
+    """True for a form, whose numbers are texts."""
     arrived_s: float
+    """Seconds of the monotonic clock at which the whole body had arrived."""
 
 
-def openapi_body(fields: type[BaseModel], *encodings: str) -> dict[str, Any]:
-    """The part of the OpenAPI document that tells of a body."""
+def describe_body(fields: type[BaseModel], *encodings: str) -> dict[str, Any]:
+    """The part of the OpenAPI document about a body in one of these encodings."""
     schema = {"schema": fields.model_json_schema()}
     return {"requestBody": {"required": True, "content": dict.fromkeys(encodings, schema)}}
 
@@ -51,56 +54,57 @@ async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:
     type, or a compressed body), `InvalidRequestError` when it is not JSON, `ClientDisconnect`.
     """
     _check_content_type(request, (JSON,))
-    return _as_json(await _read(request, max_bytes), max_bytes)
+    return _parse_json(await _read_body(request, max_bytes), max_bytes)
 
 
-async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES, max_picture_bytes: int = 0) -> SentFields:
-    """The body as a JSON value; or the fields of a form, urlencoded or multipart, as `form_fields` tells them, but for
-    `extra_body`, which is JSON there. It may have `max_bytes`, and so many more for a picture unless it is urlencoded.
+async def read_fields(request: Request, max_bytes: int = MAX_BODY_BYTES, max_image_bytes: int = 0) -> BodyFields:
+    """The body as a JSON value, or the fields of a form (urlencoded or multipart) as `parse_form` gives them; the field
+    `extra_body` of a form is parsed as JSON. The body has at most `max_bytes`, and `max_image_bytes` more for an image
+    unless it is urlencoded.
 
-    Raises as `read_json` and `form_fields` do, and HTTPException 413 for a long body of many small values."""
+    Raises as `read_json` and `parse_form` do, and HTTPException 413 for a long body of many small values."""
     kind = _check_content_type(request, (JSON, *FORMS))
-    body = await _read(request, max_bytes if kind == URLENCODED else max_bytes + max_picture_bytes)
+    body = await _read_body(request, max_bytes if kind == URLENCODED else max_bytes + max_image_bytes)
     arrived_s = time.monotonic()
     if kind == JSON:
-        return SentFields(_as_json(body, max_bytes), False, arrived_s)
-    fields = await form_fields(body, request.headers["content-type"])
+        return BodyFields(_parse_json(body, max_bytes), False, arrived_s)
+    fields = await parse_form(body, request.headers["content-type"])
     if isinstance(extra := fields.get("extra_body"), str):
-        fields["extra_body"] = _as_json(extra.encode(), max_bytes)
-    return SentFields(fields, True, arrived_s)
+        fields["extra_body"] = _parse_json(extra.encode(), max_bytes)
+    return BodyFields(fields, True, arrived_s)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
-        _too_large(max_bytes)
+        _refuse_large_body(max_bytes)
     body = bytearray()
     async for chunk in request.stream():
         if len(body) + len(chunk) > max_bytes:
-            _too_large(max_bytes)
+            _refuse_large_body(max_bytes)
         body += chunk
     return bytes(body)
 
 
-def _as_json(body: bytes, max_bytes: int) -> Any:
-    """`max_bytes`: beyond which the text must be, but for few values, one long text."""
+def _parse_json(body: bytes, max_bytes: int) -> Any:
+    """Text of more than `max_bytes` must hold one long text and few other values."""
     if len(body) > max_bytes and (
         sum(map(body.count, _BEGIN_VALUES)) > _MAX_VALUES or body.count(b"\\") > len(body) // _BYTES_PER_ESCAPE
     ):
-        raise HTTPException(413, f"JSON of more than {max_bytes} bytes may hold a picture, and few values beside it")
+        raise HTTPException(413, f"JSON of more than {max_bytes} bytes may hold an image and few other values")
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise InvalidRequestError("the body is not valid JSON in UTF-8 (NaN and Infinity are not JSON)") from None
 
 
 def _check_content_type(request: Request, accepted: tuple[str, ...]) -> str:
-    """The type of the body, which is one of those accepted."""
+    """The content type of the body, which is one of those accepted. Raises HTTPException 415."""
     if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise HTTPException(415, "compressed bodies are not accepted; send it without Content-Encoding")
     kind, *parameters = (part.strip().lower() for part in request.headers.get("content-type", "").split(";"))
     if kind not in accepted:
-        hint = "; a picture is a file of a multipart form, or base64 in JSON" if MULTIPART in accepted else ""
+        hint = "; an image is a file of a multipart form, or base64 in JSON" if MULTIPART in accepted else ""
         raise HTTPException(415, f"Content-Type: must be {' or '.join(accepted)}{hint}")
     charsets = {part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")}
     if not charsets <= {"utf-8", "utf8"}:
@@ -108,23 +112,23 @@ def _check_content_type(request: Request, accepted: tuple[str, ...]) -> str:
     return kind
 
 
-def _too_large(max_bytes: int) -> NoReturn:
+def _refuse_large_body(max_bytes: int) -> NoReturn:
     # The rest of the body is still on its way: the connection is of no further use.
     raise HTTPException(413, f"the body has more than {max_bytes} bytes", {"Connection": "close"})
 
 
-def _no_constant(_: str) -> NoReturn:
+def _refuse_constant(_: str) -> NoReturn:
     raise ValueError
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled, and has ended, when the client leaves or when this call is cancelled.
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and has ended, when the client leaves or this call is cancelled.
 
-    A server tells an application that its client has left by a message only (uvicorn), or by cancelling it too
+    A server reports that a client has left by a message only (uvicorn), or also by cancelling the application
     (Ray Serve). Raises `ClientDisconnect`.
     """
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    watching = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -136,6 +140,6 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

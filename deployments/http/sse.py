@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.backend import closing, raise_failure
-from deployments.http.body import until_disconnect
+from deployments.http.body import run_until_disconnect
 from deployments.openai_errors import describe_defect, describe_error
 from deployments.plain_updates import to_plain
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
@@ -47,7 +47,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await until_disconnect(receive, self._send_all(send))
+            await run_until_disconnect(receive, self._send_all(send))
         except ClientDisconnect:
             logger.debug("the client of a stream has left")
 

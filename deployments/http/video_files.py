@@ -1,4 +1,4 @@
-"""MP4 files as answers, ranges of them too."""
+"""MP4 files as answers, also ranges of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tridentserve.errors import RequestNotFoundError
 MP4 = "video/mp4"
 
 
-class VideoFile(FileResponse):
+class VideoFileResponse(FileResponse):
     """A file of this machine. Raises `RequestNotFoundError`, before anything is sent, when it has just been removed."""
 
     def __init__(self, path: Path, name: str) -> None:
-        """`name`: what clients are to call it."""
+        """`name` is the file name that clients get."""
         super().__init__(path, media_type=MP4, filename=name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message | None = None
 
         async def after_open(message: Message) -> None:
-            """Holds the head of the answer back until the first of its body, for which the file has been opened."""
+            """Hold the head of the answer back until its body begins, because then the file has been opened."""
             nonlocal start
             if message["type"] == "http.response.start":
                 start = message
@@ -37,14 +37,14 @@ class VideoFile(FileResponse):
 
         try:
             await super().__call__(scope, receive, after_open)
-        except (FileNotFoundError, RuntimeError):  # starlette's, when there is no file at first
+        except (FileNotFoundError, RuntimeError):  # starlette raises RuntimeError when the file does not exist
             if await asyncio.to_thread(Path(self.path).exists):
                 raise
             raise RequestNotFoundError("the file of this video has been removed") from None
 
 
-class VideoContent(VideoFile):
-    """A file in memory. As what is known of ranges is known of files, it is one for as long as it is sent."""
+class VideoBytesResponse(VideoFileResponse):
+    """A file in memory. It is written to a temporary file, because starlette answers ranges of files only."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(Path(), name)

@@ -1,4 +1,4 @@
-"""What the Scheduler tells the replicas of `Api`: the models that take requests, whenever they have changed."""
+"""The models that take requests, which the Scheduler publishes to the replicas of `Api` whenever they change."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from deployments.models.served import ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """`edition` is another one after each change, and in each process."""
+    """The models that take requests at one time."""
 
-    edition: str
+    version: str
+    """An id that differs after each change and in each process."""
     models: tuple[ServedModel, ...] = ()
+    """The models in the order of the configuration; the first is the default."""
 
 
 class CataloguePublisher:
-    """The latest catalogue, and those who wait for the next. Lives in one event loop."""
+    """Holds the latest catalogue, and wakes the callers that wait for the next. It lives in one event loop."""
 
     def __init__(self) -> None:
         self._origin = uuid.uuid4().hex
         self._number = 0
         self._changed = asyncio.Event()
-        self.latest = self._edition(())
+        self.latest = self._make_catalogue(())
 
     def publish(self, models: Sequence[ServedModel]) -> None:
-        """The default model comes first. No effect when nothing has changed."""
+        """Publish these models, the default first. Nothing happens when they have not changed."""
         if tuple(models) != self.latest.models:
-            self.latest = self._edition(models)
+            self.latest = self._make_catalogue(models)
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def other_than(self, edition: str | None, wait_s: float) -> Catalogue:
-        """The latest one, at once unless it is the one of `edition`; after `wait_s` in any case."""
-        if self.latest.edition == edition:
+    async def wait_for_change(self, known_version: str | None, timeout_s: float) -> Catalogue:
+        """Long-poll: return when the catalogue differs from `known_version`, or after `timeout_s` seconds."""
+        if self.latest.version == known_version:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
         return self.latest
 
-    def _edition(self, models: Sequence[ServedModel]) -> Catalogue:
+    def _make_catalogue(self, models: Sequence[ServedModel]) -> Catalogue:
         self._number += 1
         return Catalogue(f"{self._origin}.{self._number}", tuple(models))

@@ -14,23 +14,24 @@ from tridentserve.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# So long the Scheduler may keep a question when there is nothing new; its end waits for it.
-_WAIT_S = 2.0
-# An answer that has not come by then will not come: the Scheduler is being replaced.
+_POLL_S = 2.0
+"""How long the Scheduler keeps a poll when nothing changes. The end of the Scheduler waits for it."""
 _TIMEOUT_S = 30.0
-# Before a question that could not be asked is asked again.
+"""An answer that has not come by then will not come, because the Scheduler is being replaced."""
 _PAUSE_S = 0.5
+"""The pause after a poll that failed."""
 
-Ask = Callable[[str | None, float], Awaitable[Catalogue]]
+PollCatalogue = Callable[[str | None, float], Awaitable[Catalogue]]
 
 
-class LiveModels(Mapping[str, ServedModel]):
-    """The default model first. Between two looks it may be behind: the Scheduler refuses what it does not serve."""
+class CatalogueClient(Mapping[str, ServedModel]):
+    """The served models by name, the default first. They may be out of date for a moment; the Scheduler refuses
+    requests for models that it does not serve."""
 
-    def __init__(self, ask: Ask, first: Iterable[ModelArgs]) -> None:
-        """`ask(edition, wait_s)` gives the models of the Scheduler, as soon as they are others than in that edition;
-        until it has answered they are those of `first` that can be read."""
-        self._ask = ask
+    def __init__(self, poll: PollCatalogue, first: Iterable[ModelArgs]) -> None:
+        """`poll(known_version, timeout_s)` long-polls the Scheduler's catalogue. Until its first answer the models are
+        those of `first` that can be read."""
+        self._poll = poll
         self._models: dict[str, ServedModel] = {}
         for model in first:
             with suppress(CheckpointError):  # it may have been removed since, together with its folder
@@ -38,27 +39,27 @@ class LiveModels(Mapping[str, ServedModel]):
         self._task: asyncio.Task[None] | None = None
 
     def follow(self) -> None:
-        """Begin to look. To be called in a running event loop; a second call has no effect."""
+        """Begin to poll, in a running event loop. A second call has no effect."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
 
     async def _follow(self) -> None:
-        edition: str | None = None
+        known_version: str | None = None
         while True:
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
-                    catalogue = await self._ask(edition, _WAIT_S)
-            except Exception as error:  # whatever it is: the Scheduler is not there at the moment
+                    catalogue = await self._poll(known_version, _POLL_S)
+            except Exception as error:  # whatever it is, the Scheduler is absent at the moment
                 logger.info("the models cannot be asked for: %s", type(error).__name__)
                 await asyncio.sleep(_PAUSE_S)
             else:
                 self._models = {model.name: model for model in catalogue.models}
-                edition = catalogue.edition
+                known_version = catalogue.version
 
     def __getitem__(self, name: str) -> ServedModel:
         return self._models[name]

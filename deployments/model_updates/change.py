@@ -1,4 +1,4 @@
-"""From one set of models to the next, without a service: what is new, what leaves, where all are placed meanwhile."""
+"""A change from one set of models to the next, as pure functions: why it is refused, and where models are placed."""
 
 from __future__ import annotations
 
@@ -28,62 +28,64 @@ ModelState = Literal["loading", "serving", "draining", "removing"]
 
 @dataclass(slots=True)
 class KnownModel:
-    """A model of the running service. `load`: what is expected of it; `closed_s`: when it began to drain."""
+    """A model of the running service."""
 
     served: ServedModel
     model: ModelArgs
     load: tuple[LoadArgs, ...]
+    """The load that is expected of the model."""
     state: ModelState
     closed_s: float = 0.0
+    """Seconds of the monotonic clock at which the model began to drain."""
 
     def is_replaced_by(self, other: ModelArgs) -> bool:
-        """Whether the other one has other weights under the same name, or computes in another way."""
+        """Whether `other` has other weights under the same name, or computes in another way."""
         mine, others = (
             (model.path, model.tiny, model.dtype, model.attention, model.compile) for model in (self.model, other)
         )
         return mine != others
 
-    def added(self, placement: PlacementPlan | None) -> ModelAdded:
-        """For the scheduler."""
+    def make_added_event(self, placement: PlacementPlan | None) -> ModelAdded:
+        """The event that adds the model to the scheduler, with the placement if it changes."""
         expected = tuple(LoadShare(load.model, load.shape, load.num_inference_steps, load.weight) for load in self.load)
         model = self.model
         return ModelAdded(model.name, model.profile_name, model.slo_scale, placement, expected, model.window_s)
 
 
-def known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
+def build_known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
     """Raises `CheckpointError`."""
     load = tuple(load for load in args.expected_load if load.model == model.name)
     return KnownModel(served_model(model), model, load, state)
 
 
-def refusals(args: AppArgs, now: AppArgs) -> list[str]:
-    """Why a running service cannot take on the models of `args`; none when it can."""
+def find_refusals(args: AppArgs, now: AppArgs) -> list[str]:
+    """The reasons why a running service cannot change to the models of `args`; none when it can."""
     policy = args.dispatch.policy
     if find_policy(policy).one_load and args != now:
         return [f"dispatch.policy: {policy} is made for the models and the load of the start; restart the service"]
     return problems_of(args)
 
 
-def interim_placement(
+def plan_interim_placement(
     args: AppArgs,
     leaving: Collection[KnownModel],
     times: CostModel,
     specs: Sequence[WorkerSpec],
     current: PlacementPlan,
 ) -> PlacementPlan:
-    """For the models of `args` and those that are leaving, which still have requests. Where the placement is not
-    written down, its parts go to the workers that have most of them already.
+    """A placement for the models of `args` and those that are leaving, which still have requests. Unless the
+    configuration fixes the placement, stages go to the workers that hold most of them already.
 
     Raises `ConfigError` when they have no room together."""
     if leaving:
-        args = _with(args, leaving)
+        args = _add_leaving(args, leaving)
     plan = service_placement(args, times, specs)
     if args.placement == "auto":
         plan = align(plan, current, specs, times)
     return PlacementPlan(plan.replicas, f"the models have changed; {plan.reason}", current.epoch + 1)
 
 
-def _with(args: AppArgs, leaving: Collection[KnownModel]) -> AppArgs:
+def _add_leaving(args: AppArgs, leaving: Collection[KnownModel]) -> AppArgs:
     together: Mapping[str, object] = {
         **args.model_dump(exclude_unset=True),
         "models": [*args.models, *(known.model for known in leaving)],

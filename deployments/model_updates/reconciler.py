@@ -14,7 +14,7 @@ from typing import Any
 from deployments.assembly.profiles import add_models
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
-from deployments.model_updates.change import KnownModel, interim_placement, known_model, refusals
+from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
 from deployments.models.sources import model_source
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
@@ -27,9 +27,8 @@ from tridentserve.scheduling.events import ModelRemoved
 logger = logging.getLogger(__name__)
 
 
-class ModelKeeper:
-    """Lives in the Scheduler's event loop. `problems`: why the latest configuration is not in force; none when it is,
-    or is on its way."""
+class ModelReconciler:
+    """Brings the running models to the latest configuration. It lives in the Scheduler's event loop."""
 
     def __init__(
         self,
@@ -45,30 +44,31 @@ class ModelKeeper:
         self._times = times
         self._specs = specs
         self._first_placement = placement
-        self._known = {model.name: known_model(args, model, "serving") for model in args.models}
-        # Models that are removed for others of the same name, and the sources of those, of which there are host copies.
+        self._known = {model.name: build_known_model(args, model, "serving") for model in args.models}
+        # The names of models that return with other weights, and the sources of those that have host copies already.
         self._returning: list[str] = []
-        self._rehearsed: dict[str, ModelSource] = {}
-        self._news = asyncio.Event()
+        self._preloaded: dict[str, ModelSource] = {}
+        self._changed = asyncio.Event()
         if any(model.drain for model in args.models):
-            self._news.set()
+            self._changed.set()
+        # The reasons why the latest configuration is not in force; none when it is, or is on its way.
         self.problems: list[str] = []
         self.catalogue = CataloguePublisher()
         self._publish()
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task = asyncio.get_running_loop().create_task(self._reconcile())
 
-    def want(self, args: AppArgs) -> None:
-        """Bring the service to these models; returns at once. The latest word counts."""
+    def reconcile_to(self, args: AppArgs) -> None:
+        """Bring the service to these models; returns at once. The latest call counts."""
         self._wanted = args
-        self._news.set()
+        self._changed.set()
 
     def refuse(self, problems: Sequence[str]) -> None:
-        """The latest configuration cannot work: everything stays as it is."""
+        """Report why the latest configuration cannot work. Everything stays as it is."""
         self.problems = list(problems)
         logger.error("the new configuration is refused, nothing changes: %s", "; ".join(problems))
 
-    def state(self) -> dict[str, Any]:
-        """For people: where each model stands, and what is wrong with the latest configuration."""
+    def describe(self) -> dict[str, Any]:
+        """The state of each model and the problems of the latest configuration, as `GET /health` answers them."""
         returning = dict.fromkeys(self._returning, "loading")
         models = {name: known.state for name, known in self._known.items()}
         return {"models": {**returning, **models}, "problems": list(self.problems)}
@@ -80,26 +80,26 @@ class ModelKeeper:
         """The models that take requests, in the order of the configuration: the first is the default."""
         self.catalogue.publish([known.served for known in self._known.values() if known.state == "serving"])
 
-    async def _keep(self) -> None:
+    async def _reconcile(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             try:
-                await self._bring_about(self._wanted)
+                await self._apply(self._wanted)
             except Exception as error:
-                await self._failed(error)
+                await self._report_failure(error)
 
-    async def _failed(self, error: Exception) -> None:
+    async def _report_failure(self, error: Exception) -> None:
         self._returning = []
-        await self._drop_rehearsed(set(self._rehearsed))
+        await self._drop_preloaded(set(self._preloaded))
         if isinstance(error, TridentServeError):
             self.refuse(str(error).splitlines())
-        else:  # a defect, or Ray's: the next configuration may do better
+        else:  # a defect, or an error of Ray: the next configuration may work
             logger.error("a change of the models failed", exc_info=error)
             self.refuse([f"models: {type(error).__name__}: {error}"])
 
-    async def _bring_about(self, args: AppArgs) -> None:
-        if problems := await asyncio.to_thread(refusals, args, self._in_force):
+    async def _apply(self, args: AppArgs) -> None:
+        if problems := await asyncio.to_thread(find_refusals, args, self._in_force):
             self.refuse(problems)
             return
         await asyncio.to_thread(add_models, self._times, args)
@@ -110,7 +110,7 @@ class ModelKeeper:
             name for name, known in self._known.items() if name in wanted and known.is_replaced_by(wanted[name])
         ]
         new = [model for model in args.models if model.name not in self._known]
-        await self._rehearse([wanted[name] for name in replaced], args)
+        await self._preload([wanted[name] for name in replaced], args)
         self._returning = replaced
         await self._prepare(new, args)
         leaving = [*gone, *replaced]
@@ -118,42 +118,42 @@ class ModelKeeper:
             self._close(name)
         came = await self._admit(new, args, leaving)
         while leaving:
-            if not await self._drained(leaving[0], args.drain_timeout_s):
+            if not await self._wait_until_drained(leaving[0], args.drain_timeout_s):
                 return  # a newer configuration has come, which may want it back
             await self._remove(leaving.pop(0), args, leaving)
         back = [wanted[name] for name in replaced]
         await self._prepare(back, args)
-        self._rehearsed.clear()
+        self._preloaded.clear()
         await self._admit(back if came else [*new, *back], args, [])
         await self._adjust(args)
         self._in_force = args
         self._known = {name: self._known[name] for name in wanted}
         self._returning = []
         self._publish()
-        logger.info("the models are: %s", self.state()["models"])
+        logger.info("the models are: %s", self.describe()["models"])
 
-    async def _rehearse(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
-        """Read what is to replace models that serve, so that these stay if it cannot be read."""
-        before = {model.name: _weights(model) for model in self._in_force.models}
+    async def _preload(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
+        """Read the weights that will replace those of serving models, so that these stay if they cannot be read."""
+        before = {model.name: _describe_weights(model) for model in self._in_force.models}
         wanted = {
             model.name: await asyncio.to_thread(model_source, model, args.cache_dir)
             for model in models
-            if before.get(model.name) != _weights(model)
+            if before.get(model.name) != _describe_weights(model)
         }
-        await self._drop_rehearsed({name for name, one in self._rehearsed.items() if wanted.get(name) != one})
-        for name in wanted.keys() - self._rehearsed.keys():
+        await self._drop_preloaded({name for name, one in self._preloaded.items() if wanted.get(name) != one})
+        for name in wanted.keys() - self._preloaded.keys():
             logger.info("reading what replaces %s", name)
             await self._changes.rehearse(wanted[name])
-            self._rehearsed[name] = wanted[name]
+            self._preloaded[name] = wanted[name]
 
-    async def _drop_rehearsed(self, names: Collection[str]) -> None:
+    async def _drop_preloaded(self, names: Collection[str]) -> None:
         for name in names:
-            await self._changes.drop_rehearsed(self._rehearsed.pop(name))
+            await self._changes.drop_rehearsed(self._preloaded.pop(name))
 
     async def _prepare(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
-        """Have the weights of models at hand on all nodes; if one cannot be read, none of them."""
+        """Read the weights of models on all nodes. If those of one cannot be read, none of the models is added."""
         for model in models:
-            self._known[model.name] = known_model(args, model, "loading")
+            self._known[model.name] = build_known_model(args, model, "loading")
         try:
             for model in models:
                 logger.info("loading %s", model.name)
@@ -165,12 +165,12 @@ class ModelKeeper:
             raise
 
     async def _admit(self, models: Sequence[ModelArgs], args: AppArgs, leaving: Sequence[str]) -> bool:
-        """Take requests of models from now on. False where there is no room for them before others have left."""
-        placement = self._placement(args, leaving) if models else None
+        """Accept requests for models from now on. The result is False when they have no room until others have left."""
+        placement = self._plan_placement(args, leaving) if models else None
         if models and placement is None:
             return False
         for model in models:
-            await self._changes.add(self._known[model.name].added(placement))
+            await self._changes.add(self._known[model.name].make_added_event(placement))
             self._known[model.name].state = "serving"
             placement = None  # it holds them all
         self._publish()
@@ -183,58 +183,59 @@ class ModelKeeper:
             self._publish()
             self._changes.close(name)
 
-    async def _drained(self, name: str, timeout_s: float) -> bool:
-        """Wait until a model has no requests, or may have them no longer. False when there is other news first."""
+    async def _wait_until_drained(self, name: str, timeout_s: float) -> bool:
+        """Wait until a model has no requests, or for `timeout_s` seconds after its closing. The result is False when
+        another configuration comes first."""
         left_s = max(0.0, self._known[name].closed_s + timeout_s - time.monotonic())
         ended = asyncio.ensure_future(self._changes.drained(name))
-        news = asyncio.ensure_future(self._news.wait())
+        changed = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait((ended, news), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done() and not news.done():
+            await asyncio.wait((ended, changed), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done() and not changed.done():
                 logger.warning("%s still has requests after %g s: they are ended", name, timeout_s)
-            return ended.done() or not news.done()
+            return ended.done() or not changed.done()
         finally:
             ended.cancel()
-            news.cancel()
+            changed.cancel()
 
     async def _remove(self, name: str, args: AppArgs, leaving: Sequence[str]) -> None:
-        """End a model. Without a placement for the others the one in force stays, until the last one leaves."""
+        """Remove a model. If the others have no room together, the placement in force stays until the last leaves."""
         self._known[name].state = "removing"
-        await self._changes.remove(ModelRemoved(name, self._placement(args, leaving)))
+        await self._changes.remove(ModelRemoved(name, self._plan_placement(args, leaving)))
         del self._known[name]
         logger.info("%s has been removed", name)
 
     async def _adjust(self, args: AppArgs) -> None:
-        """Models that stay: close them or open them again, and tell the scheduler of other settings."""
+        """Close or reopen the models that stay, and give the scheduler their new settings."""
         before = self._in_force
         is_placed_anew = (args.placement, args.expected_load) != (before.placement, before.expected_load)
-        placement = self._placement(args, []) if is_placed_anew else None
+        placement = self._plan_placement(args, []) if is_placed_anew else None
         for model in args.models:
             old = self._known[model.name]
-            known = self._known[model.name] = known_model(args, model, old.state)
+            known = self._known[model.name] = build_known_model(args, model, old.state)
             known.closed_s = old.closed_s
             if model.drain:
                 self._close(model.name)
             elif placement is not None or known.state != "serving" or known != old:
-                await self._changes.add(known.added(placement))
+                await self._changes.add(known.make_added_event(placement))
                 known.state, placement = "serving", None
 
-    def _placement(self, args: AppArgs, leaving: Sequence[str]) -> PlacementPlan | None:
-        """For the models of `args` and those that are leaving; None where they have no room together."""
+    def _plan_placement(self, args: AppArgs, leaving: Sequence[str]) -> PlacementPlan | None:
+        """A placement for the models of `args` and those that are leaving; None when they have no room together."""
         current = self._changes.placement or self._first_placement
-        others: list[KnownModel] = [self._known[name] for name in leaving if name not in _names(args)]
+        others: list[KnownModel] = [self._known[name] for name in leaving if name not in _collect_names(args)]
         try:
-            return interim_placement(args, others, self._times, self._specs, current)
+            return plan_interim_placement(args, others, self._times, self._specs, current)
         except ConfigError:
             if others:
                 return None
             raise
 
 
-def _names(args: AppArgs) -> set[str]:
+def _collect_names(args: AppArgs) -> set[str]:
     return {model.name for model in args.models}
 
 
-def _weights(model: ModelArgs) -> tuple[object, ...]:
-    """What host copies depend on."""
+def _describe_weights(model: ModelArgs) -> tuple[object, ...]:
+    """The settings on which host copies depend."""
     return model.path, model.tiny, model.dtype

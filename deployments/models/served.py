@@ -20,13 +20,13 @@ _DEFAULT_FPS = 16
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model as clients see it: a family that makes pictures, or one that makes videos. `loras`: the names of those
-    that a request may be denoised with."""
+    """One model as clients see it, of a family that makes images or of one that makes videos."""
 
     name: str
     family: Family
     limits: Limits
     loras: tuple[str, ...] = ()
+    """The names of the LoRAs that a request may name."""
 
     @property
     def makes_videos(self) -> bool:
@@ -34,30 +34,30 @@ class ServedModel:
 
     @property
     def takes_image(self) -> bool:
-        """Whether all its requests start from a picture; else none does."""
+        """True if all requests of the model start from an image, False if none does."""
         return self.family.takes_image
 
     def max_pixels(self, num_frames: int = 1) -> int:
-        """Of one picture, or of each frame of a video with so many."""
+        """The most pixels of an image, or of each frame of a video with `num_frames`."""
         limits = self.limits
         return min(limits.max_pixels, limits.max_pixel_frames // num_frames) if self.makes_videos else limits.max_pixels
 
     @property
     def smallest(self) -> Shape:
-        """The smallest square that may be asked for; larger than `largest` when the limits leave no size at all."""
+        """The smallest square that may be requested. It is larger than `largest` when the limits leave no size."""
         multiple = self.family.size_multiple
         side = -(-self.limits.min_side // multiple) * multiple
         return Shape(side, side)
 
     @property
     def largest(self) -> Shape:
-        """The largest square that may be asked for."""
+        """The largest square that may be requested."""
         return self._largest_square(self.max_pixels())
 
     @property
     def longest(self) -> Shape:
-        """What takes the longest step of D of all that may be asked for: the size with the most pixels (at least the
-        largest square), of a video together with its frames."""
+        """The shape whose denoising step takes longest of all that may be requested: the size with the most pixels (at
+        least the largest square), for a video together with its frames."""
         return max(map(self._most_pixels, self.frame_numbers), key=_tokens)
 
     def _largest_square(self, max_pixels: int) -> Shape:
@@ -66,7 +66,7 @@ class ServedModel:
         return Shape(side, side)
 
     def _most_pixels(self, num_frames: int) -> Shape:
-        """Of the sizes that so many frames may have; without pixels when there is none."""
+        """The shape with the most pixels that `num_frames` frames may have; one without pixels when there is none."""
         multiple, limits, max_pixels = self.family.size_multiple, self.limits, self.max_pixels(num_frames)
         best = self._largest_square(max_pixels)
         widest = min(limits.max_side, max_pixels // limits.min_side)
@@ -78,18 +78,18 @@ class ServedModel:
 
     @property
     def frame_numbers(self) -> range:
-        """How many frames an output may have, small enough: 1, and for videos more, of the family's pattern."""
+        """The numbers of frames that an output may have: 1, and for videos more, in the family's pattern."""
         last = self.limits.max_frames if self.makes_videos else 1
         return range(1, last + 1, self.family.frame_multiple or 1)
 
     def frames_near(self, num_frames: float) -> int:
-        """The number of frames of the family's pattern that is nearest (of two the smaller one)."""
+        """The nearest number of frames in the family's pattern (of two, the smaller one)."""
         multiple = self.family.frame_multiple or 1
         return 1 + multiple * max(0, ceil((num_frames - 1) / multiple - 0.5))
 
     @property
     def default_shape(self) -> Shape:
-        """Of a video whose request names no size and no length: the family's where the limits allow it."""
+        """The shape for a request that names no size and no length: the family's where the limits allow it."""
         wanted, limits = self.family.default_shape or Shape(_DEFAULT_SIDE, _DEFAULT_SIDE), self.limits
         sides = (wanted.height, wanted.width)
         if min(sides) < limits.min_side or max(sides) > limits.max_side or wanted.pixels > self.max_pixels():
@@ -104,7 +104,7 @@ class ServedModel:
 
     @property
     def default_side(self) -> int:
-        """Width and height in pixels of a request that names no size: 1024 where the limits allow it."""
+        """Width and height in pixels for a request that names no size: 1024 where the limits allow it."""
         return self.side_near(_DEFAULT_SIDE)
 
     def side_near(self, side: int) -> int:
@@ -113,8 +113,8 @@ class ServedModel:
         return max(self.smallest.width, min(below, self.largest.width))
 
     def default_shape_like(self, width: int, height: int) -> Shape:
-        """Of a video that starts from a picture of this size and whose request names none: `default_shape`, but with
-        about the picture's aspect ratio where the family allows it, and at most as many pixels."""
+        """The shape for a video that starts from an image of this size when its request names none: `default_shape`,
+        but with about the image's aspect ratio where the family allows it, and at most as many pixels."""
         default = self.default_shape
         if self.family.one_size:
             return default
@@ -123,7 +123,7 @@ class ServedModel:
         return replace(size, num_frames=default.num_frames)
 
     def size_near(self, width: int, height: int) -> Shape:
-        """The allowed size for a result that is like a picture of this size: its own where it is allowed; else scaled
+        """The allowed size for a result that is like an image of this size: its own where it is allowed; else scaled
         into the limits, with about its aspect ratio, and rounded to the family's multiple."""
         return self._scaled_into_limits(width, height, self.max_pixels())
 
@@ -169,12 +169,12 @@ class ServedModel:
 
 
 def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
-    """By name, in the order of the configuration: the first is the default. Raises `CheckpointError`."""
+    """The models by name, in the order of the configuration (the first is the default). Raises `CheckpointError`."""
     return {model.name: served_model(model) for model in models}
 
 
 def served_model(model: ModelArgs) -> ServedModel:
-    """Raises `CheckpointError`."""
+    """The model of one entry of the configuration. Raises `CheckpointError`."""
     family = family_of(model)
     loras = lora_names(Path(model.path)) if model.path is not None and family.loras else ()
     return ServedModel(model.name, family, model.limits, loras)

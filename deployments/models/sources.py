@@ -1,4 +1,4 @@
-"""Where the weights of models lie; tiny models are made on first use."""
+"""The folders of models; those of tiny models are made on first use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tridentserve.models.kernels import Kernels
 
 
 def model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
-    """A model as workers know it. For a tiny one that is not there yet this takes seconds: torch is imported then, and
-    not before."""
+    """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
     folder = model.path or _tiny(str(model.tiny), cache_dir)
     return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile))
 

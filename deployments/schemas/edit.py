@@ -1,4 +1,4 @@
-"""The body of an edit: a request of pictures that starts from a picture."""
+"""The body of an edit: a request for images that starts from an image."""
 
 from __future__ import annotations
 
@@ -10,48 +10,51 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.models.served import ServedModel
-from deployments.schemas.image import ImageRequest, asked_size, check_limits, check_size, made, model_of, new_image_id
-from deployments.schemas.image_field import SourceField, source_png
+from deployments.schemas.image import ImageRequest, build_request, check_limits, make_image_id, resolve_size
+from deployments.schemas.image_field import ImageField, encode_input_image
+from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 
-def _none(value: int) -> int:
+def _check_zero(value: int) -> int:
     if value:
-        raise PydanticCustomError("number", "must be 0: a picture is sent when it is finished")
+        raise PydanticCustomError("number", "must be 0: an image is sent when it is finished")
     return value
 
 
 class EditRequest(ImageRequest):
-    """The body of `POST /v1/images/edits`, and the dict of the Python handle for a model that edits pictures.
-
-    `input_fidelity` and `partial_images` are what OpenAI's clients may send, without effect."""
+    """The body of `POST /v1/images/edits`, and the dict of the Python handle for a model that edits images."""
 
     other_names: ClassVar[Mapping[str, str]] = {"images": "image"}
-    elsewhere: ClassVar[Mapping[str, str]] = {"input_reference": "a picture to start from is called image here"}
+    elsewhere: ClassVar[Mapping[str, str]] = {"input_reference": "the input image is called image here"}
 
-    image: SourceField = Field(repr=False)
-    mask: Any = Field(default=None, description="refused: the whole picture is edited")
-    input_fidelity: Literal["high", "low"] | None = None
-    partial_images: Annotated[int, AfterValidator(_none)] = 0
+    image: ImageField = Field(repr=False)
+    mask: Any = Field(default=None, description="Masks are refused: the whole image is edited.")
+    input_fidelity: Literal["high", "low"] | None = Field(
+        default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
+    )
+    partial_images: Annotated[int, AfterValidator(_check_zero)] = Field(
+        default=0, description="The number of unfinished images to send, which must be 0."
+    )
 
 
-def to_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
-    """What the scheduler and the workers get of it. The first model of `models` that edits pictures is the default.
-    Decodes the picture, which may take a second.
+def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
+    """The request as the scheduler and the workers get it. The default model is the first of `models` that edits
+    images. Decodes the image, which may take a second.
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
-    model = model_of(request.model, models, videos=False, from_picture=True)
+    model = choose_model(request.model, models, videos=False, from_image=True)
     if request.mask is not None:
-        raise InvalidRequestError("mask: is not supported by this model, which edits the whole picture", "mask")
+        raise InvalidRequestError("mask: is not supported by this model, which edits the whole image", "mask")
     check_limits(request, model)
 
-    def shape_of(width: int, height: int) -> Shape:
-        width, height, param = asked_size(request, model.size_near(width, height))
+    def choose_shape(width: int, height: int) -> Shape:
+        width, height, param = resolve_size(request, model.size_near(width, height))
         check_size(width, height, param, model)
         return Shape(height=height, width=width)
 
-    picture, shape = source_png(request.image, model, "image", shape_of)
-    spec, inputs = made(request, model, shape, new_image_id())
-    return spec, replace(inputs, image=picture)
+    image, shape = encode_input_image(request.image, model, "image", choose_shape)
+    spec, inputs = build_request(request, model, shape, make_image_id())
+    return spec, replace(inputs, image=image)

@@ -1,6 +1,6 @@
-"""The body of an image request: which fields there are, and what of them can be served. Nothing is made before.
+"""The body of an image request: its fields, and the check of what can be served, before anything is computed.
 
-What all requests share is here too; `video_schemas` has what only videos have, `edit_schemas` what edits have.
+The parts that all requests share are here too; `video` has those of videos, `edit` those of edits.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import re
 import secrets
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from deployments.http.forms import shown_name
 from deployments.models.served import ServedModel
-from tridentserve.errors import InvalidRequestError, UnknownModelError
+from deployments.schemas.fields import show_name
+from deployments.schemas.model_choice import check_size, choose_model
+from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -27,8 +28,8 @@ _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _RANDOM_SEEDS = 2**53  # every one of them survives a JSON parser that holds numbers as doubles
 
 
-def _text(value: str) -> str:
-    """No NUL (tokenizers and C code end there) and no lone surrogate (it cannot be encoded)."""
+def _check_text(value: str) -> str:
+    """Refuse NUL (tokenizers and C code end there) and lone surrogates (they cannot be encoded)."""
     if "\0" in value:
         raise PydanticCustomError("text", "must not hold a NUL character")
     try:
@@ -38,13 +39,13 @@ def _text(value: str) -> str:
     return value
 
 
-def _not_blank(value: str) -> str:
+def _check_not_blank(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("text", "must not be empty")
     return value
 
 
-def _request_id(value: str) -> str:
+def _check_request_id(value: str) -> str:
     if not REQUEST_ID.fullmatch(value):
         raise PydanticCustomError(
             "text", "must be 1 to 128 letters, digits and . _ : - and begin with a letter or a digit"
@@ -52,7 +53,7 @@ def _request_id(value: str) -> str:
     return value
 
 
-def _response_format(value: str) -> str:
+def _check_response_format(value: str) -> str:
     if value == "url":
         raise PydanticCustomError("text", "'url' is not supported, nothing is stored; use 'b64_json'")
     if value != "b64_json":
@@ -60,62 +61,78 @@ def _response_format(value: str) -> str:
     return value
 
 
-Text = Annotated[str, AfterValidator(_text)]
+Text = Annotated[str, AfterValidator(_check_text)]
 
 
 class GenerationRequest(BaseModel):
-    """The fields that requests of pictures and of videos share. None means the default.
-
-    `other_names`: what some clients call a field. `elsewhere`: what is to be done with fields of other requests."""
+    """The fields that requests for images and for videos share. None means the default."""
 
     other_names: ClassVar[Mapping[str, str]] = {}
+    """Fields by the names that some clients use for them."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Hints for fields that belong to other kinds of requests."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
-    prompt: Annotated[Text, AfterValidator(_not_blank)]
-    model: Text | None = None
-    n: int = Field(default=1, ge=1)
-    size: Text | None = Field(default=None, description="`WxH` or `auto`")
-    width: int | None = Field(default=None, ge=1)
-    height: int | None = Field(default=None, ge=1)
-    num_inference_steps: int | None = Field(default=None, ge=1)
-    guidance_scale: float | None = Field(default=None, ge=0, le=MAX_GUIDANCE_SCALE)
-    negative_prompt: Text = ""
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED, description="None: a random one, told in the answer")
-    lora: Text | None = Field(default=None, description="one of the model's LoRAs; None: the model as it is")
+    prompt: Annotated[Text, AfterValidator(_check_not_blank)] = Field(description="The text to generate from.")
+    model: Text | None = Field(
+        default=None, description="The name of a served model. The default is the first one that fits the route."
+    )
+    n: int = Field(default=1, ge=1, description="The number of outputs.")
+    size: Text | None = Field(default=None, description="The size in pixels as `WxH`, or `auto` for the default.")
+    width: int | None = Field(default=None, ge=1, description="The width in pixels.")
+    height: int | None = Field(default=None, ge=1, description="The height in pixels.")
+    num_inference_steps: int | None = Field(
+        default=None, ge=1, description="The number of denoising steps. The default is the model's."
+    )
+    guidance_scale: float | None = Field(
+        default=None, ge=0, le=MAX_GUIDANCE_SCALE, description="The guidance scale. The default is the model family's."
+    )
+    negative_prompt: Text = Field(default="", description="The text to avoid. Some model families ignore it.")
+    seed: int | None = Field(
+        default=None, ge=0, le=MAX_SEED, description="The seed. By default it is drawn, and the answer holds it."
+    )
+    lora: Text | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
     slo_ms: float | None = Field(
-        default=None, gt=0, le=MAX_SLO_MS, description="from arrival to answer; None: the service's"
+        default=None,
+        gt=0,
+        le=MAX_SLO_MS,
+        description="Milliseconds from arrival to the deadline of the result. The default is the service's.",
     )
-    request_id: Annotated[Text, AfterValidator(_request_id)] | None = Field(
-        default=None, description="the same id joins the running or finished request"
+    request_id: Annotated[Text, AfterValidator(_check_request_id)] | None = Field(
+        default=None, description="The id of the request. A request with the id of a running or finished one joins it."
     )
-    quality: Literal["auto", "standard"] = "auto"
-    user: Text | None = None
+    quality: Literal["auto", "standard"] = Field(
+        default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
+    )
+    user: Text | None = Field(
+        default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
+    )
 
 
 class ImageRequest(GenerationRequest):
-    """The body of `POST /v1/images/generations`, and the dict of the Python handle.
-
-    Limits that depend on the model are checked by `to_request`. `quality`, `background`, `output_format` and `user`
-    are what OpenAI's clients may send: accepted where they ask for what is served anyhow, without effect.
-    """
+    """The body of `POST /v1/images/generations`, and the dict of the Python handle. `build_image_request` checks
+    the limits that depend on the model."""
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("image", "images", "mask", "input_reference"),
-        "a picture to edit goes to POST /v1/images/edits, as image",
+        "an image to edit goes to POST /v1/images/edits, as image",
     )
 
-    stream: bool = False
-    response_format: Annotated[Text, AfterValidator(_response_format)] = "b64_json"
-    output_format: Literal["png"] = "png"
-    background: Literal["auto", "opaque"] = "auto"
+    stream: bool = Field(default=False, description="True for an answer of server-sent events.")
+    response_format: Annotated[Text, AfterValidator(_check_response_format)] = Field(
+        default="b64_json", description="The form of the images in the answer."
+    )
+    output_format: Literal["png"] = Field(default="png", description="The format of the image files.")
+    background: Literal["auto", "opaque"] = Field(
+        default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
+    )
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)
 
 
-def parse_request(body: Any) -> ImageRequest:
+def parse_image_request(body: Any) -> ImageRequest:
     """The body of an image request with `extra_body` merged in. Raises as `parse_as` does."""
     return parse_as(ImageRequest, body)
 
@@ -125,20 +142,20 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True) -> Parsed:
     Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
-    fields = _merged(kind, body)
+    fields = _merge_extra_body(kind, body)
     for name in fields:
         if name not in kind.model_fields:
             known = "there are " + ", ".join(sorted([*kind.model_fields, "extra_body"]))
             hint = kind.elsewhere.get(name, known) if isinstance(name, str) else known
-            raise InvalidRequestError(f"unknown field {shown_name(name)}; {hint}", shown_name(name))
+            raise InvalidRequestError(f"unknown field {show_name(name)}; {hint}", show_name(name))
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None}, strict=strict)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise _describe_first_problem(error) from None
 
 
-def _merged(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The fields of the body and of its `extra_body`, by the names that they have here."""
+def _merge_extra_body(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The fields of the body and of its `extra_body`, by their names in the schema."""
     extra = body.get("extra_body")
     if extra is not None and not isinstance(extra, Mapping):
         raise InvalidRequestError("extra_body: must be an object of named fields", "extra_body")
@@ -147,42 +164,42 @@ def _merged(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any,
         for name, value in sent.items():
             own = kind.other_names.get(name, name)
             if own in fields or own == "extra_body":
-                shown = shown_name(name)
+                shown = show_name(name)
                 raise InvalidRequestError(f"{shown}: must not be given twice (see extra_body)", shown)
             fields[own] = value
     return fields
 
 
-def _first_problem(error: ValidationError) -> InvalidRequestError:
+def _describe_first_problem(error: ValidationError) -> InvalidRequestError:
     detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
     name = str(detail["loc"][0])
     message = "is required" if detail["type"] == "missing" else detail["msg"]
     return InvalidRequestError(f"{name}: {message}", name)
 
 
-def to_request(
+def build_image_request(
     body: Mapping[str, Any] | ImageRequest, models: Mapping[str, ServedModel]
 ) -> tuple[RequestSpec, GenerationInputs]:
-    """What the scheduler and the workers get of a body. The first model of `models` that makes pictures is the default.
+    """The request as the scheduler and workers get it. The default model is the first of `models` that makes images.
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
-    request = body if isinstance(body, ImageRequest) else parse_request(body)
-    model = model_of(request.model, models, videos=False)
+    request = body if isinstance(body, ImageRequest) else parse_image_request(body)
+    model = choose_model(request.model, models, videos=False)
     check_limits(request, model)
-    width, height, param = asked_size(request, Shape(model.default_side, model.default_side))
+    width, height, param = resolve_size(request, Shape(model.default_side, model.default_side))
     check_size(width, height, param, model)
-    return made(request, model, Shape(height=height, width=width), new_image_id())
+    return build_request(request, model, Shape(height=height, width=width), make_image_id())
 
 
-def new_image_id() -> str:
+def make_image_id() -> str:
     return f"img-{uuid.uuid4().hex}"
 
 
-def made(
+def build_request(
     request: GenerationRequest, model: ServedModel, shape: Shape, new_id: str
 ) -> tuple[RequestSpec, GenerationInputs]:
-    """A checked request as the scheduler and the workers take it. `new_id`: unless it brings its own."""
+    """A checked request as the scheduler and workers get it. `new_id` is its id unless it has its own."""
     steps = request.num_inference_steps or model.default_steps
     guidance_scale = request.guidance_scale
     spec = RequestSpec(
@@ -208,49 +225,11 @@ def made(
     return spec, inputs
 
 
-def model_of(
-    name: str | None, models: Mapping[str, ServedModel], videos: bool, from_picture: bool = False
-) -> ServedModel:
-    """The model of this name, or the first one that makes videos (or pictures). Those that make pictures from a
-    picture, and those that make them without, have routes of their own. Raises `UnknownModelError`."""
-    kind = _kind_of(videos, from_picture)
-    fitting = {key: model for key, model in models.items() if _kind_of(model.makes_videos, model.takes_image) == kind}
-    if name is not None and name in models and name not in fitting:
-        other = _kind_of(models[name].makes_videos, models[name].takes_image)
-        raise UnknownModelError(f"model: this one {other}; send the request to {_ROUTES[other]}", "model")
-    if not fitting:
-        raise UnknownModelError(f"model: none of the served models {kind}", "model")
-    if name is not None and name not in fitting:
-        raise not_served(fitting)
-    if name is not None:
-        return fitting[name]
-    return next(
-        (model for model in fitting.values() if model.takes_image == from_picture), next(iter(fitting.values()))
-    )
-
-
-def not_served(served: Iterable[str]) -> UnknownModelError:
-    there = f"there are {names}" if (names := ", ".join(served)) else "no model is, at the moment"
-    return UnknownModelError(f"model: this model is not served; {there}", "model")
-
-
-_ROUTES = {
-    "makes pictures": "/v1/images/generations",
-    "edits pictures": "/v1/images/edits",
-    "makes videos": "/v1/videos",
-}
-
-
-def _kind_of(videos: bool, from_picture: bool) -> str:
-    """What a model does, a key of `_ROUTES`."""
-    return "makes videos" if videos else "edits pictures" if from_picture else "makes pictures"
-
-
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:
-    """Outputs, steps, texts and the LoRA. Raises `InvalidRequestError`."""
+    """Check the outputs, steps, texts and the LoRA of a request. Raises `InvalidRequestError`."""
     limits = model.limits
-    _at_most("n", request.n, limits.max_outputs)
-    _at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
+    _check_at_most("n", request.n, limits.max_outputs)
+    _check_at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
     for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
         if len(text) > limits.max_prompt_chars:
             raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
@@ -259,30 +238,14 @@ def check_limits(request: GenerationRequest, model: ServedModel) -> None:
         raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
 
 
-def _at_most(name: str, value: int, limit: int) -> None:
+def _check_at_most(name: str, value: int, limit: int) -> None:
     if value > limit:
         raise InvalidRequestError(f"{name}: must be at most {limit} for this model", name)
 
 
-def check_size(width: int, height: int, param: str, model: ServedModel) -> None:
-    """Whether the model can make this size, for which the field `param` is to blame. Raises `InvalidRequestError`."""
-    limits, multiple = model.limits, model.family.size_multiple
-    if width % multiple or height % multiple:
-        raise InvalidRequestError(f"{param}: width and height must be multiples of {multiple} for this model", param)
-    if min(width, height) < limits.min_side or max(width, height) > limits.max_side:
-        raise InvalidRequestError(
-            f"{param}: width and height must be {limits.min_side} to {limits.max_side} for this model", param
-        )
-    if width * height > limits.max_pixels:
-        raise InvalidRequestError(
-            f"{param}: width times height must be at most {limits.max_pixels} pixels for this model",
-            param,
-        )
-
-
-def asked_size(request: GenerationRequest, default: Shape) -> tuple[int, int, str]:
-    """Width, height and the field that is to blame for them. Both forms may be given when they agree.
-    Raises `InvalidRequestError`."""
+def resolve_size(request: GenerationRequest, default: Shape) -> tuple[int, int, str]:
+    """The requested width and height, and the field that determines them. `size` and the other two may both be given
+    when they agree. Raises `InvalidRequestError`."""
     if (request.width is None) != (request.height is None):
         missing = "width" if request.width is None else "height"
         raise InvalidRequestError(f"{missing}: give both width and height, or size", missing)

@@ -14,14 +14,13 @@ from deployments.models.served import ServedModel
 from deployments.schemas.image import (
     GenerationRequest,
     Text,
-    asked_size,
+    build_request,
     check_limits,
-    check_size,
-    made,
-    model_of,
     parse_as,
+    resolve_size,
 )
-from deployments.schemas.image_field import SourceField, source_png
+from deployments.schemas.image_field import ImageField, encode_input_image
+from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import check_given
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -29,11 +28,11 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 MAX_FPS = 120.0
 MAX_SECONDS = 3600.0
 MAX_PRIORITY = 1000
-_SOURCE = "input_reference"
+_IMAGE_FIELD = "input_reference"
 
 
-def _number(value: Any) -> Any:
-    """OpenAI's clients send the seconds as a text."""
+def _parse_number(value: Any) -> Any:
+    """A number, also where OpenAI's clients send it as a text."""
     if not isinstance(value, str):
         return value
     try:
@@ -43,72 +42,84 @@ def _number(value: Any) -> Any:
 
 
 class VideoRequest(GenerationRequest):
-    """The body of `POST /v1/videos` and `POST /v1/videos/sync`, and the dict of the Python handle for a video.
+    """The body of `POST /v1/videos` and `POST /v1/videos/sync`, and the dict of the Python handle for a video."""
 
-    `num_frames` wins over `seconds`. `num_outputs_per_prompt` is another name of `n`.
-    """
-
-    num_frames: int | None = Field(default=None, ge=1)
-    fps: float | None = Field(default=None, gt=0, le=MAX_FPS, description="frames per second of the MP4 file")
-    seconds: Annotated[float, BeforeValidator(_number), Field(gt=0, le=MAX_SECONDS)] | None = None
-    num_outputs_per_prompt: int | None = Field(default=None, ge=1)
+    num_frames: int | None = Field(
+        default=None,
+        ge=1,
+        description="The number of frames. The default follows from `seconds`, or else is the model's.",
+    )
+    fps: float | None = Field(
+        default=None, gt=0, le=MAX_FPS, description="Frames per second of the MP4 file. The default is the model's."
+    )
+    seconds: Annotated[float, BeforeValidator(_parse_number), Field(gt=0, le=MAX_SECONDS)] | None = Field(
+        default=None, description="The length in seconds. It has no effect if `num_frames` is given."
+    )
+    num_outputs_per_prompt: int | None = Field(default=None, ge=1, description="Another name of `n`.")
     priority: int = Field(
-        default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="of two jobs that wait, the higher one goes first"
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Of two jobs that wait for the scheduler, the one with the higher priority starts first.",
     )
-    output_format: Literal["mp4"] = "mp4"
+    output_format: Literal["mp4"] = Field(default="mp4", description="The format of the files.")
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("image", "images", "image_url"), "a picture to start from is called input_reference here"
+        ("image", "images", "image_url"), "the input image is called input_reference here"
     )
-    input_reference: SourceField | None = Field(default=None, repr=False)
+    input_reference: ImageField | None = Field(default=None, repr=False)
 
 
 class HandleVideoRequest(VideoRequest):
-    """A video request of the Python handle, which can also give the frames as an array."""
+    """A video request of the Python handle, which can also return the frames as arrays."""
 
-    output_format: Literal["mp4", "frames"] = "mp4"  # type: ignore[assignment]
-    stream: bool = False
-    response_format: Text | None = None
+    output_format: Literal["mp4", "frames"] = Field(  # type: ignore[assignment]
+        default="mp4", description="`mp4` for files, `frames` for arrays of frames."
+    )
+    stream: bool = Field(default=False, description="The field has no effect here.")
+    response_format: Text | None = Field(default=None, description="The field has no effect here.")
 
 
-def parse_video(body: Any, strict: bool = True) -> VideoRequest:
+def parse_video_request(body: Any, strict: bool = True) -> VideoRequest:
     """The body with `extra_body` merged in. Raises as `parse_as` does."""
     return parse_as(VideoRequest, body, strict)
 
 
-def to_video_request(request: VideoRequest, models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
-    """What the scheduler and the workers get of it. The default is the first model of `models` that makes videos, from
-    a picture when there is one. Decodes the picture, which may take a second.
+def build_video_request(
+    request: VideoRequest, models: Mapping[str, ServedModel]
+) -> tuple[RequestSpec, GenerationInputs]:
+    """The request as the scheduler and the workers get it. The default model is the first of `models` that makes videos
+    (from an image when the request has one). Decodes the image, which may take a second.
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
-    model = model_of(request.model, models, videos=True, from_picture=request.input_reference is not None)
-    has_picture = request.input_reference is not None
-    others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_picture]
-    check_given(model.family, has_picture, _SOURCE, others)
-    request = _with_outputs(request)
+    model = choose_model(request.model, models, videos=True, from_image=request.input_reference is not None)
+    has_image = request.input_reference is not None
+    others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_image]
+    check_given(model.family, has_image, _IMAGE_FIELD, others)
+    request = _merge_output_counts(request)
     check_limits(request, model)
     fps = request.fps or float(model.default_fps)
-    picture, shape = None, model.default_shape
+    image, shape = None, model.default_shape
     if request.input_reference is None:
-        shape = _shape(request, model, fps, shape)
+        shape = _choose_shape(request, model, fps, shape)
     else:
-        picture, shape = source_png(
+        image, shape = encode_input_image(
             request.input_reference,
             model,
-            _SOURCE,
-            lambda width, height: _shape(request, model, fps, model.default_shape_like(width, height)),
+            _IMAGE_FIELD,
+            lambda width, height: _choose_shape(request, model, fps, model.default_shape_like(width, height)),
         )
-    spec, inputs = made(request, model, shape, f"video_{uuid.uuid4().hex}")
-    return spec, replace(inputs, fps=fps, output_format=request.output_format, image=picture)
+    spec, inputs = build_request(request, model, shape, f"video_{uuid.uuid4().hex}")
+    return spec, replace(inputs, fps=fps, output_format=request.output_format, image=image)
 
 
-def _shape(request: VideoRequest, model: ServedModel, fps: float, default: Shape) -> Shape:
-    width, height, param = asked_size(request, default)
+def _choose_shape(request: VideoRequest, model: ServedModel, fps: float, default: Shape) -> Shape:
+    width, height, param = resolve_size(request, default)
     check_size(width, height, param, model)
-    return Shape(height=height, width=width, num_frames=_num_frames(request, model, fps, width * height))
+    return Shape(height=height, width=width, num_frames=_choose_num_frames(request, model, fps, width * height))
 
 
-def _with_outputs(request: VideoRequest) -> VideoRequest:
+def _merge_output_counts(request: VideoRequest) -> VideoRequest:
     asked = request.num_outputs_per_prompt
     if asked is None:
         return request
@@ -117,8 +128,10 @@ def _with_outputs(request: VideoRequest) -> VideoRequest:
     return request.model_copy(update={"n": asked})
 
 
-def _num_frames(request: VideoRequest, model: ServedModel, fps: float, pixels: int) -> int:
-    """As many as asked for, else the allowed number nearest to the length asked for. Raises `InvalidRequestError`."""
+def _choose_num_frames(request: VideoRequest, model: ServedModel, fps: float, pixels: int) -> int:
+    """The requested number of frames, or else the allowed number that is nearest to the requested length.
+
+    Raises `InvalidRequestError`."""
     limits, multiple = model.limits, model.family.frame_multiple
     if request.num_frames is not None:
         param, number = "num_frames", request.num_frames

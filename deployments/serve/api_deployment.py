@@ -13,7 +13,7 @@ from deployments.backend import closing
 from deployments.config.app import AppArgs
 from deployments.http import python_handle as handle_api
 from deployments.http.app import create_api
-from deployments.model_updates.catalogue_client import LiveModels
+from deployments.model_updates.catalogue_client import CatalogueClient
 from deployments.serve.remote import RemoteBackend
 from deployments.serve.videos_deployment import RemoteVideoBackend
 from tridentserve.errors import TridentServeError
@@ -21,12 +21,13 @@ from tridentserve.errors import TridentServeError
 
 @serve.ingress()
 class ApiDeployment:
-    """`generate` and `generate_stream` are what a handle offers: plain dicts in, plain dicts out (docs/api.md)."""
+    """The HTTP routes, and for Python handles `generate` and `generate_stream`, which take and return plain dicts
+    (docs/api.md)."""
 
     def __init__(self, scheduler: DeploymentHandle[Any], args: AppArgs, videos: DeploymentHandle[Any] | None) -> None:
         self._backend = RemoteBackend(scheduler)
         self._videos = RemoteVideoBackend(videos, args) if videos is not None else None
-        self._models = LiveModels(self._backend.catalogue, args.models)
+        self._models = CatalogueClient(self._backend.catalogue, args.models)
         self._models.follow()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -47,9 +48,8 @@ class ApiDeployment:
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Callers in other applications may not have this package: an error of ours could not be unpickled there.
-
-    Raises ValueError for what the caller can mend, RuntimeError for the rest; the text begins with the code."""
+    """Raises ValueError for an error that the caller can correct, RuntimeError for every other one. The text begins
+    with the code. Callers in other applications may not have this package, so they could not unpickle its errors."""
     try:
         yield
     except TridentServeError as error:

@@ -1,4 +1,4 @@
-"""The Scheduler deployment as a `Backend`, through a Ray Serve handle. Errors of Ray become errors of ours."""
+"""The Scheduler deployment as a `Backend`, through a Ray Serve handle. Errors of Ray become `TridentServeError`s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RemoteBackend:
         self._streaming = handle.options(stream=True)
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        with our_errors():
+        with translate_ray_errors():
             updates = self._streaming.generate.remote(spec, inputs)
             try:
                 async for update in updates:
@@ -37,28 +37,29 @@ class RemoteBackend:
                     else:
                         yield update
             finally:
-                # Tells the replica that this client has left; without effect once all updates have come.
+                # The replica learns that this client has left. Once all updates have come, this has no effect.
                 updates.cancel()
 
     async def cancel(self, request_id: str) -> bool:
-        with our_errors():
+        with translate_ray_errors():
             return bool(await self._handle.cancel.remote(request_id))
 
-    async def catalogue(self, edition: str | None, wait_s: float) -> Catalogue:
-        """The models that the Scheduler takes requests of, as soon as they are others than in `edition`; after `wait_s`
-        in any case."""
-        with our_errors():
-            found: Catalogue = await self._handle.catalogue.remote(edition, wait_s)
+    async def catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
+        """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
+        seconds."""
+        with translate_ray_errors():
+            found: Catalogue = await self._handle.catalogue.remote(known_version, timeout_s)
             return found
 
     async def health(self) -> dict[str, Any]:
-        with our_errors():
+        with translate_ray_errors():
             return dict(await self._handle.health.remote())
 
 
 @contextmanager
-def our_errors() -> Iterator[None]:
-    """Ray hands on an exception of the other side as one of its own, whose text is the traceback over there."""
+def translate_ray_errors() -> Iterator[None]:
+    """Raises the exception of the other side where Ray raises its own class with a traceback, and a
+    `TridentServeError` where Ray reports that the other side is busy or lost."""
     try:
         yield
     except RayTaskError as error:

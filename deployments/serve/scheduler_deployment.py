@@ -1,4 +1,4 @@
-"""The Scheduler deployment: exactly one replica, which owns the workers and drives them by the pure scheduler."""
+"""The Scheduler deployment: exactly one replica, which owns the workers and runs the pure scheduler's plans on them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ray import serve
 from deployments.config.app import AppArgs
 from deployments.config.live import SCHEDULER, live_args
 from deployments.model_updates.catalogue import Catalogue
-from deployments.model_updates.reconciler import ModelKeeper
-from deployments.schemas.image_limits import MAX_HELD_BYTES, PictureRoom
-from deployments.serve.start import start
+from deployments.model_updates.reconciler import ModelReconciler
+from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
+from deployments.serve.start import start_engine
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.updates import FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
@@ -22,62 +22,65 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 
 
 class SchedulerDeployment:
-    """The event loop around the pure core. Ray Serve calls `reconfigure` before the first request, which returns when
-    all workers can take plans, and whenever the `user_config` has changed."""
+    """The event loop around the pure core. Ray Serve calls `reconfigure` before the first request (it returns when all
+    workers can take plans) and whenever the `user_config` has changed."""
 
     def __init__(self, args: AppArgs) -> None:
         self._args = args
         self._engine: LiveEngine | None = None
-        self._keeper: ModelKeeper | None = None
-        self._pictures = PictureRoom(MAX_HELD_BYTES)
+        self._reconciler: ModelReconciler | None = None
+        self._images = ImageBudget(MAX_HELD_BYTES)
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Start, or bring the running service to other models. Never raises once it runs: Ray Serve would replace the
-        replica, and all workers with it. Returns at once then: meanwhile, no request reaches the replica."""
-        if self._keeper is None:
-            self._engine, self._keeper = await start(live_args(self._args, user_config), _gpus_per_worker(self._args))
+        """Start the service, or bring the running service to other models. A running service never raises here, because
+        Ray Serve would replace the replica and all workers with it; and it returns at once, because no request reaches
+        the replica meanwhile."""
+        if self._reconciler is None:
+            args = live_args(self._args, user_config)
+            self._engine, self._reconciler = await start_engine(args, _gpus_per_worker(self._args))
             spare_long_lived()
             return
         try:
-            self._keeper.want(live_args(self._args, user_config))
+            self._reconciler.reconcile_to(live_args(self._args, user_config))
         except ConfigError as error:
-            self._keeper.refuse(str(error).splitlines())
+            self._reconciler.refuse(str(error).splitlines())
 
-    async def catalogue(self, edition: str | None, wait_s: float) -> Catalogue:
-        """The models that take requests, as soon as they are others than in `edition`; after `wait_s` in any case."""
-        if self._keeper is None:
+    async def catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
+        """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
+        seconds."""
+        if self._reconciler is None:
             raise WorkerError("the service is starting")
-        return await self._keeper.catalogue.other_than(edition, wait_s)
+        return await self._reconciler.catalogue.wait_for_change(known_version, timeout_s)
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        """See `deployments.backend.Backend`; pictures come as references, not as bytes."""
-        if not self._pictures.has_room(inputs.image):
-            message = "the pictures of unfinished requests take all their room, try again later"
+        """As `deployments.backend.Backend` says, but the outputs are references instead of bytes."""
+        if not self._images.has_room(inputs.image):
+            message = "the images of unfinished requests take all their room, try again later"
             yield FailedUpdate(spec.request_id, OverloadedError.code, message)
             return
-        with self._pictures.holding(inputs.image):
-            async with aclosing(self._started().generate(spec, inputs)) as updates:
+        with self._images.hold(inputs.image):
+            async with aclosing(self._require_engine().generate(spec, inputs)) as updates:
                 async for update in updates:
                     yield update
 
     async def cancel(self, request_id: str) -> bool:
-        return self._started().cancel(request_id)
+        return self._require_engine().cancel(request_id)
 
     async def health(self) -> dict[str, Any]:
-        alive = self._started().workers_alive()
+        alive = self._require_engine().workers_alive()
         total = self._args.cluster.num_workers
         status = "ready" if len(alive) == total else "degraded" if alive else "starting"
-        placement = self._started().placement
-        models = self._keeper.state() if self._keeper is not None else {}
+        placement = self._require_engine().placement
+        models = self._reconciler.describe() if self._reconciler is not None else {}
         return {"status": status, "workers": len(alive), "workers_total": total, "placement": placement, **models}
 
     def check_health(self) -> None:
-        """For Ray Serve: only that the scheduler's thread is alive. Waiting for workers here would let the loss of
-        one take the application down."""
+        """Raises when the scheduler's thread has ended. If it also asked for workers, the loss of one would take the
+        application down."""
         if self._engine is not None and not self._engine.healthy:
             raise WorkerError("the scheduler's thread has ended")
 
-    def _started(self) -> LiveEngine:
+    def _require_engine(self) -> LiveEngine:
         if self._engine is None:
             raise WorkerError("the service is starting")
         return self._engine

@@ -1,4 +1,4 @@
-"""Starts what the Scheduler deployment drives: workers in its placement group, the engine, the keeper of the models."""
+"""Starts the parts of the Scheduler deployment: workers in its placement group, the engine and the model reconciler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deployments.assembly.planning import assemble_service, hot_groups, worker_s
 from deployments.assembly.profiles import cost_model
 from deployments.assembly.workers import worker_configs
 from deployments.config.app import AppArgs
-from deployments.model_updates.reconciler import ModelKeeper
+from deployments.model_updates.reconciler import ModelReconciler
 from deployments.models.sources import model_source
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
@@ -27,10 +27,11 @@ from tridentserve.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-async def start(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, ModelKeeper]:
-    """Returns when all workers can take plans. Raises `ConfigError` for what cannot work."""
-    group = _placement_group(args)
-    bundles, nodes = _bundles_by_node(group)
+async def start_engine(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, ModelReconciler]:
+    """Start the engine; returns when all workers can take plans. Raises `ConfigError` for a configuration that cannot
+    work."""
+    group = _require_placement_group(args)
+    bundles, nodes = _order_bundles(group)
     specs = worker_specs(args, nodes)
     times = cost_model(args)
     planners, options = assemble_service(args, times, specs), service_options(args)
@@ -41,7 +42,7 @@ async def start(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, Mode
         {spec.worker_id: placement.describe(spec.worker_id) for spec in specs},
     )
     sources, (store, abandon) = await asyncio.gather(
-        asyncio.to_thread(_model_sources, args), asyncio.to_thread(_start_store)
+        asyncio.to_thread(_find_model_sources, args), asyncio.to_thread(_start_store)
     )
     groups = hot_groups(args, times, specs, placement)
     engine = LiveEngine(
@@ -53,10 +54,10 @@ async def start(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, Mode
         times,
     )
     await engine.start()
-    return engine, ModelKeeper(args, engine.models, times, specs, placement)
+    return engine, ModelReconciler(args, engine.models, times, specs, placement)
 
 
-def _placement_group(args: AppArgs) -> PlacementGroup:
+def _require_placement_group(args: AppArgs) -> PlacementGroup:
     group = ray.util.get_current_placement_group()
     needed = 1 + args.cluster.num_workers
     if group is None or group.bundle_count != needed:
@@ -67,7 +68,7 @@ def _placement_group(args: AppArgs) -> PlacementGroup:
     return group
 
 
-def _bundles_by_node(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]:
+def _order_bundles(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]:
     """The bundles of the workers, node after node, and the node of each. PACK promises no order across nodes."""
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     order = list(dict.fromkeys(nodes[index] for index in range(1, group.bundle_count)))
@@ -75,13 +76,13 @@ def _bundles_by_node(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]
     return tuple(bundles), [nodes[index] for index in bundles]
 
 
-def _model_sources(args: AppArgs) -> dict[str, ModelSource]:
+def _find_model_sources(args: AppArgs) -> dict[str, ModelSource]:
     return {model.name: model_source(model, args.cache_dir) for model in args.models}
 
 
 def _start_store() -> tuple[Any, Callable[[str, int, int], None]]:
-    """The store beside the scheduler in which workers form process groups, and how to speak for a lost worker there.
-    It lives as long as the second, which keeps it."""
+    """The store in which workers form process groups, and a function that answers there for a lost worker. The function
+    keeps the store alive."""
     from tridentserve.parallel import abandon, connect_store
 
     host: str = get_node_ip_address()  # type: ignore[no-untyped-call]

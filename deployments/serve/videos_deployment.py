@@ -11,7 +11,7 @@ from ray import serve
 
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.models.served import family_of
-from deployments.serve.remote import RemoteBackend, our_errors
+from deployments.serve.remote import RemoteBackend, translate_ray_errors
 from deployments.videos.jobs import VideoJobs, choose_storage_url
 from deployments.videos.storage import find_local_file
 from tridentserve.errors import CheckpointError, TridentServeError, WorkerError
@@ -86,7 +86,7 @@ class RemoteVideoBackend:
         self, method: Callable[Concatenate[VideoJobs, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """The result of a method over there. Raises the error that it returned."""
-        with our_errors():
+        with translate_ray_errors():
             answer: T | TridentServeError = await self._handle.call.remote(method, *args, **kwargs)
         if isinstance(answer, TridentServeError):
             raise answer

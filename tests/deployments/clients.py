@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from deployments.backend import VideoBackend
 from deployments.http.app import create_api
-from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, FakeBackend
 from tests.waiting import until
 
 IMAGES = "/v1/images/generations"
@@ -35,9 +35,9 @@ def video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.Asy
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-def picture_client(backend: FakeBackend, videos: VideoBackend | None = None) -> httpx.AsyncClient:
-    """As `video_client`, with models that start from a picture too."""
-    app = create_api(backend, WITH_PICTURES, videos)
+def image_client(backend: FakeBackend, videos: VideoBackend | None = None) -> httpx.AsyncClient:
+    """As `video_client`, with models that start from an image too."""
+    app = create_api(backend, WITH_IMAGES, videos)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 

@@ -1,4 +1,4 @@
-"""A `Backend` that makes no pictures and no videos, what the front ends are tested over."""
+"""A `Backend` that makes no images and no videos, what the front ends are tested over."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MODELS = {
 }
 VIDEO_LIMITS = Limits(min_side=32, max_side=256, max_frames=33, max_pixel_frames=128 * 128 * 17, max_outputs=2)
 WITH_VIDEOS = {**MODELS, "tiny-wan": ServedModel("tiny-wan", FAMILIES["wan"], VIDEO_LIMITS)}
-PICTURE_LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_image_bytes=2**20, max_image_pixels=10**6)
-WITH_PICTURES = {
+IMAGE_LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_image_bytes=2**20, max_image_pixels=10**6)
+WITH_IMAGES = {
     **WITH_VIDEOS,
-    "tiny-kontext": ServedModel("tiny-kontext", FAMILIES["flux_kontext"], PICTURE_LIMITS, loras=("ink",)),
+    "tiny-kontext": ServedModel("tiny-kontext", FAMILIES["flux_kontext"], IMAGE_LIMITS, loras=("ink",)),
     "tiny-wan-i2v": ServedModel(
         "tiny-wan-i2v", FAMILIES["wan_i2v"], VIDEO_LIMITS.model_copy(update={"max_image_pixels": 10**6})
     ),

@@ -11,11 +11,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.schemas.edit import EditRequest, to_edit_request
+from deployments.schemas.edit import EditRequest, build_edit_request
 from deployments.schemas.image import ImageRequest, parse_as
-from deployments.schemas.video import parse_video, to_video_request
+from deployments.schemas.video import build_video_request, parse_video_request
 from tests.deployments.clients import IMAGES, client
-from tests.deployments.fake_backend import LIMITS, MODELS, WITH_PICTURES, FakeBackend, png
+from tests.deployments.fake_backend import LIMITS, MODELS, WITH_IMAGES, FakeBackend, png
 from tridentserve.errors import InvalidRequestError
 
 ANY_TEXT = st.text(st.characters(), max_size=20)  # lone surrogates included
@@ -80,26 +80,26 @@ def test_any_fields(value: dict[str, Any]) -> None:
         assert inputs.prompt.strip()
 
 
-PICTURE = b64encode(png(40, 30)).decode()
-PICTURES = (
+IMAGE = b64encode(png(40, 30)).decode()
+IMAGE_VALUES = (
     ANY_JSON
     | st.binary(max_size=40).map(lambda content: b64encode(content).decode())
-    | st.integers(0, len(PICTURE)).map(lambda end: PICTURE[:end])
-    | st.sampled_from([PICTURE, [PICTURE], {"image_url": f"data:image/png;base64,{PICTURE}"}])
+    | st.integers(0, len(IMAGE)).map(lambda end: IMAGE[:end])
+    | st.sampled_from([IMAGE, [IMAGE], {"image_url": f"data:image/png;base64,{IMAGE}"}])
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(PICTURES, REQUEST, st.booleans())
-def test_any_picture(picture: Any, fields: dict[str, Any], strict: bool) -> None:
+@given(IMAGE_VALUES, REQUEST, st.booleans())
+def test_any_image(image: Any, fields: dict[str, Any], strict: bool) -> None:
     """Made or refused in our own words, whatever stands in the field."""
     body = {"prompt": "x", **fields}
     with suppress(InvalidRequestError):
-        spec, inputs = to_edit_request(parse_as(EditRequest, {**body, "image": picture}, strict), WITH_PICTURES)
-        assert (WITH_PICTURES[spec.model].family.name, inputs.image is None) == ("flux_kontext", False)
+        spec, inputs = build_edit_request(parse_as(EditRequest, {**body, "image": image}, strict), WITH_IMAGES)
+        assert (WITH_IMAGES[spec.model].family.name, inputs.image is None) == ("flux_kontext", False)
     with suppress(InvalidRequestError):
-        spec, inputs = to_video_request(parse_video({**body, "input_reference": picture}, strict), WITH_PICTURES)
-        assert (inputs.image is not None) == WITH_PICTURES[spec.model].takes_image
+        spec, inputs = build_video_request(parse_video_request({**body, "input_reference": image}, strict), WITH_IMAGES)
+        assert (inputs.image is not None) == WITH_IMAGES[spec.model].takes_image
 
 
 @settings(max_examples=150, deadline=None)

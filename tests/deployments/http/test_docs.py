@@ -22,7 +22,7 @@ def test_every_field_is_told_of() -> None:
 
 
 def test_every_field_of_an_edit_is_told_of() -> None:
-    section = TEXT.partition("## POST /v1/images/edits")[2].partition("### Pictures")[0]
+    section = TEXT.partition("## POST /v1/images/edits")[2].partition("### Input images")[0]
     rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
     assert set(rows) == (EditRequest.model_fields.keys() - ImageRequest.model_fields.keys()) | {"model", "size"}
 

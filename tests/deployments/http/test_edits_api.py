@@ -1,4 +1,4 @@
-"""The route of edits over a fake backend: a picture in all encodings, its size, and what is refused."""
+"""The route of edits over a fake backend: an image in all encodings, its size, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import httpx
 import pytest
 from PIL import Image
 
-from deployments.schemas.image_field import picture_bytes
-from tests.deployments.clients import IMAGES, client, error_of, events, picture_client
-from tests.deployments.fake_backend import MODELS, WITH_PICTURES, FakeBackend, png
+from deployments.schemas.image_field import count_image_chars
+from tests.deployments.clients import IMAGES, client, error_of, events, image_client
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, png
 from tridentserve.models.input_image import png_of, read_picture
 from tridentserve.requests import Shape
 
 EDITS = "/v1/images/edits"
-PICTURE = png(64, 48, "red")
-BASE64 = b64encode(PICTURE).decode()
+IMAGE = png(64, 48, "red")
+BASE64 = b64encode(IMAGE).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 STEPS = {"num_inference_steps": 2}
 BODY = {"prompt": "make it blue", **STEPS, "image": BASE64}
 TEXTS = {"prompt": "make it blue", "num_inference_steps": "2"}
-FILE = ("fox.png", PICTURE, "image/png")
+FILE = ("fox.png", IMAGE, "image/png")
 
 
 def jpeg(width: int, height: int) -> bytes:
@@ -35,7 +35,7 @@ def jpeg(width: int, height: int) -> bytes:
 
 
 async def edit(backend: FakeBackend, **sent: Any) -> httpx.Response:
-    async with picture_client(backend) as http:
+    async with image_client(backend) as http:
         return await http.post(EDITS, **sent)
 
 
@@ -54,7 +54,7 @@ async def edit(backend: FakeBackend, **sent: Any) -> httpx.Response:
         {"json": {"prompt": "make it blue", "extra_body": {**STEPS, "image": BASE64}}},
         {"json": {"prompt": "make it blue", **STEPS, "images": [{"image_url": DATA_URL}]}},
         {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image[]": (None, BASE64)}},
-        {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image": (None, PICTURE)}},
+        {"files": {**{name: (None, text) for name, text in TEXTS.items()}, "image": (None, IMAGE)}},
         {"data": {**TEXTS, "input_fidelity": "high", "partial_images": "0"}, "files": {"image": FILE}},
         {"json": {**BODY, "input_fidelity": "low", "partial_images": 0}},
     ],
@@ -69,7 +69,7 @@ async def test_all_encodings_give_the_same_request(sent: dict[str, Any]) -> None
     assert answer.status_code == 200, answer.text
     assert (answer.json()["model"], answer.json()["size"], len(answer.json()["data"])) == ("tiny-kontext", "64x48", 1)
     ((spec, inputs),) = backend.seen
-    assert inputs.image == png_of(read_picture(PICTURE, 10**6))
+    assert inputs.image == png_of(read_picture(IMAGE, 10**6))
     assert (inputs.prompt, inputs.num_inference_steps, spec.shape) == ("make it blue", 2, Shape(48, 64))
 
 
@@ -95,12 +95,12 @@ async def test_the_fields_of_a_generation_hold() -> None:
     ("sent", "size"),
     [((64, 48), "64x48"), ((65, 40), "64x32"), ((16, 16), "32x32"), ((512, 384), "256x192"), ((10, 900), "32x256")],
 )
-async def test_the_size_follows_the_picture(asked: dict[str, str], sent: tuple[int, int], size: str) -> None:
+async def test_the_size_follows_the_image(asked: dict[str, str], sent: tuple[int, int], size: str) -> None:
     answer = await edit(FakeBackend(), data={**TEXTS, **asked}, files={"image": jpeg(*sent)})
     assert answer.json()["size"] == size
 
 
-async def test_a_large_picture_travels_in_the_size_of_the_result() -> None:
+async def test_a_large_image_travels_in_the_size_of_the_result() -> None:
     backend = FakeBackend()
     for size in ("64x48", "256x192"):
         await edit(backend, data={**TEXTS, "size": size}, files={"image": jpeg(128, 96)})
@@ -110,10 +110,8 @@ async def test_a_large_picture_travels_in_the_size_of_the_result() -> None:
 
 @pytest.mark.parametrize("kind", ["image/png", "application/json; charset=utf-16"])
 async def test_the_content_type_is_told(kind: str) -> None:
-    answer = await edit(FakeBackend(), content=PICTURE, headers={"Content-Type": kind})
-    says = (
-        "names another charset" if "charset" in kind else "a picture is a file of a multipart form, or base64 in JSON"
-    )
+    answer = await edit(FakeBackend(), content=IMAGE, headers={"Content-Type": kind})
+    says = "names another charset" if "charset" in kind else "an image is a file of a multipart form, or base64 in JSON"
     assert (answer.status_code, says in error_of(answer)["message"]) == (415, True)
 
 
@@ -128,24 +126,24 @@ async def test_a_stream() -> None:
     [
         ({"data": TEXTS}, "image", "is required"),
         ({"json": {**BODY, "image": None}}, "image", "is required"),
-        ({"data": TEXTS, "files": [("image", FILE), ("image", FILE)]}, "image", "several pictures"),
-        ({"data": TEXTS, "files": [("image[]", FILE), ("image[]", FILE)]}, "image", "several pictures"),
-        ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", "several pictures"),
+        ({"data": TEXTS, "files": [("image", FILE), ("image", FILE)]}, "image", "several images"),
+        ({"data": TEXTS, "files": [("image[]", FILE), ("image[]", FILE)]}, "image", "several images"),
+        ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", "several images"),
         ({"data": TEXTS, "files": {"image": FILE, "mask": FILE}}, "mask", "not supported by this model"),
         ({"data": {**TEXTS, "image": BASE64}, "files": {"image": FILE}}, "image", "image: is given twice in the form"),
         ({"data": TEXTS, "files": {"image": b""}}, "image", "empty"),
         ({"json": {**BODY, "image": ""}}, "image", "empty"),
-        ({"json": {**BODY, "image": []}}, "image", "must be a picture"),
-        ({"json": {**BODY, "image": 7}}, "image", "must be a picture"),
-        ({"json": {**BODY, "image": [[BASE64]]}}, "image", "must be a picture"),
+        ({"json": {**BODY, "image": []}}, "image", "must be an image"),
+        ({"json": {**BODY, "image": 7}}, "image", "must be an image"),
+        ({"json": {**BODY, "image": [[BASE64]]}}, "image", "must be an image"),
         ({"json": {**BODY, "image": "http://host/fox.png"}}, "image", "nothing is fetched"),
         ({"json": {**BODY, "image": {"image_url": "https://host/fox.png"}}}, "image", "nothing is fetched"),
         ({"json": {**BODY, "image": "file:///etc/passwd"}}, "image", "nothing is fetched"),
         ({"json": {**BODY, "image": {"file_id": "f"}}}, "image", "no files are stored"),
         ({"json": {**BODY, "image": "fox.png"}}, "image", "base64"),
-        ({"json": {**BODY, "image": "not one: a text"}}, "image", "is not valid base64; send the picture itself"),
+        ({"json": {**BODY, "image": "not one: a text"}}, "image", "is not valid base64; send the image itself"),
         ({"json": {**BODY, "images": [BASE64]}}, "images", "images: must not be given twice"),
-        ({"json": {**BODY, "partial_images": 1}}, "partial_images", "must be 0: a picture is sent when it is finished"),
+        ({"json": {**BODY, "partial_images": 1}}, "partial_images", "must be 0: an image is sent when it is finished"),
         ({"json": {**BODY, "input_reference": BASE64}}, "input_reference", "is called image here"),
         ({"json": {**BODY, "image": "/etc/passwd"}}, "image", "base64"),
         ({"json": {**BODY, "image": "é" * 8}}, "image", "base64"),
@@ -174,17 +172,17 @@ async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: st
 @pytest.mark.parametrize(
     ("path", "model", "status", "says"),
     [
-        (IMAGES, "tiny-kontext", 404, "edits pictures; send the request to /v1/images/edits"),
-        (EDITS, "tiny-sd3", 404, "makes pictures; send the request to /v1/images/generations"),
+        (IMAGES, "tiny-kontext", 404, "edits images; send the request to /v1/images/edits"),
+        (EDITS, "tiny-sd3", 404, "makes images; send the request to /v1/images/generations"),
         (EDITS, "tiny-wan-i2v", 404, "makes videos; send the request to /v1/videos"),
-        ("/v1/videos", "tiny-kontext", 404, "edits pictures; send the request to /v1/images/edits"),
+        ("/v1/videos", "tiny-kontext", 404, "edits images; send the request to /v1/images/edits"),
         (EDITS, "dall-e-3", 404, "there are tiny-kontext"),
-        (IMAGES, None, 422, "unknown field image; a picture to edit goes to POST /v1/images/edits"),
+        (IMAGES, None, 422, "unknown field image; an image to edit goes to POST /v1/images/edits"),
     ],
 )
 async def test_models_have_routes_of_their_own(path: str, model: str | None, status: int, says: str) -> None:
     body = {"prompt": "a fox", "model": model} | ({"image": BASE64} if path == EDITS or model is None else {})
-    async with picture_client(FakeBackend()) as http:
+    async with image_client(FakeBackend()) as http:
         answer = await http.post(path, json=body)
     assert (answer.status_code, says in error_of(answer)["message"]) == (status, True), answer.text
 
@@ -193,16 +191,16 @@ async def test_a_service_that_edits_nothing() -> None:
     async with client(FakeBackend()) as http:
         answer = await http.post(EDITS, json=BODY)
         assert (answer.status_code, error_of(answer)["param"]) == (404, "model")
-        assert "none of the served models edits pictures" in answer.text
+        assert "none of the served models edits images" in answer.text
         assert (await http.post(EDITS, json={**BODY, "image": "A" * 2**20})).status_code == 413
 
 
-async def test_bodies_may_have_a_picture_beside_the_other_fields() -> None:
-    most = 2**20 + picture_bytes(WITH_PICTURES)
-    assert picture_bytes(MODELS) == 0
-    video_model = WITH_PICTURES["tiny-wan-i2v"]
+async def test_bodies_may_have_an_image_beside_the_other_fields() -> None:
+    most = 2**20 + count_image_chars(WITH_IMAGES)
+    assert count_image_chars(MODELS) == 0
+    video_model = WITH_IMAGES["tiny-wan-i2v"]
     assert most == 2**20 + 4 * -(-video_model.limits.max_image_bytes // 3)
-    async with picture_client(FakeBackend()) as http:
+    async with image_client(FakeBackend()) as http:
         body = json.dumps({**BODY, "image": ""}).encode()
         for size, status in ((most, 422), (most + 1, 413)):
             content = body + b" " * (size - len(body))
@@ -212,19 +210,19 @@ async def test_bodies_may_have_a_picture_beside_the_other_fields() -> None:
         assert (await http.post(IMAGES, json={"prompt": "x" * 2**20})).status_code == 413
 
 
-async def test_nothing_of_a_picture_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_of_an_image_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     backend = FakeBackend()
-    for content in (PICTURE, PICTURE[:60], b"canary-7f3a"):
+    for content in (IMAGE, IMAGE[:60], b"canary-7f3a"):
         await edit(backend, json={**BODY, "image": b64encode(content).decode()})
     assert len(backend.seen) == 1
     assert "canary" not in caplog.text
     assert BASE64[:24] not in caplog.text
-    assert str(PICTURE[:8])[2:-1] not in caplog.text + repr(backend.seen)
+    assert str(IMAGE[:8])[2:-1] not in caplog.text + repr(backend.seen)
 
 
 async def test_models_say_what_they_take() -> None:
-    async with picture_client(FakeBackend()) as http:
+    async with image_client(FakeBackend()) as http:
         told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
     takes = {name: model["input_modalities"] for name, model in told.items() if "image" in model["input_modalities"]}
     assert takes == {"tiny-kontext": ["text", "image"], "tiny-wan-i2v": ["text", "image"]}

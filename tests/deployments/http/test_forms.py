@@ -13,19 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.http.forms import MULTIPART, URLENCODED, SentFile, form_fields, shown_name
+from deployments.http.forms import MULTIPART, URLENCODED, parse_form
 from deployments.schemas.edit import EditRequest
+from deployments.schemas.fields import SentFile, show_name
 from deployments.schemas.image import parse_as
-from deployments.schemas.image_field import source_png
-from tests.deployments.clients import error_of, picture_client
-from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png
+from deployments.schemas.image_field import encode_input_image
+from tests.deployments.clients import error_of, image_client
+from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png
 from tests.work import calls_in
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import Shape
 
 EDITS = "/v1/images/edits"
 TYPE = f"{MULTIPART}; boundary=B"
-PICTURE = png(64, 48)
+IMAGE = png(64, 48)
 
 
 def form(*parts: tuple[str, bytes], end: bytes = b"--B--\r\n") -> bytes:
@@ -35,7 +36,7 @@ def form(*parts: tuple[str, bytes], end: bytes = b"--B--\r\n") -> bytes:
 
 
 async def post(content: bytes, kind: str) -> httpx.Response:
-    async with picture_client(FakeBackend()) as http:
+    async with image_client(FakeBackend()) as http:
         return await http.post(EDITS, content=content, headers={"Content-Type": kind})
 
 
@@ -47,13 +48,13 @@ async def test_texts_and_files() -> None:
         ('; name="mask"', b"\x89PNG"),
         ('; name="tag[]"', b"x"),
     )
-    assert await form_fields(body, TYPE) == {
+    assert await parse_form(body, TYPE) == {
         "prompt": "ein Füchschen",
         "image": [SentFile(b"a"), SentFile(b"b")],
         "mask": SentFile(b"\x89PNG"),  # no text, although its part has no file name
         "tag": "x",
     }
-    assert await form_fields(b"prompt=ein+F%C3%BCchschen&seed=&x[]=1&x[]=2", URLENCODED) == {
+    assert await parse_form(b"prompt=ein+F%C3%BCchschen&seed=&x[]=1&x[]=2", URLENCODED) == {
         "prompt": "ein Füchschen",
         "seed": "",
         "x": ["1", "2"],
@@ -73,8 +74,8 @@ async def test_texts_and_files() -> None:
         (b"prompt=a&prompt=b", URLENCODED, "prompt", "prompt: is given twice"),
         (form(("", b"a")), TYPE, None, "has no name"),
         (form(('; name="a"', b"a")), MULTIPART, None, "names no boundary; let"),
-        (form(('; name="a"', b"a")), f"{MULTIPART}; boundary=C", None, "cannot be told apart by the boundary"),
-        (form(('; name="a"', b"a")), f"{MULTIPART}; boundary={'C' * 500}", None, "cannot be told apart"),
+        (form(('; name="a"', b"a")), f"{MULTIPART}; boundary=C", None, "cannot be separated by the boundary"),
+        (form(('; name="a"', b"a")), f"{MULTIPART}; boundary={'C' * 500}", None, "cannot be separated"),
         (form(('; name="a"', b"a"), end=b""), TYPE, None, "is cut off"),
         (form(('; name="a"', b"a"))[:20], TYPE, None, "is cut off"),
         (b"", TYPE, None, "is cut off"),
@@ -92,12 +93,12 @@ async def test_forms_that_are_broken(body: bytes, kind: str, param: str | None, 
 
 
 @pytest.mark.parametrize("count", [5, 16])
-async def test_several_pictures_are_called_so(count: int) -> None:
-    files = [("image[]", ("fox.png", PICTURE))] * count
-    async with picture_client(FakeBackend()) as http:
+async def test_several_images_are_called_so(count: int) -> None:
+    files = [("image[]", ("fox.png", IMAGE))] * count
+    async with image_client(FakeBackend()) as http:
         answer = await http.post(EDITS, data={"prompt": "x"}, files=files)
     assert (answer.status_code, error_of(answer)["param"]) == (422, "image")
-    assert "several pictures" in error_of(answer)["message"]
+    assert "several images" in error_of(answer)["message"]
 
 
 @given(
@@ -105,14 +106,14 @@ async def test_several_pictures_are_called_so(count: int) -> None:
 )
 def test_any_multipart_bytes(pieces: list[bytes]) -> None:
     with suppress(InvalidRequestError):
-        assert isinstance(asyncio.run(form_fields(b"".join(pieces), TYPE)), dict)
+        assert isinstance(asyncio.run(parse_form(b"".join(pieces), TYPE)), dict)
 
 
 def test_names_are_shown_short_and_plain() -> None:
-    assert (shown_name("seed"), shown_name("é"), shown_name(7)) == ("seed", "\\xe9", "7")
-    assert shown_name("a" * 64) == "a" * 64
-    assert shown_name("a" * 65) == "a" * 64 + "..."
-    assert len(shown_name("é" * 64)) == 67
+    assert (show_name("seed"), show_name("é"), show_name(7)) == ("seed", "\\xe9", "7")
+    assert show_name("a" * 64) == "a" * 64
+    assert show_name("a" * 65) == "a" * 64 + "..."
+    assert len(show_name("é" * 64)) == 67
 
 
 async def test_others_are_served_while_a_form_is_parsed() -> None:
@@ -126,13 +127,13 @@ async def test_others_are_served_while_a_form_is_parsed() -> None:
             await asyncio.sleep(0)
 
     serving = asyncio.create_task(others())
-    fields = await form_fields(body, TYPE)
+    fields = await parse_form(body, TYPE)
     serving.cancel()
     assert len(fields["image"].content) == 600_000
     assert turns >= len(body) // (16 * 1024)
 
 
-async def test_a_urlencoded_form_has_no_room_for_a_large_picture() -> None:
+async def test_a_urlencoded_form_has_no_room_for_a_large_image() -> None:
     assert (await post(b"prompt=" + b"x" * (2**20 - 7), URLENCODED)).status_code == 422
     answer = await post(b"&" * (2**20 + 1), URLENCODED)
     assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
@@ -152,12 +153,12 @@ async def test_a_long_body_of_many_small_values_is_not_parsed(padding: str, monk
 
     body = f'{{"prompt": "x", "image": {padding}}}'
     assert len(body) > 2**20
-    in_a_form = form(('; name="image"; filename="a"', PICTURE), ('; name="extra_body"', body.encode()))
+    in_a_form = form(('; name="image"; filename="a"', IMAGE), ('; name="extra_body"', body.encode()))
     monkeypatch.setattr("deployments.http.body.json", SimpleNamespace(loads=unparsed))
     for content, kind in ((body.encode(), "application/json"), (in_a_form, TYPE)):
         answer = await post(content, kind)
         assert (answer.status_code, error_of(answer)["code"]) == (413, "body_too_large")
-        assert "may hold a picture, and few values beside it" in error_of(answer)["message"]
+        assert "may hold an image and few other values" in error_of(answer)["message"]
 
 
 async def test_a_long_body_may_be_written_as_some_clients_do() -> None:
@@ -169,12 +170,12 @@ async def test_a_long_body_may_be_written_as_some_clients_do() -> None:
 
 def test_a_text_is_checked_as_a_whole() -> None:
     """And not by a step of Python per character, before it is known to be too long."""
-    body = {"prompt": "x" * 100_000, "image": PICTURE}
+    body = {"prompt": "x" * 100_000, "image": IMAGE}
     assert calls_in(lambda: parse_as(EditRequest, body)) < 1000
     spaced = "AA AA " * 20_000
 
     def read() -> None:
         with pytest.raises(InvalidRequestError, match="cannot be read"):
-            source_png(spaced, WITH_PICTURES["tiny-kontext"], "image", lambda width, height: Shape(height, width))
+            encode_input_image(spaced, WITH_IMAGES["tiny-kontext"], "image", lambda width, height: Shape(height, width))
 
     assert calls_in(read) < 10_000

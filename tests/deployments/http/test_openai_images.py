@@ -1,4 +1,4 @@
-"""The openai SDK sends pictures to start from, over a real socket to a fake backend."""
+"""The openai SDK sends input images, over a real socket to a fake backend."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from deployments.config.videos import VideosArgs
 from deployments.http.app import create_api
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import served
-from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png, video
+from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png, video
 from tridentserve.models.input_image import png_of, read_picture
 
-PICTURE = png(64, 48, "red")
-NORMALISED = png_of(read_picture(PICTURE, 10**6))
-FILE = ("fox.png", PICTURE, "image/png")
+IMAGE = png(64, 48, "red")
+NORMALISED = png_of(read_picture(IMAGE, 10**6))
+FILE = ("fox.png", IMAGE, "image/png")
 EXTRA = {"num_inference_steps": 2}
 
 
@@ -33,7 +33,7 @@ def backend() -> FakeBackend:
 async def sdk(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[openai.AsyncOpenAI]:
     jobs = VideoJobs(backend, VideosArgs(), tmp_path)
     await jobs.start()
-    async with served(backend, app=create_api(backend, WITH_PICTURES, jobs)) as port:
+    async with served(backend, app=create_api(backend, WITH_IMAGES, jobs)) as port:
         url = f"http://127.0.0.1:{port}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=30.0) as client:
             yield client
@@ -50,8 +50,8 @@ async def test_an_edit(sdk: openai.AsyncOpenAI, backend: FakeBackend) -> None:
             size="1024x1024",
             extra_body={**EXTRA, "size": "96x64"},
         )
-        pictures = [base64.b64decode(entry.b64_json or "") for entry in answer.data or ()]
-        assert [Image.open(io.BytesIO(content)).size for content in pictures] == [(96, 64)] * 2
+        images = [base64.b64decode(entry.b64_json or "") for entry in answer.data or ()]
+        assert [Image.open(io.BytesIO(content)).size for content in images] == [(96, 64)] * 2
     assert [inputs.image for _, inputs in backend.seen] == [NORMALISED] * 2
 
 
@@ -62,11 +62,11 @@ async def test_an_edit_as_a_stream(sdk: openai.AsyncOpenAI) -> None:
 
 
 async def test_what_an_edit_does_not_take(sdk: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="several pictures"):
+    with pytest.raises(openai.UnprocessableEntityError, match="several images"):
         await sdk.images.edit(image=[FILE, FILE], prompt="blue")
     with pytest.raises(openai.UnprocessableEntityError, match="mask: is not supported"):
         await sdk.images.edit(image=FILE, mask=FILE, prompt="blue")
-    with pytest.raises(openai.NotFoundError, match="edits pictures"):
+    with pytest.raises(openai.NotFoundError, match="edits images"):
         await sdk.images.generate(model="tiny-kontext", prompt="blue")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.http.python_handle import generate, generate_stream
-from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, FakeBackend, png
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, FakeBackend, png
 from tests.deployments.fake_backend import video as fake_video
 from tests.waiting import until
 from tridentserve.errors import (
@@ -45,22 +45,22 @@ async def test_a_video() -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_pictures_to_start_from(named: bool) -> None:
-    backend, picture = FakeBackend(), png(64, 48)
-    edit: dict[str, Any] = {"prompt": "a cat", "num_inference_steps": 2, "image": picture}
+async def test_images_to_start_from(named: bool) -> None:
+    backend, image = FakeBackend(), png(64, 48)
+    edit: dict[str, Any] = {"prompt": "a cat", "num_inference_steps": 2, "image": image}
     video = {
         "prompt": "a cat",
         "size": "64x64",
         "num_inference_steps": 2,
-        "input_reference": b64encode(picture).decode(),
+        "input_reference": b64encode(image).decode(),
     }
     if named:
         edit["model"], video["model"] = "tiny-kontext", "tiny-wan-i2v"
-    for image in (picture, memoryview(picture), bytearray(picture), [picture], b64encode(picture).decode()):
-        assert (await generate(backend, WITH_PICTURES, {**edit, "image": image}))["images"] == [picture]
-    assert (await generate(backend, WITH_PICTURES, video))["videos"] == [fake_video("a cat")]
+    for sent in (image, memoryview(image), bytearray(image), [image], b64encode(image).decode()):
+        assert (await generate(backend, WITH_IMAGES, {**edit, "image": sent}))["images"] == [image]
+    assert (await generate(backend, WITH_IMAGES, video))["videos"] == [fake_video("a cat")]
     assert [spec.model for spec, _ in backend.seen] == ["tiny-kontext"] * 5 + ["tiny-wan-i2v"]
-    assert {inputs.image for _, inputs in backend.seen} == {png_of(read_picture(picture, 10**6))}
+    assert {inputs.image for _, inputs in backend.seen} == {png_of(read_picture(image, 10**6))}
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ async def test_pictures_to_start_from(named: bool) -> None:
         ({"image": b"x"}, "image: cannot be read"),
     ],
 )
-async def test_pictures_that_lack_or_are_too_much(body: dict[str, Any], says: str) -> None:
+async def test_images_that_lack_or_are_too_much(body: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
-        await generate(FakeBackend(), WITH_PICTURES, {"prompt": "a cat", **body})
+        await generate(FakeBackend(), WITH_IMAGES, {"prompt": "a cat", **body})
 
 
 @pytest.mark.parametrize("field", ["image", "input_reference"])
-async def test_a_picture_for_a_model_that_is_not_served(field: str) -> None:
+async def test_an_image_for_a_model_that_is_not_served(field: str) -> None:
     with pytest.raises(UnknownModelError, match=r"this model is not served; there are tiny-sd3, .*tiny-kontext"):
-        await generate(FakeBackend(), WITH_PICTURES, {"prompt": "a cat", "model": "x", field: b"x"})
+        await generate(FakeBackend(), WITH_IMAGES, {"prompt": "a cat", "model": "x", field: b"x"})
 
 
 @pytest.mark.parametrize("body", [BODY, {**BODY, "image": b"x"}, {"prompt": "a cat", "model": "tiny-sd3"}])

@@ -16,10 +16,10 @@ from starlette.responses import FileResponse
 from starlette.types import Message
 
 from deployments.config.videos import VideosArgs
-from deployments.http.video_files import VideoContent
+from deployments.http.video_files import VideoBytesResponse
 from deployments.schemas.image import REQUEST_ID
 from deployments.videos.jobs import VideoJobs
-from tests.deployments.clients import error_of, picture_client, video_client
+from tests.deployments.clients import error_of, image_client, video_client
 from tests.deployments.fake_backend import FakeBackend, png, video
 from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.updates import FailedUpdate
@@ -30,7 +30,7 @@ VIDEOS = "/v1/videos"
 BODY = {"prompt": "a fox", "size": "64x64", "num_frames": 9, "num_inference_steps": 2, "fps": 8}
 EXTRA = {name: BODY[name] for name in BODY if name != "prompt"}
 TEXTS = {name: str(value) for name, value in BODY.items()}
-PICTURE = png(48, 32)
+IMAGE = png(48, 32)
 
 
 def raw(content: bytes, content_type: str) -> dict[str, Any]:
@@ -138,7 +138,7 @@ async def test_no_temporary_file_is_left_by_a_client_that_leaves(temporary: Call
         await asyncio.Event().wait()
         raise AssertionError
 
-    answer = VideoContent(b"x" * 2**20, "a.mp4")
+    answer = VideoBytesResponse(b"x" * 2**20, "a.mp4")
     with pytest.raises(ConnectionResetError):
         await answer({"type": "http", "method": "GET", "headers": [], "asgi": {"spec_version": "2.4"}}, never, gone)
     assert len(sent) == 1
@@ -289,21 +289,21 @@ async def test_what_is_refused(served: Served, sent: dict[str, Any], status: int
     [
         {
             "data": {"prompt": "a fox", "extra_body": json.dumps(EXTRA)},
-            "files": {"input_reference": ("a.png", PICTURE)},
+            "files": {"input_reference": ("a.png", IMAGE)},
         },
-        {"data": TEXTS, "files": {"input_reference": ("fox.png", PICTURE, "image/png")}},
-        {"json": {**BODY, "input_reference": b64encode(PICTURE).decode()}},
-        {"json": {**BODY, "input_reference": {"image_url": f"data:image/png;base64,{b64encode(PICTURE).decode()}"}}},
+        {"data": TEXTS, "files": {"input_reference": ("fox.png", IMAGE, "image/png")}},
+        {"json": {**BODY, "input_reference": b64encode(IMAGE).decode()}},
+        {"json": {**BODY, "input_reference": {"image_url": f"data:image/png;base64,{b64encode(IMAGE).decode()}"}}},
     ],
     ids=["SGLang", "openai", "base64", "object"],
 )
-async def test_a_video_from_a_picture(served: Served, sent: dict[str, Any]) -> None:
-    async with picture_client(served.backend, served.jobs) as http:
+async def test_a_video_from_an_image(served: Served, sent: dict[str, Any]) -> None:
+    async with image_client(served.backend, served.jobs) as http:
         job = (await http.post(VIDEOS, **sent)).json()
         at_once = await http.post(f"{VIDEOS}/sync", **sent)
     assert (job["model"], at_once.status_code) == ("tiny-wan-i2v", 200)
     assert (await served.until_ended(job["id"]))["status"] == "completed"
-    assert [inputs.image for _, inputs in served.backend.seen] == [png_of(read_picture(PICTURE, 10**6))] * 2
+    assert [inputs.image for _, inputs in served.backend.seen] == [png_of(read_picture(IMAGE, 10**6))] * 2
 
 
 @pytest.mark.parametrize("video_id", ["unknown", "%00", ".x", "a" * 129, "%2e%2e%2fjobs"])

@@ -13,8 +13,8 @@ from deployments.assembly.planning import service_placement, service_workers
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
 from deployments.model_updates.catalogue import CataloguePublisher
-from deployments.model_updates.catalogue_client import LiveModels
-from deployments.model_updates.reconciler import ModelKeeper
+from deployments.model_updates.catalogue_client import CatalogueClient
+from deployments.model_updates.reconciler import ModelReconciler
 from tests.deployments.fake_backend import MODELS
 from tests.waiting import until
 from tridentserve.engine.live.messages import ModelSource
@@ -97,13 +97,13 @@ class Bench:
         args = args_of(cache, SD3, **more)
         times, specs = cost_model(args), service_workers(args)
         placement = service_placement(args, times, specs)
-        self.keeper = ModelKeeper(args, cast(Any, self.changes), times, specs, placement)
+        self.reconciler = ModelReconciler(args, cast(Any, self.changes), times, specs, placement)
 
     def want(self, *models: dict[str, Any], **more: Any) -> None:
-        self.keeper.want(args_of(self.cache, *models, **self.more, **more))
+        self.reconciler.reconcile_to(args_of(self.cache, *models, **self.more, **more))
 
     async def until(self, is_so: Callable[[dict[str, Any]], bool]) -> None:
-        await until(lambda: is_so(self.keeper.state()))
+        await until(lambda: is_so(self.reconciler.describe()))
 
     async def until_models(self, **models: str) -> None:
         names = {name.replace("_", "-"): state for name, state in models.items()}
@@ -111,7 +111,7 @@ class Bench:
 
     @property
     def listed(self) -> list[str]:
-        return [model.name for model in self.keeper.catalogue.latest.models]
+        return [model.name for model in self.reconciler.catalogue.latest.models]
 
 
 def run(scenario: Callable[[Bench], Awaitable[None]], cache: Path, **more: Any) -> None:
@@ -120,7 +120,7 @@ def run(scenario: Callable[[Bench], Awaitable[None]], cache: Path, **more: Any) 
         try:
             await scenario(bench)
         finally:
-            bench.keeper.stop()
+            bench.reconciler.stop()
 
     asyncio.run(begin())
 
@@ -194,11 +194,11 @@ def test_what_cannot_work_changes_nothing(tmp_path: Path, wrong: dict[str, Any],
     async def scenario(bench: Bench) -> None:
         bench.want(SD3, wrong)
         await bench.until(lambda state: any(why in line for line in state["problems"]))
-        assert bench.keeper.state()["models"] == {"tiny-sd3": "serving"}
+        assert bench.reconciler.describe()["models"] == {"tiny-sd3": "serving"}
         assert bench.changes.told == []
         bench.want(SD3, FLUX)
         await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
-        assert bench.keeper.problems == []
+        assert bench.reconciler.problems == []
 
     run(scenario, tmp_path)
 
@@ -208,7 +208,7 @@ def test_of_models_that_come_together_none_comes_where_one_cannot_be_read(tmp_pa
         bench.changes.unreadable = {"twin"}
         bench.want(SD3, FLUX, TWIN)
         await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
-        assert bench.keeper.state()["models"] == {"tiny-sd3": "serving"}
+        assert bench.reconciler.describe()["models"] == {"tiny-sd3": "serving"}
         assert {"discard tiny-flux", "discard twin"} <= set(bench.changes.told)
         assert not any(line.startswith("add") for line in bench.changes.told)
 
@@ -231,7 +231,7 @@ def test_a_model_stays_where_what_is_to_replace_it_cannot_be_read(tmp_path: Path
         bench.changes.unreadable = {"tiny-sd3"}
         bench.want({**SD3, "dtype": "bfloat16"}, FLUX)
         await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
-        assert bench.keeper.state()["models"] == {"tiny-sd3": "serving"}
+        assert bench.reconciler.describe()["models"] == {"tiny-sd3": "serving"}
         assert bench.changes.told == ["rehearse tiny-sd3"]
         assert bench.listed == ["tiny-sd3"]
 
@@ -316,10 +316,10 @@ def test_the_api_follows_and_keeps_what_it_knows(tmp_path: Path) -> None:
         async def ask(edition: str | None, wait_s: float) -> Any:
             if down:
                 raise WorkerError("starting again")
-            return await publisher.other_than(edition, wait_s)
+            return await publisher.wait_for_change(edition, wait_s)
 
         publisher.publish([MODELS["tiny-flux"]])
-        models = LiveModels(ask, args_of(tmp_path, SD3).models)
+        models = CatalogueClient(ask, args_of(tmp_path, SD3).models)
         assert list(models) == ["tiny-sd3"]
         models.follow()
 

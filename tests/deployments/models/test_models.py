@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deployments.config.app import Limits, ModelArgs
 from deployments.models.served import ServedModel, served_model, served_models
-from deployments.schemas.image import check_size
+from deployments.schemas.model_choice import check_size
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
 from tridentserve.requests import Shape
@@ -38,7 +38,7 @@ def test_sizes_within_the_limits(min_side: int, max_side: int, max_pixels: int, 
 
 
 @given(SIDES, SIDES, st.integers(256, 90_000), st.integers(1, 5000), st.integers(1, 5000))
-def test_a_size_like_that_of_a_picture(min_side: int, max_side: int, max_pixels: int, width: int, height: int) -> None:
+def test_a_size_like_that_of_an_image(min_side: int, max_side: int, max_pixels: int, width: int, height: int) -> None:
     model = ServedModel(
         "m", FAMILIES["flux_kontext"], Limits(min_side=min_side, max_side=max_side, max_pixels=max_pixels)
     )
@@ -60,7 +60,7 @@ FROM_PICTURES = [name for name, family in FAMILIES.items() if family.frame_multi
 
 
 @given(st.sampled_from(FROM_PICTURES), SIDES, SIDES, SIDES, SIDES)
-def test_the_default_size_of_a_video_is_like_its_picture(
+def test_the_default_size_of_a_video_is_like_its_image(
     name: str, min_side: int, max_side: int, width: int, height: int
 ) -> None:
     model = ServedModel("m", FAMILIES[name], Limits(min_side=min_side, max_side=max_side))
@@ -79,8 +79,8 @@ def test_the_default_size_of_a_video_keeps_proportions_and_pixels() -> None:
     model = ServedModel("m", FAMILIES["wan_i2v"], Limits())
     assert model.default_shape == Shape(480, 832, 81)
     sizes = {(1080, 1920): (480, 832), (4000, 3000): (720, 544), (50, 50): (624, 624), (832, 480): (832, 480)}
-    for picture, size in sizes.items():
-        assert model.default_shape_like(*picture) == Shape(width=size[0], height=size[1], num_frames=81)
+    for image, size in sizes.items():
+        assert model.default_shape_like(*image) == Shape(width=size[0], height=size[1], num_frames=81)
 
 
 @given(st.sampled_from([name for name, family in FAMILIES.items() if family.frame_multiple]), st.data())
@@ -119,8 +119,8 @@ def test_a_checkpoint_may_want_larger_multiples_than_its_family(tmp_path: Path) 
         (tmp_path / name).write_text(json.dumps(content))
     model = served_model(ModelArgs(name="m", path=tmp_path))
     assert model.to_json()["limits"]["size_multiple"] == 32
-    for picture, size in {(4000, 3000): (704, 544), (50, 50): (608, 608)}.items():
-        shape = model.default_shape_like(*picture)
+    for image, size in {(4000, 3000): (704, 544), (50, 50): (608, 608)}.items():
+        shape = model.default_shape_like(*image)
         assert (shape.width, shape.height) == size
         check_size(*size, "size", model)
     with pytest.raises(InvalidRequestError, match="32"):

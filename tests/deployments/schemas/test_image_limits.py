@@ -1,4 +1,4 @@
-"""What pictures may take: how many wait to be decoded, how many bytes are held, and that the wait counts."""
+"""What images may take: how many wait to be decoded, how many bytes are held, and that the wait counts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from deployments.config.app import AppArgs
 from deployments.http.python_handle import generate
-from deployments.schemas import image_field as source_field
-from deployments.schemas.image_limits import DecodingThreads, PictureRoom
+from deployments.schemas import image_field as image_field
+from deployments.schemas.image_limits import DecodingThreads, ImageBudget
 from deployments.serve.scheduler_deployment import SchedulerDeployment
-from tests.deployments.clients import error_of, picture_client
-from tests.deployments.fake_backend import WITH_PICTURES, FakeBackend, png
+from tests.deployments.clients import error_of, image_client
+from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png
 from tests.deployments.videos.test_store import request
 from tests.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate, QueuedUpdate
@@ -51,24 +51,24 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Before every picture that the API decodes, one at a time, with one more that may wait."""
+    """Before every image that the API decodes, one at a time, with one more that may wait."""
     gate = Gate()
-    monkeypatch.setattr(source_field, "_THREADS", DecodingThreads(max_threads=1, max_waiting=1))
-    monkeypatch.setattr(source_field, "read_picture", gate.before(read_picture))
+    monkeypatch.setattr(image_field, "_THREADS", DecodingThreads(max_threads=1, max_waiting=1))
+    monkeypatch.setattr(image_field, "read_picture", gate.before(read_picture))
     return gate
 
 
-async def test_pictures_beyond_those_that_may_wait_are_refused_at_once(gate: Gate) -> None:
+async def test_images_beyond_those_that_may_wait_are_refused_at_once(gate: Gate) -> None:
     backend = FakeBackend()
-    async with picture_client(backend) as http:
+    async with image_client(backend) as http:
         taken = [asyncio.create_task(http.post(EDITS, **SENT)) for _ in range(2)]
-        await until(lambda: gate.reached == 1 and source_field._THREADS._unfinished == 2)
+        await until(lambda: gate.reached == 1 and image_field._THREADS._unfinished == 2)
         for path, sent in ((EDITS, SENT), ("/v1/videos/sync", {**SENT, "files": {"input_reference": png(64, 48)}})):
             refused = await http.post(path, **sent)
             assert (refused.status_code, error_of(refused)["code"]) == (429, "overloaded")
             assert int(refused.headers["retry-after"]) > 0
-        with pytest.raises(OverloadedError, match="2 pictures are to be decoded already"):
-            await generate(backend, WITH_PICTURES, {"prompt": "x", "image": png(64, 48)})
+        with pytest.raises(OverloadedError, match="2 images are to be decoded already"):
+            await generate(backend, WITH_IMAGES, {"prompt": "x", "image": png(64, 48)})
         gate.opened.set()
         assert [(await answer).status_code for answer in taken] == [200, 200]
         assert (await http.post(EDITS, **SENT)).status_code == 200
@@ -89,42 +89,42 @@ async def test_who_leaves_waits_no_more() -> None:
 
 async def test_the_wait_for_a_decoder_counts() -> None:
     made, start_s = request("r", image=b"png"), time.monotonic()
-    waited, _ = await source_field.decoded(lambda: made, b"x", start_s - 5.0)
+    waited, _ = await image_field.build_beside_loop(lambda: made, b"x", start_s - 5.0)
     assert 5.0 <= waited.waited_s <= 5.0 + time.monotonic() - start_s
     assert waited == made[0]  # for who asks again with the same id
-    assert (await source_field.decoded(lambda: made, None, 0.0))[0].waited_s == 0.0
+    assert (await image_field.build_beside_loop(lambda: made, None, 0.0))[0].waited_s == 0.0
     backend = FakeBackend()
-    async with picture_client(backend) as http:
+    async with image_client(backend) as http:
         await http.post(EDITS, **SENT)
-    await generate(backend, WITH_PICTURES, {"prompt": "x", "image": png(64, 48), "num_inference_steps": 1})
+    await generate(backend, WITH_IMAGES, {"prompt": "x", "image": png(64, 48), "num_inference_steps": 1})
     assert all(0.0 < spec.waited_s <= time.monotonic() - start_s for spec, _ in backend.seen)
 
 
 async def test_what_is_wrong_in_a_thread_is_told() -> None:
     def broken() -> None:
-        raise InvalidRequestError("image: is no picture", "image")
+        raise InvalidRequestError("image: is no image", "image")
 
-    with pytest.raises(InvalidRequestError, match="no picture"):
+    with pytest.raises(InvalidRequestError, match="no image"):
         await DecodingThreads().run(broken)
 
 
 def test_room_for_bytes() -> None:
-    room = PictureRoom(100)
-    assert room.has_room(bytes(1000))  # alone it has room, however large
-    with room.holding(bytes(60)):
-        assert (room.has_room(bytes(40)), room.has_room(bytes(41)), room.has_room(None)) == (True, False, True)
-        with room.holding(None), room.holding(bytes(40)):
-            assert not room.has_room(b"x")
-        assert room.has_room(bytes(40))
-    assert room.has_room(bytes(1000))
+    budget = ImageBudget(100)
+    assert budget.has_room(bytes(1000))  # alone it has room, however large
+    with budget.hold(bytes(60)):
+        assert (budget.has_room(bytes(40)), budget.has_room(bytes(41)), budget.has_room(None)) == (True, False, True)
+        with budget.hold(None), budget.hold(bytes(40)):
+            assert not budget.has_room(b"x")
+        assert budget.has_room(bytes(40))
+    assert budget.has_room(bytes(1000))
 
 
-async def test_the_scheduler_refuses_pictures_that_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_scheduler_refuses_images_that_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serve.scheduler_deployment.MAX_HELD_BYTES", 100)
     args = {"models": [{"name": "m", "tiny": "flux_kontext"}], "cluster": {"workers_per_node": 1, "memory_mb": 512}}
     scheduler = SchedulerDeployment(AppArgs.model_validate({**args, "placement": ["EDC"]}))
     backend = FakeBackend(allowed_steps=0)
-    monkeypatch.setattr(scheduler, "_started", lambda: backend)
+    monkeypatch.setattr(scheduler, "_require_engine", lambda: backend)
 
     async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:
         updates = scheduler.generate(*request(job_id, image=image))

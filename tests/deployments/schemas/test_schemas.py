@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.schemas.image import MAX_SEED, parse_request, to_request
+from deployments.schemas.image import MAX_SEED, build_image_request, parse_image_request
 from tests.deployments.fake_backend import LIMITS, MODELS
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -16,7 +16,7 @@ CANARY = "canary-7f3a"
 
 
 def accept(**fields: Any) -> tuple[RequestSpec, GenerationInputs]:
-    return to_request({"prompt": "a cat", **fields}, MODELS)
+    return build_image_request({"prompt": "a cat", **fields}, MODELS)
 
 
 def refuse(**fields: Any) -> InvalidRequestError:
@@ -183,7 +183,7 @@ def test_unknown_fields_are_named(name: str) -> None:
 
 def test_keys_that_are_no_text() -> None:
     with pytest.raises(InvalidRequestError, match="unknown field"):
-        parse_request({"prompt": "x", 3: CANARY})
+        parse_image_request({"prompt": "x", 3: CANARY})
 
 
 @pytest.mark.parametrize("extra", [{"prompt": "x"}, {"extra_body": {}}])
@@ -194,12 +194,12 @@ def test_a_field_is_given_once(extra: dict[str, Any]) -> None:
 @pytest.mark.parametrize("body", [None, [], "prompt", 3, True])
 def test_a_body_is_an_object(body: Any) -> None:
     with pytest.raises(InvalidRequestError, match="must be an object"):
-        parse_request(body)
+        parse_image_request(body)
 
 
 def test_the_prompt_is_required() -> None:
     with pytest.raises(InvalidRequestError, match="prompt: is required"):
-        parse_request({})
+        parse_image_request({})
 
 
 @pytest.mark.parametrize(

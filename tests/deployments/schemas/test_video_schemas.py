@@ -10,9 +10,9 @@ import pytest
 
 from deployments.config.app import Limits
 from deployments.models.served import ServedModel
-from deployments.schemas.image import to_request
-from deployments.schemas.video import parse_video, to_video_request
-from tests.deployments.fake_backend import MODELS, WITH_PICTURES, WITH_VIDEOS, png
+from deployments.schemas.image import build_image_request
+from deployments.schemas.video import build_video_request, parse_video_request
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, png
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import png_of, read_picture
@@ -20,7 +20,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 
 def accept(strict: bool = True, **fields: Any) -> tuple[RequestSpec, GenerationInputs]:
-    return to_video_request(parse_video({"prompt": "a fox", **fields}, strict), WITH_VIDEOS)
+    return build_video_request(parse_video_request({"prompt": "a fox", **fields}, strict), WITH_VIDEOS)
 
 
 def refuse(strict: bool = True, **fields: Any) -> InvalidRequestError:
@@ -102,42 +102,42 @@ def test_what_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
     assert says in str(error)
 
 
-def test_pictures_and_videos_have_models_of_their_own() -> None:
-    with pytest.raises(UnknownModelError, match="makes pictures; send the request to /v1/images/generations"):
+def test_images_and_videos_have_models_of_their_own() -> None:
+    with pytest.raises(UnknownModelError, match="makes images; send the request to /v1/images/generations"):
         accept(model="tiny-sd3")
     with pytest.raises(UnknownModelError, match="makes videos; send the request to /v1/videos"):
-        to_request({"prompt": "a fox", "model": "tiny-wan"}, WITH_VIDEOS)
+        build_image_request({"prompt": "a fox", "model": "tiny-wan"}, WITH_VIDEOS)
     with pytest.raises(UnknownModelError, match="none of the served models makes videos"):
-        to_video_request(parse_video({"prompt": "a fox"}), MODELS)
+        build_video_request(parse_video_request({"prompt": "a fox"}), MODELS)
     with pytest.raises(UnknownModelError, match="is not served; there are tiny-wan"):
         accept(model="sora-2")
 
 
-@pytest.mark.parametrize(("picture", "size"), [((60, 100), (192, 320)), ((100, 60), (320, 192)), ((9, 9), (256, 256))])
-def test_a_video_without_a_size_is_like_its_picture(picture: tuple[int, int], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("image", "size"), [((60, 100), (192, 320)), ((100, 60), (320, 192)), ((9, 9), (256, 256))])
+def test_a_video_without_a_size_is_like_its_image(image: tuple[int, int], size: tuple[int, int]) -> None:
     """With the pixels of the default, 256x256."""
     limits = Limits(min_side=32, max_side=320, max_pixels=256 * 256, max_frames=9)
     model = ServedModel("m", FAMILIES["wan_i2v"], limits)
-    fields = {"prompt": "a fox", "input_reference": b64encode(png(*picture)).decode()}
-    spec, inputs = to_video_request(parse_video(fields), {"m": model})
+    fields = {"prompt": "a fox", "input_reference": b64encode(png(*image)).decode()}
+    spec, inputs = build_video_request(parse_video_request(fields), {"m": model})
     assert (spec.shape, inputs.shape) == (Shape(size[1], size[0], 9), spec.shape)
-    named, _ = to_video_request(parse_video({**fields, "size": "64x32"}), {"m": model})
+    named, _ = build_video_request(parse_video_request({**fields, "size": "64x32"}), {"m": model})
     assert named.shape == Shape(32, 64, 9)
-    same, _ = to_video_request(parse_video(fields), {"m": replace(model, family=FAMILIES["cogvideox_i2v"])})
+    same, _ = build_video_request(parse_video_request(fields), {"m": replace(model, family=FAMILIES["cogvideox_i2v"])})
     assert same.shape == model.default_shape
 
 
-def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
-    picture = png(100, 60)
+def test_a_video_starts_from_an_image_where_its_model_does() -> None:
+    image = png(100, 60)
 
     def made(**fields: Any) -> tuple[RequestSpec, GenerationInputs]:
-        return to_video_request(parse_video({"prompt": "a fox", **fields}), WITH_PICTURES)
+        return build_video_request(parse_video_request({"prompt": "a fox", **fields}), WITH_IMAGES)
 
-    spec, inputs = made(input_reference=b64encode(picture).decode(), size="64x64", num_frames=5)
+    spec, inputs = made(input_reference=b64encode(image).decode(), size="64x64", num_frames=5)
     assert (spec.model, spec.shape, inputs.image) == (
         "tiny-wan-i2v",
         Shape(64, 64, 5),
-        png_of(read_picture(picture, 10**6)),
+        png_of(read_picture(image, 10**6)),
     )
     assert made()[0].model == "tiny-wan"
     for fields, says in (
@@ -145,7 +145,7 @@ def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
         ({"model": "tiny-wan", "input_reference": "eA=="}, "input_reference: must be left out"),
         ({"input_reference": "eA=="}, "input_reference: cannot be read"),
         ({"input_reference": {"image_url": "https://x/y.png"}}, "nothing is fetched"),
-        ({"model": "tiny-kontext"}, "edits pictures; send the request to /v1/images/edits"),
+        ({"model": "tiny-kontext"}, "edits images; send the request to /v1/images/edits"),
     ):
         with pytest.raises(InvalidRequestError, match=says):
             made(**fields)
@@ -155,6 +155,6 @@ def test_a_video_starts_from_a_picture_where_its_model_does() -> None:
         made(model="tiny-wan-i2v")
     with pytest.raises(InvalidRequestError, match=r"unknown field image; .* is called input_reference here"):
         made(image="eA==")
-    only = {"tiny-wan-i2v": WITH_PICTURES["tiny-wan-i2v"]}
+    only = {"tiny-wan-i2v": WITH_IMAGES["tiny-wan-i2v"]}
     with pytest.raises(InvalidRequestError, match="input_reference: is required"):
-        to_video_request(parse_video({"prompt": "a fox"}), only)
+        build_video_request(parse_video_request({"prompt": "a fox"}), only)

@@ -12,13 +12,13 @@ from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.backend import closing
-from deployments.schemas.image import to_request
+from deployments.schemas.image import build_image_request
 from deployments.serve.remote import RemoteBackend
 from tests.deployments.fake_backend import MODELS, FakeBackend, completed, png
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError
 
-ARGS = to_request({"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1"}, MODELS)
+ARGS = build_image_request({"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1"}, MODELS)
 
 
 def as_ray_does(error: Exception) -> Exception:
@@ -54,7 +54,7 @@ async def _fetched(image: bytes | Exception) -> bytes:
 
 
 class FakeResponse:
-    """Its pictures are references: awaitables, as Ray's are."""
+    """Its images are references: awaitables, as Ray's are."""
 
     def __init__(self, updates: AsyncIterator[Update]) -> None:
         self.cancelled = False
@@ -115,7 +115,7 @@ async def test_errors_of_ray(error: Exception, expected: type[Exception]) -> Non
         await anext(updates)
 
 
-async def test_a_picture_that_is_lost() -> None:
+async def test_an_image_that_is_lost() -> None:
     lost: Any = ObjectLostError
     image = lost("00" * 28, "", "")
     backend = FakeBackend(fail=replace(completed(*ARGS), outputs=(image,)))

@@ -1,0 +1,59 @@
+"""The served model that a request gets, and the sizes that it can make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from deployments.models.served import ServedModel
+from tridentserve.errors import InvalidRequestError, UnknownModelError
+
+_ROUTES = {
+    "makes images": "/v1/images/generations",
+    "edits images": "/v1/images/edits",
+    "makes videos": "/v1/videos",
+}
+
+
+def choose_model(
+    name: str | None, models: Mapping[str, ServedModel], videos: bool, from_image: bool = False
+) -> ServedModel:
+    """The model of this name, or the first one that fits: each route takes models of one kind only.
+    Raises `UnknownModelError`."""
+    kind = _name_kind(videos, from_image)
+    fitting = {key: model for key, model in models.items() if _name_kind(model.makes_videos, model.takes_image) == kind}
+    if name is not None and name in models and name not in fitting:
+        other = _name_kind(models[name].makes_videos, models[name].takes_image)
+        raise UnknownModelError(f"model: this one {other}; send the request to {_ROUTES[other]}", "model")
+    if not fitting:
+        raise UnknownModelError(f"model: none of the served models {kind}", "model")
+    if name is not None and name not in fitting:
+        raise make_unknown_model_error(fitting)
+    if name is not None:
+        return fitting[name]
+    return next((model for model in fitting.values() if model.takes_image == from_image), next(iter(fitting.values())))
+
+
+def make_unknown_model_error(served: Iterable[str]) -> UnknownModelError:
+    there = f"there are {names}" if (names := ", ".join(served)) else "no model is, at the moment"
+    return UnknownModelError(f"model: this model is not served; {there}", "model")
+
+
+def _name_kind(videos: bool, from_image: bool) -> str:
+    """The kind of a model, a key of `_ROUTES`."""
+    return "makes videos" if videos else "edits images" if from_image else "makes images"
+
+
+def check_size(width: int, height: int, param: str, model: ServedModel) -> None:
+    """Raises `InvalidRequestError`, which names the field `param`, for a size that the model cannot make."""
+    limits, multiple = model.limits, model.family.size_multiple
+    if width % multiple or height % multiple:
+        raise InvalidRequestError(f"{param}: width and height must be multiples of {multiple} for this model", param)
+    if min(width, height) < limits.min_side or max(width, height) > limits.max_side:
+        raise InvalidRequestError(
+            f"{param}: width and height must be {limits.min_side} to {limits.max_side} for this model", param
+        )
+    if width * height > limits.max_pixels:
+        raise InvalidRequestError(
+            f"{param}: width times height must be at most {limits.max_pixels} pixels for this model",
+            param,
+        )
