@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
-from dispatch.candidates.classes import Members, by_deadline, problem_of, waiting_by_work
+from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
 from dispatch.candidates.narrowing import narrowing
-from dispatch.candidates.overdue import hold_back, longest_overdue
+from dispatch.candidates.overdue import find_longest_overdue, hold_back
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
@@ -55,16 +55,16 @@ class IlpDispatcher:
         tick = self._tick(self._snapshot, view.now_s)
         if not tick.any_idle:
             return TickPlan()
-        waiting = waiting_by_work(view.pending, tick.models_with_idle())
+        waiting = group_by_work(view.pending, tick.models_with_idle())
         tick.narrowing = narrow = narrowing(waiting, tick, self._options.rewards)
         overdue = []
         if self._options.overdue_first:
             firsts = sorted((requests[0] for requests in waiting.values()), key=by_deadline)
-            overdue = longest_overdue(firsts, tick)
+            overdue = find_longest_overdue(firsts, tick)
             if held := hold_back(overdue, tick):
                 tick = self._tick(self._snapshot.replacing(held), view.now_s)
                 tick.narrowing = narrow
-        members, problem = problem_of(waiting, overdue, tick)
+        members, problem = build_problem(waiting, overdue, tick)
         if not problem.classes:
             return TickPlan()
         solution = solve(problem, self._options)

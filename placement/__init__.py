@@ -4,10 +4,10 @@ It plans for a load, finds the cheapest way from one plan to the next, and plans
 Pure: no I/O, no clock, no randomness.
 """
 
-from placement.fixed import fixed_placement
+from placement.fixed import build_fixed_placement
 from placement.orchestrator import Orchestrator
 from placement.replanner import MonitoredReplanner, ReplanOptions
-from placement.transition import align, moved_bytes
+from placement.transition import align, count_moved_bytes
 from tridentserve.load import LoadShare
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "Orchestrator",
     "ReplanOptions",
     "align",
-    "fixed_placement",
-    "moved_bytes",
+    "build_fixed_placement",
+    "count_moved_bytes",
 ]

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from placement.split import smallest_workable
+from placement.split import count_smallest_workable
 from placement.virtual_replicas import Fit, MemoryModel
 from profiler.memory import stages_peak_bytes
 from profiler.monitor import StageSpeed
@@ -44,7 +44,7 @@ class ReplicaDemand:
     @property
     def minimum(self) -> int:
         """Workers of the smallest workable set."""
-        return smallest_workable(self.fit.replica, self.fit.min_degree, self.fit.units)
+        return count_smallest_workable(self.fit.replica, self.fit.min_degree, self.fit.units)
 
 
 class ClusterCosts:
@@ -206,7 +206,7 @@ class ClusterCosts:
         return left
 
 
-def stage_speeds(
+def compute_stage_speeds(
     plan: PlacementPlan, load: Sequence[LoadShare], costs: ClusterCosts
 ) -> dict[frozenset[Replica], StageSpeed]:
     """Per set of replicas: its workers, and the GPU-seconds per second that the load brings them.

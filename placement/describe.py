@@ -14,7 +14,7 @@ from tridentserve.stages import Stage
 _GB = 10**9
 
 
-def placement_lines(plan: PlacementPlan, workers: Sequence[WorkerSpec], times: StageTimes) -> list[str]:
+def describe_placement(plan: PlacementPlan, workers: Sequence[WorkerSpec], times: StageTimes) -> list[str]:
     """One line per node, with a column per GPU: the types that it holds, and the GB that its weights leave free.
 
     Equal nodes that follow each other share a line. Where there are several models, types bear the model's number in
@@ -31,7 +31,7 @@ def placement_lines(plan: PlacementPlan, workers: Sequence[WorkerSpec], times: S
         names = [name for name, _ in alike]
         lines.append((names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", cells))
     head = ("node", tuple(f"GPU {index}" for index in range(max(len(cells) for _, cells in lines))))
-    return legend + _aligned([head, *lines])
+    return legend + _align([head, *lines])
 
 
 def _cell(plan: PlacementPlan, worker: WorkerSpec, times: StageTimes, short: dict[str, str]) -> str:
@@ -48,7 +48,7 @@ def _kind(held: Iterable[Replica], model: str, times: StageTimes) -> str:
     return "".join(f"{stage.letter}/{unit}" if unit > 1 else stage.letter for stage, unit in units.items())
 
 
-def _aligned(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+def _align(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
     table = [(name, *cells) for name, cells in rows]
     widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(max(map(len, table)))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in table]

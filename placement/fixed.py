@@ -10,7 +10,7 @@ from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.stages import PlacementType, VirtualReplica
 
 
-def fixed_placement(
+def build_fixed_placement(
     types: Sequence[str | Mapping[str, str]], workers: Sequence[WorkerSpec], models: Sequence[str], epoch: int = 0
 ) -> PlacementPlan:
     """The plan that gives worker i the i-th entry of `types`.

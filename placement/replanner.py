@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from placement.demands import ClusterCosts, stage_speeds
+from placement.demands import ClusterCosts, compute_stage_speeds
 from placement.orchestrator import Orchestrator
 from placement.transition import align
 from profiler.monitor import (
@@ -198,7 +198,7 @@ class MonitoredReplanner:
         if not load or costs is None:
             return self._no("nothing arrives")
         try:
-            now = stage_speeds(placement, load, costs)
+            now = compute_stage_speeds(placement, load, costs)
         except ConfigError as error:
             return self._no(str(error))
         found, pressure = skew(now.values()), _pressure(now.values())
@@ -211,7 +211,7 @@ class MonitoredReplanner:
             plan = self._planned(load, workers, placement, now_s)
         except ConfigError as error:
             return self._no(f"{state}; no other plan: {error}")
-        gain = pressure / _pressure(stage_speeds(plan, load, costs).values()) - 1
+        gain = pressure / _pressure(compute_stage_speeds(plan, load, costs).values()) - 1
         noise = self._noise(now, now_s)
         if gain < max(o.min_gain, noise):
             return self._no(f"{state}; another plan gains {gain:.0%}, chance alone {noise:.0%}")

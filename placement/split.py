@@ -21,7 +21,7 @@ Units = Mapping[PlacementType, int]
 _ALONE: Units = MappingProxyType({})
 
 
-def smallest_workable(replica: VirtualReplica, min_primaries: int = 1, units: Units = _ALONE) -> int:
+def count_smallest_workable(replica: VirtualReplica, min_primaries: int = 1, units: Units = _ALONE) -> int:
     """The fewest workers that cover E, D and C: enough primaries for the narrowest degree, a unit of each auxiliary."""
     return min_primaries + sum(units.get(kind, 1) for kind in replica.auxiliaries)
 
@@ -39,9 +39,9 @@ def split(
     every auxiliary able to keep up, n_aux v_aux >= n_pri v_pri: floor(budget / (1 + sum v_pri / v_aux)), one fewer
     while rounding breaks that. What remains goes to the auxiliary with the largest deficit. With a budget too small
     for that, feasibility comes first: `min_primaries`, at least one (or a unit) of each auxiliary.
-    Raises `PlacementError` when the budget is below `smallest_workable`.
+    Raises `PlacementError` when the budget is below `count_smallest_workable`.
     """
-    smallest, unit = smallest_workable(replica, min_primaries, units), units.get(replica.primary, 1)
+    smallest, unit = count_smallest_workable(replica, min_primaries, units), units.get(replica.primary, 1)
     if budget < smallest:
         raise PlacementError(f"{replica} needs at least {smallest} workers, its share is {budget}; add workers")
     if not replica.auxiliaries:
@@ -79,7 +79,7 @@ def pad_to_degrees(
     for degree in sorted(degrees):
         missing = -padded[replica.primary] % degree
         auxiliary_total = sum(padded[kind] for kind in replica.auxiliaries) - missing
-        if missing == 0 or auxiliary_total < smallest_workable(replica, 0, units):
+        if missing == 0 or auxiliary_total < count_smallest_workable(replica, 0, units):
             continue
         attempt = {
             replica.primary: padded[replica.primary] + missing,

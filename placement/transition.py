@@ -26,7 +26,7 @@ _Layout = tuple[tuple[_Block, int], ...]
 _NEVER = 1 << 80
 
 
-def moved_bytes(
+def count_moved_bytes(
     plan: PlacementPlan, current: PlacementPlan, workers: Sequence[WorkerSpec], times: StageTimes
 ) -> dict[WorkerId, int]:
     """Bytes of weights that each worker has to load for `plan` when it holds what `current` says."""

@@ -20,7 +20,7 @@ from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 
-def units_for(
+def choose_units(
     times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec], handoff_reserve_bytes: int
 ) -> dict[Replica, int]:
     """The stages of the load's models that have to be divided, each with the smallest power of two of workers in one
@@ -33,7 +33,7 @@ def units_for(
     if not workers:
         return {}
     usable_bytes = min(worker.memory_bytes for worker in workers) - handoff_reserve_bytes
-    sizes = block_sizes(workers)
+    sizes = list_block_sizes(workers)
     shapes: defaultdict[str, set[Shape]] = defaultdict(set)
     for share in load:
         if share.weight > 0:
@@ -47,7 +47,7 @@ def units_for(
     return units
 
 
-def block_sizes(workers: Iterable[WorkerSpec]) -> list[int]:
+def list_block_sizes(workers: Iterable[WorkerSpec]) -> list[int]:
     """The powers of two of which some node has a whole block: 1, 2, 4 and 8 for 8 workers at places 0 to 7."""
     places = [(worker.node_id, worker.place) for worker in workers]
     sizes, size = [1], 2
@@ -57,7 +57,7 @@ def block_sizes(workers: Iterable[WorkerSpec]) -> list[int]:
     return sizes
 
 
-def divided_stages(units: Mapping[Replica, int], times: StageTimes) -> list[str]:
+def describe_divided_stages(units: Mapping[Replica, int], times: StageTimes) -> list[str]:
     """A line for each divided stage, with the reason. `times` is that of the divided stages."""
     return [
         f"{replica.model} {replica.stage.letter} is divided among units of {unit}: its weights and activations do not "

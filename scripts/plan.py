@@ -22,8 +22,8 @@ from deployments.assembly.options import device_of
 from dispatch.options import DEFAULT_POLICY
 from placement import LoadShare, Orchestrator
 from placement.cluster_file import ClusterSpec, read_cluster
-from placement.describe import placement_lines
-from placement.units import divided_stages, units_for
+from placement.describe import describe_placement
+from placement.units import choose_units, describe_divided_stages
 from profiler import load_cost_model
 from traces.workloads.mixes import Mix, load_figure, load_mix
 from tridentserve.engine.options import WorkerOptions
@@ -71,7 +71,7 @@ def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> t
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = load_cost_model(arguments.profiles, cluster.gpu)
     workers, load, reserve_bytes = cluster.workers(), _load(mix), _reserve_bytes(arguments, cluster)
-    units = units_for(times, load, workers, reserve_bytes)
+    units = choose_units(times, load, workers, reserve_bytes)
     times = times.divided(units) if units else times
     largest_node = max(group.gpus_per_node for group in cluster.groups)
     degrees = {degree for model in mix.models for degree in times.degrees(model, Stage.DIFFUSE)}
@@ -85,10 +85,10 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
         f"{needed:.0%} of their GPU-seconds (every stage at the narrowest degree that was profiled)",
         "",
         "Type and GB free beside the weights, per GPU:",
-        *placement_lines(plan, workers, times),
+        *describe_placement(plan, workers, times),
         "",
         *plan.reason.split("; "),
-        *divided_stages(units, times),
+        *describe_divided_stages(units, times),
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from deployments.assembly.options import ServiceOptions, service_options
 from deployments.config.app import AppArgs
 from dispatch.policies import Policy, make_policy
-from placement import LoadShare, MonitoredReplanner, Orchestrator, fixed_placement
+from placement import LoadShare, MonitoredReplanner, Orchestrator, build_fixed_placement
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan
@@ -74,7 +74,7 @@ def service_placement(
     options, load = service_options(args), expected_load(args)
     policy = policy or _policy(options, times, specs, load)
     if args.placement != "auto":
-        return fixed_placement(args.placement, specs, [model.name for model in args.models])
+        return build_fixed_placement(args.placement, specs, [model.name for model in args.models])
     return _planned(options, times, specs, load, policy)
 
 

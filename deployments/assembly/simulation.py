@@ -15,7 +15,7 @@ from deployments.config.app import AppArgs
 from dispatch.policies import find_policy
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
-from placement.units import units_for
+from placement.units import choose_units
 from profiler import CostModel, load_tables
 from profiler.loading import TableSource
 from tridentserve.cluster import WorkerSpec
@@ -65,7 +65,7 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
     if find_policy(options.policy).supports_units and (
-        units := units_for(times, load, workers, options.worker.reserve_bytes)
+        units := choose_units(times, load, workers, options.worker.reserve_bytes)
     ):
         times, truth = times.divided(units), truth.divided(units)
     planners = assemble(options, times, workers, load)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dispatch.assignment.batching import join
+from dispatch.assignment.batching import form_batch
 from dispatch.assignment.building import AssignmentBuilder, StageEstimate
 from dispatch.candidates.classes import Waiting, by_deadline
 from dispatch.candidates.survey import Candidate
@@ -14,7 +14,7 @@ from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.workers.auxiliaries import AuxiliaryGroup, TransferSeconds
 from dispatch.workers.pools import IdleWorkers
-from dispatch.workers.residency import having
+from dispatch.workers.residency import find_resident
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import Stage
@@ -72,7 +72,7 @@ class Assigner:
         return (
             preferred
             if pool.is_resident
-            else preferred | having(pool, choice.work.model, choice.candidate.primary.stages)
+            else preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
         )
 
     def _left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
@@ -91,7 +91,7 @@ class Assigner:
         if not left:
             return [choice.pending], choice.candidate
         optimal = self._times.optimal_batch(work.model, Stage.DIFFUSE, work.shape, group.degree)
-        members = join(
+        members = form_batch(
             choice.pending,
             left,
             min(self._max_batch, optimal // work.num_outputs),
@@ -149,10 +149,13 @@ class Assigner:
             candidate.diffuse_s,
             decode,
             reason="",
-            fetch_s=(0.0 if work.needs_encode else self._fetch_s(members[0], together, diffuse), candidate.load_s),
+            fetch_s=(
+                0.0 if work.needs_encode else self._estimate_fetch_s(members[0], together, diffuse),
+                candidate.load_s,
+            ),
             occupies=False,  # that was done for all choices at once
         )
-        return replace(built, reason=_reason(members, candidate, built.expected_finish_s, found_by))
+        return replace(built, reason=_explain(members, candidate, built.expected_finish_s, found_by))
 
     def _elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
         """E or C on auxiliaries."""
@@ -160,7 +163,7 @@ class Assigner:
         seconds = work.stage_s(self._times, stage, len(groups[0]))
         return StageEstimate(seconds, groups=groups, transfer_s=transfer_s)
 
-    def _fetch_s(self, request: PendingRequest, work: Work, diffuse: Sequence[WorkerId]) -> float:
+    def _estimate_fetch_s(self, request: PendingRequest, work: Work, diffuse: Sequence[WorkerId]) -> float:
         """Seconds to bring the state of a stopped request from the worker that keeps it."""
         held_by = request.held_by
         if held_by is None or held_by in diffuse:
@@ -170,7 +173,7 @@ class Assigner:
         return self._times.transfer_seconds(work.model, Stage.DIFFUSE, work.shape, work.num_outputs, same_node)
 
 
-def _reason(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:
+def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:
     slack_s = min(member.deadline_s for member in members) - finish_s
     verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
     batch = f", batch of {len(members)}" if len(members) > 1 else ""

@@ -16,7 +16,7 @@ from tridentserve.protocols import PendingRequest
 ForBatch = Callable[[int], Candidate | None]
 
 
-def join(
+def form_batch(
     first: PendingRequest,
     others: Sequence[PendingRequest],
     limit: int,

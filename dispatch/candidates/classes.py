@@ -32,7 +32,7 @@ def by_deadline(request: PendingRequest) -> tuple[float, float, str]:
     return request.deadline_s, request.arrival_s, request.spec.request_id
 
 
-def waiting_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -> Waiting:
+def group_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -> Waiting:
     """The requests for some models."""
     grouped: defaultdict[Work, list[PendingRequest]] = defaultdict(list)
     for request in pending:
@@ -43,7 +43,9 @@ def waiting_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -
     return grouped
 
 
-def problem_of(waiting: Waiting, required: Iterable[PendingRequest], tick: TickView) -> tuple[list[Members], Problem]:
+def build_problem(
+    waiting: Waiting, required: Iterable[PendingRequest], tick: TickView
+) -> tuple[list[Members], Problem]:
     """The classes of identical requests, by earliest deadline, and the members of each. Each of `required` that has a
     group now is a class of its own, which must get one; they are the first of their work."""
     first = {request.spec.request_id for request in required}

@@ -16,7 +16,7 @@ from tridentserve.plans import WorkerId
 from tridentserve.protocols import PendingRequest, WorkerView
 
 
-def longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) -> list[PendingRequest]:
+def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) -> list[PendingRequest]:
     """Of the requests whose late reward cannot grow any more, the earliest deadline of each pool of workers.
 
     No two of them could run in the same pool, so all of those that have a group now can have it at once. Only the first

@@ -66,9 +66,9 @@ class Appraisal:
         for candidate in candidates:
             degree = candidate.group.degree
             if narrowest is not None and degree <= idle[candidate.group.pool]:
-                cost = communication_penalty(candidate.primary, tokens, options)
-                cost += price(candidate, narrowest, now_s, options) + size_price(narrowest, options)
-                too_narrow = degree * _narrowing_of(candidate, narrowing) < optimal
+                cost = compute_communication_penalty(candidate.primary, tokens, options)
+                cost += price(candidate, narrowest, now_s, options) + compute_size_price(narrowest, options)
+                too_narrow = degree * _choose_narrowing(candidate, narrowing) < optimal
                 priced = _PricedCandidate(
                     candidate.finish_s(now_s), candidate.group, candidate.efficient, too_narrow, cost
                 )
@@ -87,13 +87,13 @@ class Appraisal:
         overtime_s = self.best_finish_s - deadline_s
         if not 0 < overtime_s < math.inf:
             return False
-        return late_reward(overtime_s, self._best_run_s, self._options) >= self._options.on_time
+        return compute_late_reward(overtime_s, self._best_run_s, self._options) >= self._options.on_time
 
     def standing(self, deadline_s: float) -> Standing:
         """Where a deadline stands now."""
         if self.best_finish_s <= deadline_s:
             return Standing(bisect_right(self._finishes_s, deadline_s), 0)
-        return Standing(0, _late_steps(self.best_finish_s - deadline_s, self._best_run_s, self._options))
+        return Standing(0, _count_late_steps(self.best_finish_s - deadline_s, self._best_run_s, self._options))
 
     def values(self, deadline_s: float) -> Mapping[GroupKind, float]:
         """The value of each group that may be used now.
@@ -112,7 +112,7 @@ class Appraisal:
         if standing not in self._values:
             options = self._options
             if standing.late_steps:
-                reward = _late_reward(standing.late_steps, options)
+                reward = _compute_late_reward(standing.late_steps, options)
                 is_aged = reward >= options.on_time
                 chosen = [priced for priced in self._priced if priced.efficient and (is_aged or not priced.too_narrow)]
             else:
@@ -121,17 +121,17 @@ class Appraisal:
                 chosen = [priced for priced in in_time if priced.efficient] or in_time
             # Whatever the weights, to run is worth more than not to.
             values = {priced.group: max(reward - priced.cost, options.late / 1000) for priced in chosen}
-            self._values[standing] = _undominated(values)
+            self._values[standing] = _drop_dominated(values)
         return self._values[standing]
 
 
-def _narrowing_of(candidate: Candidate, narrowing: int) -> int:
+def _choose_narrowing(candidate: Candidate, narrowing: int) -> int:
     """A leader that decodes keeps its workers from being the next wide group, so that those are rare. Where C runs
     elsewhere all workers of a run are free at once, and the next wide group is worth waiting for."""
     return narrowing if candidate.decodes_there else max(1, narrowing // 2)
 
 
-def _undominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
+def _drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
     """Without the groups that are worth no more than a narrower one of their pool, which fits wherever they do."""
     kept: dict[GroupKind, float] = {}
     best: dict[int, float] = {}
@@ -141,23 +141,23 @@ def _undominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]
     return kept
 
 
-def late_reward(overtime_s: float, best_run_s: float, options: RewardOptions) -> float:
+def compute_late_reward(overtime_s: float, best_run_s: float, options: RewardOptions) -> float:
     """min(on_time, late (1 + overtime / T_best)), in steps (appendix C.2, equations 1 and 2). T_best is the request's
     shortest runtime; overtime counts from the deadline to the best finish that can still be had."""
-    return _late_reward(_late_steps(overtime_s, best_run_s, options), options)
+    return _compute_late_reward(_count_late_steps(overtime_s, best_run_s, options), options)
 
 
-def _late_steps(overtime_s: float, best_run_s: float, options: RewardOptions) -> int:
+def _count_late_steps(overtime_s: float, best_run_s: float, options: RewardOptions) -> int:
     """At least as many as a request that is only just late has, and no more than make the reward of one in time."""
     most = math.ceil(options.on_time / options.late * _LATE_STEPS)
     return math.floor(min(_LATE_STEPS * (1 + overtime_s / best_run_s), most))
 
 
-def _late_reward(steps: int, options: RewardOptions) -> float:
+def _compute_late_reward(steps: int, options: RewardOptions) -> float:
     return min(options.on_time, options.late / _LATE_STEPS * steps)
 
 
-def communication_penalty(primary: PlacementType, tokens: float, options: RewardOptions) -> float:
+def compute_communication_penalty(primary: PlacementType, tokens: float, options: RewardOptions) -> float:
     """Proportional to tokens, per stage that runs elsewhere (appendix C.2, equation 3): V0 0, V1 least, V3 most."""
     condition = 0.0 if Stage.ENCODE in primary.stages else options.condition_per_token
     latents = 0.0 if Stage.DECODE in primary.stages else options.latents_per_token
@@ -172,7 +172,7 @@ def price(candidate: Candidate, narrowest: Candidate, now_s: float, options: Rew
     return options.gpu_seconds * min(gpu_seconds, _MAX_PRICE) + options.latency * min(latency, _MAX_PRICE)
 
 
-def size_price(narrowest: Candidate, options: RewardOptions) -> float:
+def compute_size_price(narrowest: Candidate, options: RewardOptions) -> float:
     """By the logarithm of a request's GPU-seconds, from 1 ms up, so that it orders requests of all models alike."""
     gpu_seconds = narrowest.group.degree * narrowest.run_s
     return options.size * math.log2(max(gpu_seconds, _LEAST_PRICED_S) / _LEAST_PRICED_S)

@@ -4,7 +4,7 @@ A policy is a dispatcher with the placement that it stands for. All are pure, an
 engine.
 """
 
-from dispatch.policies.greedy.placements import co_located, disaggregated
+from dispatch.policies.greedy.placements import co_locate, disaggregate
 from dispatch.policies.policy import Policy, PolicyContext, PolicyFactory, PolicySpec, register_policy
 from dispatch.policies.registry import POLICIES, find_policy, make_policy
 
@@ -14,8 +14,8 @@ __all__ = [
     "PolicyContext",
     "PolicyFactory",
     "PolicySpec",
-    "co_located",
-    "disaggregated",
+    "co_locate",
+    "disaggregate",
     "find_policy",
     "make_policy",
     "register_policy",

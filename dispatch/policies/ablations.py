@@ -53,14 +53,14 @@ class AlignedDispatcher:
         decisions = self.inner.decide(view)
         if not decisions.assignments:
             return decisions
-        twins = _twins(view.workers)
-        return replace(decisions, assignments=tuple(_aligned(entry, twins) for entry in decisions.assignments))
+        twins = _find_twins(view.workers)
+        return replace(decisions, assignments=tuple(_align(entry, twins) for entry in decisions.assignments))
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return self.inner.can_ever_run(spec, workers)
 
 
-def _twins(workers: Sequence[WorkerView]) -> dict[WorkerId, list[WorkerView]]:
+def _find_twins(workers: Sequence[WorkerView]) -> dict[WorkerId, list[WorkerView]]:
     """For each worker those of its node with the same replicas and memory, itself among them, first free first."""
     alike: defaultdict[tuple[str, int, frozenset[Replica]], list[WorkerView]] = defaultdict(list)
     for worker in sorted(workers, key=lambda view: (not view.idle, view.free_at_s, view.worker_id)):
@@ -68,7 +68,7 @@ def _twins(workers: Sequence[WorkerView]) -> dict[WorkerId, list[WorkerView]]:
     return {worker.worker_id: group for group in alike.values() for worker in group}
 
 
-def _aligned(assignment: Assignment, twins: Mapping[WorkerId, list[WorkerView]]) -> Assignment:
+def _align(assignment: Assignment, twins: Mapping[WorkerId, list[WorkerView]]) -> Assignment:
     def widened(stage: Stage, leaders: tuple[WorkerId, ...]) -> tuple[WorkerId, ...]:
         if not leaders or stage in assignment.primary.stages:
             return leaders and assignment.diffuse
@@ -80,11 +80,11 @@ def _aligned(assignment: Assignment, twins: Mapping[WorkerId, list[WorkerView]])
     # The inner decision's last word stays the last: it says how that was found.
     inner, _, found_by = assignment.reason.rpartition(", ")
     return replace(
-        assignment, encode=encode, decode=decode, reason=f"{inner}, {_widened(widths, assignment)}, {found_by}"
+        assignment, encode=encode, decode=decode, reason=f"{inner}, {_describe_widths(widths, assignment)}, {found_by}"
     )
 
 
-def _widened(widths: Mapping[Stage, int], assignment: Assignment) -> str:
+def _describe_widths(widths: Mapping[Stage, int], assignment: Assignment) -> str:
     """What the reason says of the widths of E and C."""
     if all(width == len(assignment.diffuse) for width in widths.values()):
         return "all stages at its degree"

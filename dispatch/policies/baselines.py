@@ -21,7 +21,7 @@ from dispatch.policies.greedy.buckets import buckets
 from dispatch.policies.greedy.dispatcher import GreedyDispatcher
 from dispatch.policies.greedy.orders import fifo, srtf
 from dispatch.policies.greedy.pipeline_level import PipelineLevel
-from dispatch.policies.greedy.placements import co_located, disaggregated
+from dispatch.policies.greedy.placements import co_locate, disaggregate
 from dispatch.policies.greedy.stage_level import StageLevel
 from dispatch.policies.greedy.work import WorkTimes
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
@@ -32,7 +32,7 @@ from tridentserve.stages import Stage
 
 @register_policy("b1", needs_load=True, one_load=True)
 def make_b1(context: PolicyContext) -> Policy:
-    degrees = static_degrees(context.times, context.load)
+    degrees = choose_static_degrees(context.times, context.load)
     return _for_pipelines(
         context,
         GreedyDispatcher(
@@ -63,7 +63,7 @@ def make_b4(context: PolicyContext) -> Policy:
 @register_policy("b5", needs_load=True, one_load=True)
 def make_b5(context: PolicyContext) -> Policy:
     """E and C run on one worker each, so that each of their clusters is one bucket."""
-    placement = disaggregated(context.times, context.workers, context.load)
+    placement = disaggregate(context.times, context.workers, context.load)
     primaries = [
         worker
         for worker in context.workers
@@ -78,17 +78,17 @@ def make_b5(context: PolicyContext) -> Policy:
 @register_policy("b6", needs_load=True)
 def make_b6(context: PolicyContext) -> Policy:
     dispatcher = GreedyDispatcher(context.times, context.options, srtf, StageLevel)
-    placement = disaggregated(context.times, context.workers, context.load)
+    placement = disaggregate(context.times, context.workers, context.load)
     return Policy(dispatcher, placement, replanner_wanted=False, decode_order="shortest")
 
 
 def _for_pipelines(context: PolicyContext, dispatcher: GreedyDispatcher) -> Policy:
     """Stock pipelines on every worker, which run out of memory where they do not fit."""
-    placement = co_located(context.workers, context.load)
+    placement = co_locate(context.workers, context.load)
     return Policy(dispatcher, placement, replanner_wanted=False, decodes_in_tiles=False)
 
 
-def static_degrees(times: StageTimes, load: Sequence[LoadShare]) -> dict[str, int]:
+def choose_static_degrees(times: StageTimes, load: Sequence[LoadShare]) -> dict[str, int]:
     """The degree of each model of the load in B1: half the optimal degree of its largest size, so that even that one
     meets its deadline and no request wastes much."""
     largest: dict[str, LoadShare] = {}

@@ -16,10 +16,12 @@ from dispatch.policies.policy import Policy, PolicyContext, register_policy
 
 @register_policy("edf", supports_units=True)
 def make_edf(context: PolicyContext) -> Policy:
-    return Policy(GreedyDispatcher(context.times, context.options, edf, StageLevel, by_deadline=smallest_sufficient))
+    return Policy(
+        GreedyDispatcher(context.times, context.options, edf, StageLevel, by_deadline=prefer_smallest_sufficient)
+    )
 
 
-def smallest_sufficient(candidates: Sequence[GreedyCandidate], deadline_s: float) -> list[GreedyCandidate]:
+def prefer_smallest_sufficient(candidates: Sequence[GreedyCandidate], deadline_s: float) -> list[GreedyCandidate]:
     """The narrowest degree in time first; where none is, the earliest finish first, so that a degree is only ever
     widened for an earlier finish. While some degree is in time, those that are not are not tried."""
     in_time = [candidate for candidate in candidates if candidate.finish_s <= deadline_s]

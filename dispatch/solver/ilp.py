@@ -22,13 +22,13 @@ from dispatch.solver.problem import (
     GroupKind,
     Problem,
     Solution,
-    best_ranked,
-    best_slots,
-    completed,
-    greedy,
+    choose_best_groups,
+    choose_ranked,
+    complete,
+    compute_upper_bound,
+    compute_value,
     is_feasible,
-    upper_bound,
-    value_of,
+    plan_greedily,
 )
 
 # How far below a whole number a solver's value may be and still mean it.
@@ -102,11 +102,11 @@ class _Search:
 
     def first(self) -> Solution:
         """What needs no search: the optimum where nobody has to choose, the rounded LP, or else a greedy plan."""
-        if (best := best_slots(self._problem) or best_ranked(self._problem)) is not None:
+        if (best := choose_best_groups(self._problem) or choose_ranked(self._problem)) is not None:
             self._best = best
         else:
             # As it stays where neither an LP nor a search has anything to say of it.
-            self._best = greedy(self._problem, "within the gap of the bound")
+            self._best = plan_greedily(self._problem, "within the gap of the bound")
             self._attempt(self._round)
             if self._best.method == "incumbent" and _lack(self._problem, self._best) <= _GAP_ABS:
                 self._best = replace(self._best, method="ilp")
@@ -143,7 +143,7 @@ class _Search:
         if not self._solver.relax(self._model):
             return self._why_nothing("LP")
         down = {key: floor(variable.varValue + _ROUNDING) for key, variable in self._variables.items()}
-        counts = completed(self._problem, {key: n for key, n in down.items() if n})
+        counts = complete(self._problem, {key: n for key, n in down.items() if n})
         if not is_feasible(self._problem, counts):
             why = "the rounded LP leaves out a request that has to be served"
             return _Found(replace(self._best, bound=self._solver.bound, why=why), "the greedy plan")
@@ -164,9 +164,9 @@ class _Search:
         if isinstance(self._solver, FastHiGHS):
             bound = self._solver.bound
         else:  # CBC tells no bound: what is proved is the gap that it was asked for
-            proved = value_of(self._problem, counts) * (1 + self._options.gap)
-            bound = proved if is_proved else upper_bound(self._problem)
-        solution = Solution(completed(self._problem, counts), "ilp" if is_proved else "incumbent", bound)
+            proved = compute_value(self._problem, counts) * (1 + self._options.gap)
+            bound = proved if is_proved else compute_upper_bound(self._problem)
+        solution = Solution(complete(self._problem, counts), "ilp" if is_proved else "incumbent", bound)
         return _Found(solution, "the solver's plan" if is_proved else f"the solver's plan {self._at_time_limit}")
 
     @property

@@ -68,7 +68,7 @@ class Problem:
 # `uncontended`: every request has its best group, so no solver was asked. `ranked`: no request has a choice and all
 # groups of a pool are equally wide, so that those worth the most have them. `ilp`: proved optimal, within the gap of
 # the options. `incumbent`: the best that was found before the solver stopped, at its time limit where no other reason
-# is given. `greedy`: the list plan, as nothing better was found; the reason says what was tried.
+# is given. `plan_greedily`: the list plan, as nothing better was found; the reason says what was tried.
 Method = Literal["uncontended", "ranked", "ilp", "incumbent", "greedy"]
 METHODS: tuple[Method, ...] = get_args(Method)  # the most certain first
 Counts = Mapping[tuple[int, GroupKind], int]
@@ -93,7 +93,7 @@ class Solution:
 
     def value(self, problem: Problem) -> float:
         """The objective."""
-        return value_of(problem, self.counts)
+        return compute_value(problem, self.counts)
 
     def gap(self, problem: Problem) -> float:
         """How much more than this solution is worth another could be worth at most, relative to this one."""
@@ -101,12 +101,12 @@ class Solution:
         return max(self.bound - value, 0.0) / value if value else 0.0
 
 
-def value_of(problem: Problem, counts: Counts) -> float:
+def compute_value(problem: Problem, counts: Counts) -> float:
     """The sum of values."""
     return sum(n * problem.classes[index].values[group] for (index, group), n in counts.items())
 
 
-def upper_bound(problem: Problem) -> float:
+def compute_upper_bound(problem: Problem) -> float:
     """What all requests at their best groups would be worth."""
     return sum(item.count * max(item.values.values(), default=0.0) for item in problem.classes)
 
@@ -127,7 +127,7 @@ def is_feasible(problem: Problem, counts: Counts) -> bool:
     )
 
 
-def best_slots(problem: Problem) -> Solution | None:
+def choose_best_groups(problem: Problem) -> Solution | None:
     """Every request at its best group, if those fit at once: then nothing can be better, and no solver is needed."""
     counts: Counter[tuple[int, GroupKind]] = Counter()
     per_group: Counter[GroupKind] = Counter()
@@ -136,10 +136,10 @@ def best_slots(problem: Problem) -> Solution | None:
             group = max(sorted(item.values), key=item.values.__getitem__)
             counts[index, group] += item.count
             per_group[group] += item.count
-    return Solution(counts, "uncontended", value_of(problem, counts)) if problem.fits(per_group) else None
+    return Solution(counts, "uncontended", compute_value(problem, counts)) if problem.fits(per_group) else None
 
 
-def best_ranked(problem: Problem) -> Solution | None:
+def choose_ranked(problem: Problem) -> Solution | None:
     """The greedy plan where it is the best one: each request has one group, and those of a pool are equally wide."""
     in_use: set[GroupKind] = set()
     for item in problem.classes:
@@ -148,20 +148,20 @@ def best_ranked(problem: Problem) -> Solution | None:
         in_use.update(item.values)
     if len({group.pool for group in in_use}) < len(in_use):
         return None
-    counts = completed(problem, {})
-    return Solution(counts, "ranked", value_of(problem, counts))
+    counts = complete(problem, {})
+    return Solution(counts, "ranked", compute_value(problem, counts))
 
 
-def greedy(problem: Problem, why: str = "") -> Solution:
+def plan_greedily(problem: Problem, why: str = "") -> Solution:
     """Required classes, then by best value, then in their order; each request takes the best group that still fits.
 
     `why` says why this is the plan, and not the solver's.
     """
-    return Solution(completed(problem, {}), "greedy", upper_bound(problem), why)
+    return Solution(complete(problem, {}), "greedy", compute_upper_bound(problem), why)
 
 
-def completed(problem: Problem, counts: Counts) -> Counts:
-    """A feasible choice with every request added that still fits, as `greedy` does."""
+def complete(problem: Problem, counts: Counts) -> Counts:
+    """A feasible choice with every request added that still fits, as `plan_greedily` does."""
     filled = Counter(dict(counts))
     served: Counter[int] = Counter()
     per_group: Counter[GroupKind] = Counter()

@@ -100,7 +100,7 @@ def alone(replicas: frozenset[Replica]) -> int:
     return 1
 
 
-def pools_of(workers: Iterable[WorkerView], unit_of: UnitOf = alone) -> tuple[Pool, ...]:
+def group_into_pools(workers: Iterable[WorkerView], unit_of: UnitOf = alone) -> tuple[Pool, ...]:
     """All workers in pools, in an order that depends on the workers alone, not on theirs."""
     pooled: defaultdict[tuple[int, frozenset[Replica]], defaultdict[str, list[WorkerView]]]
     pooled = defaultdict(lambda: defaultdict(list))

@@ -28,7 +28,7 @@ def load_seconds(pool: Pool, model: str, stages: Iterable[Stage], degree: int, t
     return idle_s if idle_s < float("inf") else least_s(nodes)
 
 
-def having(pool: Pool, model: str, stages: Iterable[Stage]) -> frozenset[WorkerId]:
+def find_resident(pool: Pool, model: str, stages: Iterable[Stage]) -> frozenset[WorkerId]:
     """The workers that need not load any of these stages."""
     wanted = tuple(stages)
     return frozenset(worker.worker_id for node in pool.nodes for worker in node if not _missing(worker, model, wanted))

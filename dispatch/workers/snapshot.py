@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dispatch.workers.pools import Pool, UnitOf, alone, pools_of
+from dispatch.workers.pools import Pool, UnitOf, alone, group_into_pools
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
 
@@ -68,7 +68,7 @@ class WorkerSnapshot:
 
 def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> WorkerSnapshot:
     """The workers, grouped anew."""
-    all_pools = pools_of(workers, unit_of)
+    all_pools = group_into_pools(workers, unit_of)
     places = {worker.worker_id: place for place, worker in enumerate(workers)}
     members = tuple(
         tuple(tuple(places[worker.worker_id] for worker in node) for node in pool.nodes) for pool in all_pools

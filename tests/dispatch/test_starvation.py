@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.candidates.overdue import hold_back, longest_overdue
+from dispatch.candidates.overdue import find_longest_overdue, hold_back
 from dispatch.candidates.tick_view import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
@@ -115,7 +115,7 @@ def test_the_kept_worker_is_used_as_soon_as_the_other_is_free() -> None:
 def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
     views, large = half_busy({"b": 1005.0}), request("large", LARGE, 1.0)
     tick = TickView(TIMES, DispatchOptions(), views, 1000.0)
-    overdue = longest_overdue([large], tick)
+    overdue = find_longest_overdue([large], tick)
     assert overdue == [large]
     kept = {view.worker_id: view for view in views} | hold_back(overdue, tick)
     assert not kept["b-idle"].idle

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from placement import fixed_placement
+from placement import build_fixed_placement
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.stages import PlacementType
@@ -15,14 +15,14 @@ WORKERS = [WorkerSpec(f"w{i}", "n0", 1) for i in range(4)]
 
 
 def test_a_type_name_holds_for_every_model() -> None:
-    plan = fixed_placement(["EDC", "EDC", "DC", "E"], WORKERS, ["a", "b"])
+    plan = build_fixed_placement(["EDC", "EDC", "DC", "E"], WORKERS, ["a", "b"])
     for model in ("a", "b"):
         assert [plan.type_of(f"w{i}", model) for i in range(4)] == ["EDC", "EDC", "DC", "E"]
     assert plan.describe("w3") == "a:E+b:E"
 
 
 def test_a_mapping_names_a_type_per_model() -> None:
-    plan = fixed_placement([{"a": "D", "b": "EDC"}, {"a": "E"}, {"a": "C"}, {"b": "EDC"}], WORKERS, ["a", "b"])
+    plan = build_fixed_placement([{"a": "D", "b": "EDC"}, {"a": "E"}, {"a": "C"}, {"b": "EDC"}], WORKERS, ["a", "b"])
     assert plan.type_of("w0", "b") is PlacementType.EDC
     assert plan.type_of("w2", "a") is PlacementType.C
     assert plan.type_of("w3", "a") is None
@@ -43,9 +43,9 @@ def test_a_mapping_names_a_type_per_model() -> None:
 )
 def test_mistakes_are_named(types: list[str | Mapping[str, str]], message: str) -> None:
     with pytest.raises(PlacementError, match=message):
-        fixed_placement(types, WORKERS, ["a"])
+        build_fixed_placement(types, WORKERS, ["a"])
 
 
 def test_a_placement_needs_models() -> None:
     with pytest.raises(PlacementError, match="no models"):
-        fixed_placement(["EDC"] * 4, WORKERS, [])
+        build_fixed_placement(["EDC"] * 4, WORKERS, [])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions, align
-from placement.demands import stage_speeds
+from placement.demands import compute_stage_speeds
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, cost_model
 from tests.work import calls_in
 from tridentserve.cluster import WorkerSpec
@@ -121,9 +121,9 @@ def test_sizes_that_were_accepted_stay_servable() -> None:
     assert service.proposed
     costs = orchestrator().costs(service.workers)
     for _, _, plan in service.proposed:
-        stage_speeds(plan, [*LIGHT, LoadShare("two", SMALL, 20)], costs)
+        compute_stage_speeds(plan, [*LIGHT, LoadShare("two", SMALL, 20)], costs)
     with pytest.raises(PlacementError, match="two at 1024x1024 cannot run"):
-        stage_speeds(orchestrator().plan(LIGHT, service.workers), [LoadShare("two", LARGE, 20)], costs)
+        compute_stage_speeds(orchestrator().plan(LIGHT, service.workers), [LoadShare("two", LARGE, 20)], costs)
 
 
 def test_lost_and_new_workers_are_planned_for_once_they_settle() -> None:
@@ -228,4 +228,4 @@ def test_whatever_comes_plans_are_whole_and_better(phases: list[list[LoadShare]]
     for _, old, new in service.proposed:
         assert set(new.replicas) == {worker.worker_id for worker in service.workers}
         assert new.epoch == old.epoch + 1
-        stage_speeds(new, [*LIGHT, *phases[0]], orchestrator().costs(service.workers))
+        compute_stage_speeds(new, [*LIGHT, *phases[0]], orchestrator().costs(service.workers))

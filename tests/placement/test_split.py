@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement.split import keeps_up, pad_to_degrees, smallest_workable, split
+from placement.split import count_smallest_workable, keeps_up, pad_to_degrees, split
 from tridentserve.errors import PlacementError
 from tridentserve.stages import PlacementType, VirtualReplica
 
@@ -23,7 +23,7 @@ def rates_of(replica: VirtualReplica, values: list[float]) -> dict[PlacementType
 def test_the_budget_is_used_up_and_auxiliaries_keep_up(
     replica: VirtualReplica, extra: int, values: list[float], min_primaries: int
 ) -> None:
-    rates, budget = rates_of(replica, values), smallest_workable(replica, min_primaries) + extra
+    rates, budget = rates_of(replica, values), count_smallest_workable(replica, min_primaries) + extra
     counts = split(replica, budget, rates, min_primaries)
     assert set(counts) == {replica.primary, *replica.auxiliaries}
     assert sum(counts.values()) == budget
@@ -35,7 +35,7 @@ def test_the_budget_is_used_up_and_auxiliaries_keep_up(
 @settings(deadline=None)
 @given(replicas, st.integers(0, 40), st.lists(rate, min_size=3, max_size=3))
 def test_no_primary_more_would_keep_up(replica: VirtualReplica, extra: int, values: list[float]) -> None:
-    rates, budget = rates_of(replica, values), smallest_workable(replica) + extra
+    rates, budget = rates_of(replica, values), count_smallest_workable(replica) + extra
     counts = split(replica, budget, rates)
     left = budget - counts[replica.primary] - 1
     for encode in range(1, left):
@@ -65,7 +65,7 @@ def test_a_share_below_the_smallest_workable_set_is_refused() -> None:
 @settings(deadline=None)
 @given(replicas, st.integers(0, 60), st.lists(rate, min_size=3, max_size=3))
 def test_padding_keeps_the_bounds(replica: VirtualReplica, extra: int, values: list[float]) -> None:
-    rates, budget = rates_of(replica, values), smallest_workable(replica) + extra
+    rates, budget = rates_of(replica, values), count_smallest_workable(replica) + extra
     counts = split(replica, budget, rates)
     padded = pad_to_degrees(replica, counts, rates, (1, 2, 4))
     assert sum(padded.values()) == budget

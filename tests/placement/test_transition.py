@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placement import align, moved_bytes
+from placement import align, count_moved_bytes
 from placement.transition import solve_transport
 from tests.profiler.synthetic import WEIGHTS_BYTES, cost_model
 from tests.work import calls_in
@@ -36,7 +36,7 @@ def cluster(sizes: tuple[int, ...]) -> list[WorkerSpec]:
 
 
 def total(plan: PlacementPlan, current: PlacementPlan, workers: list[WorkerSpec]) -> int:
-    return sum(moved_bytes(plan, current, workers, TIMES).values())
+    return sum(count_moved_bytes(plan, current, workers, TIMES).values())
 
 
 def layouts(plan: PlacementPlan, workers: list[WorkerSpec]) -> Counter[tuple[tuple[Held, int], ...]]:
@@ -106,7 +106,7 @@ def test_new_workers_hold_nothing_and_lost_ones_do_not_count() -> None:
     plan = PlacementPlan({"n0w0": of(PlacementType.D), "n0w1": of(PlacementType.C)})
     aligned = align(plan, current, workers, TIMES)
     assert aligned.replicas == {"n0w0": of(PlacementType.C), "n0w1": of(PlacementType.D)}
-    assert moved_bytes(aligned, current, workers, TIMES) == {"n0w0": WEIGHTS_BYTES[Stage.DECODE], "n0w1": 0}
+    assert count_moved_bytes(aligned, current, workers, TIMES) == {"n0w0": WEIGHTS_BYTES[Stage.DECODE], "n0w1": 0}
 
 
 def test_the_work_grows_with_the_workers_not_with_their_square() -> None:

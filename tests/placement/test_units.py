@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from placement import LoadShare, Orchestrator, align, moved_bytes
-from placement.describe import placement_lines
+from placement import LoadShare, Orchestrator, align, count_moved_bytes
+from placement.describe import describe_placement
 from placement.packing import Group, pack_per_machine
-from placement.split import keeps_up, smallest_workable, split
-from placement.units import block_sizes, divided_stages, units_for
+from placement.split import count_smallest_workable, keeps_up, split
+from placement.units import choose_units, describe_divided_stages, list_block_sizes
 from profiler import CostModel, held_weights_bytes, stages_peak_bytes
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, WEIGHTS_BYTES, cost_model
 from tridentserve.cluster import WorkerSpec
@@ -40,7 +40,7 @@ def cluster(sizes: Iterable[int], memory_mib: int) -> list[WorkerSpec]:
 def planned(
     load: list[LoadShare], workers: list[WorkerSpec], pooled: bool = True
 ) -> tuple[PlacementPlan, Mapping[Replica, int], CostModel]:
-    units = units_for(TIMES, load, workers, RESERVE_BYTES)
+    units = choose_units(TIMES, load, workers, RESERVE_BYTES)
     times = TIMES.divided(units)
     return Orchestrator(times, RESERVE_BYTES, DEGREES, pooled).plan(load, workers), units, times
 
@@ -60,32 +60,32 @@ def broken_units(plan: PlacementPlan, workers: Iterable[WorkerSpec], units: Mapp
 def test_weights_are_divided_only_where_one_worker_cannot_hold_them() -> None:
     """At 256x256 D needs 800 MiB of weights and 6 to 24 MiB of activations, E 400 and 50."""
     load = [LoadShare("one", SMALL, 20)]
-    sizes = {memory: units_for(TIMES, load, cluster([8], memory), RESERVE_BYTES) for memory in (817, 815, 459, 260)}
+    sizes = {memory: choose_units(TIMES, load, cluster([8], memory), RESERVE_BYTES) for memory in (817, 815, 459, 260)}
     assert sizes == {817: {}, 815: {D: 2}, 459: {D: 2, E: 2}, 260: {D: 4, E: 2}}
 
 
 def test_the_largest_size_of_the_load_decides() -> None:
     """Appendix E.2: under the maximum load. At 1024x1024, D needs 98 MiB beside the weights at degree 4."""
     workers = cluster([4], 905)
-    assert units_for(TIMES, [LoadShare("one", SMALL, 20)], workers, RESERVE_BYTES) == {}
+    assert choose_units(TIMES, [LoadShare("one", SMALL, 20)], workers, RESERVE_BYTES) == {}
     load = [LoadShare("one", SMALL, 20), LoadShare("one", LARGE, 20)]
-    assert units_for(TIMES, load, workers, RESERVE_BYTES) == {D: 2}
-    assert units_for(TIMES, [load[0], replace(load[1], weight=0.0)], workers, RESERVE_BYTES) == {}
+    assert choose_units(TIMES, load, workers, RESERVE_BYTES) == {D: 2}
+    assert choose_units(TIMES, [load[0], replace(load[1], weight=0.0)], workers, RESERVE_BYTES) == {}
 
 
 def test_a_unit_is_a_block_of_one_node() -> None:
-    assert block_sizes(cluster([8, 2], 1)) == [1, 2, 4, 8]
-    assert block_sizes(cluster([7], 1)) == [1, 2, 4]
-    assert block_sizes(cluster([1, 1, 1, 1], 1)) == [1]
+    assert list_block_sizes(cluster([8, 2], 1)) == [1, 2, 4, 8]
+    assert list_block_sizes(cluster([7], 1)) == [1, 2, 4]
+    assert list_block_sizes(cluster([1, 1, 1, 1], 1)) == [1]
     lost = [worker for worker in cluster([4], 1) if worker.place != 1]
-    assert block_sizes(lost) == [1, 2]
-    assert block_sizes([worker for worker in lost if worker.place != 2]) == [1]
+    assert list_block_sizes(lost) == [1, 2]
+    assert list_block_sizes([worker for worker in lost if worker.place != 2]) == [1]
 
 
 def test_what_no_node_holds_is_refused_with_the_numbers() -> None:
     """D weighs 800 MiB: two of 300 do not hold it, and nodes have two."""
     workers = cluster([2, 2, 2, 2], 300)
-    assert D not in units_for(TIMES, [LoadShare("one", SMALL, 20)], workers, RESERVE_BYTES)
+    assert D not in choose_units(TIMES, [LoadShare("one", SMALL, 20)], workers, RESERVE_BYTES)
     message = r"one: the weights of diffuse alone are 838860800 bytes .* 4 of them would hold them .* no node has more"
     with pytest.raises(PlacementError, match=message):
         planned([LoadShare("one", SMALL, 20)], workers)
@@ -97,10 +97,10 @@ def test_the_virtual_replica_is_the_first_whose_shards_fit(memory_mib: int, kind
     workers = cluster([8], memory_mib)
     plan, units, times = planned([LoadShare("one", SMALL, 20)], workers, pooled=False)
     assert units == {D: 2}
-    cells = placement_lines(plan, workers, times)[1].split()[1:]
+    cells = describe_placement(plan, workers, times)[1].split()[1:]
     assert set(cells[::2]) == kinds
     assert "in units of 2" in plan.reason
-    (line,) = divided_stages(units, times)
+    (line,) = describe_divided_stages(units, times)
     assert line.startswith("one D is divided among units of 2: ")
     assert line.endswith("each holds 0.4 GB of the weights")
 
@@ -111,7 +111,7 @@ def test_workers_that_make_no_unit_hold_nothing() -> None:
     plan = Orchestrator(times, RESERVE_BYTES, DEGREES).plan([LoadShare("one", SMALL, 20)], workers)
     assert [worker_id for worker_id, held in plan.replicas.items() if not held] == ["n0w2", "n1w2"]
     assert plan.reason.endswith("2 workers hold nothing: they make no whole unit in a node")
-    assert placement_lines(plan, workers, times)[1].endswith("  - 1.0")
+    assert describe_placement(plan, workers, times)[1].endswith("  - 1.0")
 
 
 loads = st.lists(
@@ -157,7 +157,7 @@ def test_split_makes_whole_units(
     replica: VirtualReplica, extra: int, rates: dict[PlacementType, float], units: dict[PlacementType, int]
 ) -> None:
     minimum = units[replica.primary]
-    budget = smallest_workable(replica, minimum, units) + extra
+    budget = count_smallest_workable(replica, minimum, units) + extra
     counts = split(replica, budget, rates, minimum, units)
     assert all(count % units[kind] == 0 and count >= units[kind] for kind, count in counts.items())
     used = sum(counts.values())
@@ -175,7 +175,7 @@ def test_split_equals_brute_force_over_units(
     """No more primaries would leave auxiliaries that keep up, however these are shared out; those beyond are of workers
     that make no unit of an auxiliary."""
     minimum = units[replica.primary]
-    budget = smallest_workable(replica, minimum, units) + extra
+    budget = count_smallest_workable(replica, minimum, units) + extra
     counts = split(replica, budget, rates, minimum, units)
     kinds = (replica.primary, *replica.auxiliaries)
     choices = product(*(range(units[kind], budget + 1, units[kind]) for kind in kinds))
@@ -235,8 +235,8 @@ def test_a_transition_keeps_units_whole(sizes: list[int], before: int, after: in
     aligned = align(wanted, current, workers, times)
     assert broken_units(aligned, workers, units) == []
     assert sorted(map(sorted, aligned.replicas.values())) == sorted(map(sorted, wanted.replicas.values()))
-    moved = sum(moved_bytes(aligned, current, workers, times).values())
-    assert moved <= sum(moved_bytes(wanted, current, workers, times).values())
+    moved = sum(count_moved_bytes(aligned, current, workers, times).values())
+    assert moved <= sum(count_moved_bytes(wanted, current, workers, times).values())
 
 
 stage_sets = st.sampled_from([frozenset[Replica](), frozenset({D}), frozenset({Replica("one", Stage.DECODE)})])
@@ -259,8 +259,8 @@ def test_a_transition_of_units_equals_brute_force(
     if apart:  # what is in one node stays in one node
         nodes = ((after[:2], after[2:]), (after[2:], after[:2]))
         orders = [(*a, *b) for first, second in nodes for a in permutations(first) for b in permutations(second)]
-    least = min(sum(moved_bytes(plan(order), current, workers, times).values()) for order in orders)
-    assert sum(moved_bytes(align(wanted, current, workers, times), current, workers, times).values()) == least
+    least = min(sum(count_moved_bytes(plan(order), current, workers, times).values()) for order in orders)
+    assert sum(count_moved_bytes(align(wanted, current, workers, times), current, workers, times).values()) == least
 
 
 def test_a_switch_moves_shards_only() -> None:
@@ -270,7 +270,7 @@ def test_a_switch_moves_shards_only() -> None:
     d, c = frozenset({D}), frozenset({Replica("one", Stage.DECODE)})
     current = PlacementPlan(dict(zip(ids, (c, c, d, d), strict=True)))
     wanted = PlacementPlan(dict(zip(ids, (d, d, d, d), strict=True)))
-    moved = moved_bytes(align(wanted, current, workers, times), current, workers, times)
+    moved = count_moved_bytes(align(wanted, current, workers, times), current, workers, times)
     assert list(moved.values()) == [WEIGHTS_BYTES[Stage.DIFFUSE] // 2] * 2 + [0, 0]
     swapped = PlacementPlan(dict(zip(ids, (d, d, c, c), strict=True)))
     assert align(swapped, current, workers, times).replicas == current.replicas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.workers.pools import IdleWorkers, pools_of
+from dispatch.workers.pools import IdleWorkers, group_into_pools
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.scheduling.estimation.hot_groups import hot_set
@@ -43,7 +43,7 @@ def test_the_first_sets_of_an_idle_cluster_are_hot(kinds: list[str], per_node: i
     workers, placement = cluster(kinds, per_node)
     pool = WorkerPool(workers, placement)
     hot = {group.workers: group.name for group in hot_set(workers, placement, 8)}
-    for alike in pools_of(pool.views_when_idle()):
+    for alike in group_into_pools(pool.views_when_idle()):
         taken = IdleWorkers(alike).take(degree) if alike.types else None
         if taken is not None:
             assert hot[taken] == pool.group_name(taken)

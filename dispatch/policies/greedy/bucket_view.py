@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from dispatch.workers.auxiliaries import AuxiliaryGroup
 from dispatch.workers.pools import IdleWorkers, Pool
-from dispatch.workers.residency import having
+from dispatch.workers.residency import find_resident
 from dispatch.workers.snapshot import WorkerSnapshot
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
@@ -45,7 +45,7 @@ class BucketView:
         if candidate.degree > self.num_idle:
             return None
         pool = self.pools[candidate.pool]
-        preferred = () if pool.is_resident else having(pool, model, candidate.primary.stages)
+        preferred = () if pool.is_resident else find_resident(pool, model, candidate.primary.stages)
         workers = self._idle[candidate.pool].take(candidate.degree, preferred)
         if workers is not None:
             self._keep(workers, candidate.finish_s)

@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from dispatch.policies.greedy.work import WorkTimes, closest_degree, covered_degrees, fresh
+from dispatch.policies.greedy.work import WorkTimes, choose_closest_degree, find_covered_degrees, make_fresh_request
 from dispatch.policies.policy import example_request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
@@ -24,15 +24,15 @@ def buckets(
     shares: defaultdict[int, float] = defaultdict(float)
     for kind in load:
         spec = example_request(kind)
-        degrees = covered_degrees(work.times, spec, widest)
+        degrees = find_covered_degrees(work.times, spec, widest)
         if degrees:
-            degree = closest_degree(degrees, work.optimal_degree(spec))
+            degree = choose_closest_degree(degrees, work.optimal_degree(spec))
             seconds = work.run_s if work.aligned else work.diffuse_s
-            shares[degree] += kind.weight * degree * seconds(fresh(spec), degree)
-    return cut(bucket_sizes(shares, len(workers)), workers)
+            shares[degree] += kind.weight * degree * seconds(make_fresh_request(spec), degree)
+    return cut_into_buckets(compute_bucket_sizes(shares, len(workers)), workers)
 
 
-def bucket_sizes(shares: Mapping[int, float], total: int) -> dict[int, int]:
+def compute_bucket_sizes(shares: Mapping[int, float], total: int) -> dict[int, int]:
     """Workers per degree: N_k is the multiple of k nearest to its share of `total` (ties downward), then adjusted so
     that they sum to `total` (D.2).
 
@@ -60,7 +60,7 @@ def bucket_sizes(shares: Mapping[int, float], total: int) -> dict[int, int]:
     return sizes
 
 
-def cut(sizes: Mapping[int, int], workers: Sequence[WorkerSpec]) -> dict[WorkerId, int]:
+def cut_into_buckets(sizes: Mapping[int, int], workers: Sequence[WorkerSpec]) -> dict[WorkerId, int]:
     """Which workers are in which bucket: the widest degrees first, block by block inside a node. Blocks that no node
     has room for are left to narrower degrees."""
     nodes: defaultdict[str, list[WorkerId]] = defaultdict(list)

@@ -15,7 +15,7 @@ from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.bucket_view import BucketView, GreedyCandidate
 from dispatch.policies.greedy.orders import IfItWaits, Order
-from dispatch.policies.greedy.work import WorkTimes, closest_degree, fresh
+from dispatch.policies.greedy.work import WorkTimes, choose_closest_degree, make_fresh_request
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import Pool
 from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
@@ -52,9 +52,9 @@ LevelFactory = Callable[[StageTimes, MemoryCheck, DispatchOptions, Sequence[Pool
 ByDeadline = Callable[[Sequence[GreedyCandidate], float], Sequence[GreedyCandidate]]
 
 
-def closest_to_target(candidates: Sequence[GreedyCandidate], target: int) -> list[GreedyCandidate]:
+def prefer_closest_to_target(candidates: Sequence[GreedyCandidate], target: int) -> list[GreedyCandidate]:
     """At the target, or the closest that can be had on an idle cluster, at no other; least communication first."""
-    degree = closest_degree(sorted({candidate.degree for candidate in candidates}), target)
+    degree = choose_closest_degree(sorted({candidate.degree for candidate in candidates}), target)
     return sorted((candidate for candidate in candidates if candidate.degree == degree), key=_by_communication)
 
 
@@ -73,7 +73,7 @@ class GreedyDispatcher:
     ) -> None:
         """`target`: the degree of D that a request is meant to have (None: the optimal one). `buckets`: the degree of
         each worker's bucket; in a bucket all requests have its degree. A worker that is in none, as it joined later,
-        counts to the narrowest. None: no buckets. `by_deadline`: chooses in place of `closest_to_target`."""
+        counts to the narrowest. None: no buckets. `by_deadline`: chooses in place of `prefer_closest_to_target`."""
         self._times = times
         self._options = options
         self._order = order
@@ -111,7 +111,7 @@ class GreedyDispatcher:
         snapshots = {
             bucket: take_snapshot(members, self._memory.unit_of) for bucket, members in self._by_bucket(workers).items()
         }
-        why_not = self._tick(snapshots, now_s=0.0).why_not(fresh(spec))
+        why_not = self._tick(snapshots, now_s=0.0).why_not(make_fresh_request(spec))
         return f"{spec.model} cannot make {spec.shape} here: {why_not}" if why_not is not None else None
 
     def _by_bucket(self, workers: Sequence[WorkerView]) -> dict[int, Sequence[WorkerView]]:
@@ -199,7 +199,7 @@ class _GreedyTick:
         target, model = self._target(request.spec), request.spec.model
         if not self._bucket_views:
             return f"no worker holds the diffuse stage of {model}"
-        bucket = closest_degree(list(self._bucket_views), target)
+        bucket = choose_closest_degree(list(self._bucket_views), target)
         candidates: list[GreedyCandidate] = []
         obstacles: list[str] = []
         for index, pool in enumerate(self._bucket_views[bucket].pools):
@@ -211,7 +211,7 @@ class _GreedyTick:
                     candidates += found
         if candidates:
             if self._by_deadline is None:
-                candidates = closest_to_target(candidates, bucket if self._is_bucketed else target)
+                candidates = prefer_closest_to_target(candidates, bucket if self._is_bucketed else target)
             return _Routed(bucket, candidates)
         return "; ".join(dict.fromkeys(obstacles)) or f"no worker holds the diffuse stage of {model}"
 

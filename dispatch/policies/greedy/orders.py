@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dispatch.candidates.work import Work
-from dispatch.policies.greedy.work import WorkTimes, fresh
+from dispatch.policies.greedy.work import WorkTimes, make_fresh_request
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest
 
@@ -89,7 +89,7 @@ def _remaining_and_whole_s(request: PendingRequest, work: WorkTimes) -> tuple[fl
     """What is left of it and all of it, at the optimal degree. None when that was not profiled: it cannot run."""
     try:
         degree = work.optimal_degree(request.spec)
-        return work.run_s(request, degree), work.run_s(fresh(request.spec), degree)
+        return work.run_s(request, degree), work.run_s(make_fresh_request(request.spec), degree)
     except ProfileError:
         return None
 

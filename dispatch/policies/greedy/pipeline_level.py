@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dispatch.assignment.building import AssignmentBuilder, StageEstimate
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.bucket_view import GreedyCandidate
-from dispatch.policies.greedy.work import WorkTimes, covered_degrees
+from dispatch.policies.greedy.work import WorkTimes, find_covered_degrees
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import Pool
@@ -34,7 +34,7 @@ class PipelineLevel:
         if (primary := pool.types[request.spec.model]) is not PlacementType.EDC:
             return f"{primary} workers hold no whole pipeline"
         widest = min(pool.largest_node, self._max_degree or pool.largest_node)
-        degrees = covered_degrees(self.work.times, request.spec, widest)
+        degrees = find_covered_degrees(self.work.times, request.spec, widest)
         if not degrees:
             return f"it was not profiled at degree {widest}, the widest here, or a narrower one"
         return [GreedyCandidate(index, k, primary, self._now_s + self.work.run_s(request, k)) for k in degrees]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dispatch.policies.greedy.work import WorkTimes, fresh
+from dispatch.policies.greedy.work import WorkTimes, make_fresh_request
 from dispatch.policies.policy import example_request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError, PlacementError
@@ -14,17 +14,17 @@ from tridentserve.protocols import StageTimes
 from tridentserve.stages import Stage
 
 
-def co_located(workers: Sequence[WorkerSpec], load: Sequence[LoadShare]) -> PlacementPlan:
+def co_locate(workers: Sequence[WorkerSpec], load: Sequence[LoadShare]) -> PlacementPlan:
     """E, D and C of every model of the load on every worker, whether they fit or not (B1 to B4)."""
-    replicas = frozenset(Replica(model, stage) for model in models_of(load) for stage in Stage)
+    replicas = frozenset(Replica(model, stage) for model in list_models(load) for stage in Stage)
     return PlacementPlan({worker.worker_id: replicas for worker in workers}, reason="all stages on every worker")
 
 
-def disaggregated(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]) -> PlacementPlan:
+def disaggregate(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]) -> PlacementPlan:
     """A cluster for each stage, which holds that stage of every model of the load (B5 and B6). D has the first nodes,
     as far as possible whole ones. Raises `PlacementError` for fewer than three workers."""
-    models = models_of(load)
-    sizes = stage_sizes(stage_gpu_seconds(times, load), len(workers))
+    models = list_models(load)
+    sizes = compute_stage_sizes(sum_gpu_seconds(times, load), len(workers))
     replicas: dict[WorkerId, frozenset[Replica]] = {}
     rest = sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id))
     for stage in (Stage.DIFFUSE, Stage.DECODE, Stage.ENCODE):
@@ -35,20 +35,20 @@ def disaggregated(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequen
     return PlacementPlan(replicas, reason=f"a cluster for each stage, by measured rates: {split}")
 
 
-def stage_gpu_seconds(times: StageTimes, load: Sequence[LoadShare]) -> dict[Stage, float]:
+def sum_gpu_seconds(times: StageTimes, load: Sequence[LoadShare]) -> dict[Stage, float]:
     """GPU-seconds of each stage that the load brings at the optimal degrees: demand over rate."""
     work = WorkTimes(times, aligned=False)
     totals = dict.fromkeys(Stage, 0.0)
     for kind in load:
         spec = example_request(kind)
-        request, degree = fresh(spec), work.optimal_degree(spec)
+        request, degree = make_fresh_request(spec), work.optimal_degree(spec)
         totals[Stage.ENCODE] += kind.weight * work.encode_s(request, degree)
         totals[Stage.DIFFUSE] += kind.weight * degree * work.diffuse_s(request, degree)
         totals[Stage.DECODE] += kind.weight * work.decode_s(request, degree)
     return totals
 
 
-def stage_sizes(gpu_seconds: Mapping[Stage, float], total: int) -> dict[Stage, int]:
+def compute_stage_sizes(gpu_seconds: Mapping[Stage, float], total: int) -> dict[Stage, int]:
     """N_s in proportion to demand over rate, rounded, 1 at least; then the largest is adjusted so that they sum to
     `total` (D.2)."""
     if total < len(Stage):
@@ -62,7 +62,7 @@ def stage_sizes(gpu_seconds: Mapping[Stage, float], total: int) -> dict[Stage, i
     return sizes
 
 
-def models_of(load: Sequence[LoadShare]) -> tuple[str, ...]:
+def list_models(load: Sequence[LoadShare]) -> tuple[str, ...]:
     """The models of a load, sorted. `ConfigError` when there are none: these placements are made for a load."""
     if not load:
         raise ConfigError("this policy places stages by hand and needs the expected load; give at least one kind")

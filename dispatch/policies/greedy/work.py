@@ -16,12 +16,12 @@ def steps_left(request: PendingRequest) -> int:
     return request.spec.num_inference_steps - request.steps_done
 
 
-def fresh(spec: RequestSpec) -> PendingRequest:
+def make_fresh_request(spec: RequestSpec) -> PendingRequest:
     """A request of which nothing has been done."""
     return PendingRequest(spec, arrival_s=0.0, deadline_s=float("inf"))
 
 
-def covered_degrees(times: StageTimes, spec: RequestSpec, widest: int) -> tuple[int, ...]:
+def find_covered_degrees(times: StageTimes, spec: RequestSpec, widest: int) -> tuple[int, ...]:
     """The degrees up to `widest` at which D was profiled for this size, ascending. Empty when there is none."""
 
     def is_covered(degree: int) -> bool:
@@ -34,7 +34,7 @@ def covered_degrees(times: StageTimes, spec: RequestSpec, widest: int) -> tuple[
     return tuple(k for k in times.degrees(spec.model, Stage.DIFFUSE) if k <= widest and is_covered(k))
 
 
-def closest_degree(degrees: Sequence[int], target: int) -> int:
+def choose_closest_degree(degrees: Sequence[int], target: int) -> int:
     """The widest of `degrees` (ascending, not empty) up to `target`; where all are wider, the narrowest."""
     return max((degree for degree in degrees if degree <= target), default=degrees[0])
 

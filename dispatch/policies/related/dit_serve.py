@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick, batch_kind
-from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
+from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import (
@@ -32,7 +32,7 @@ from tridentserve.requests import RequestSpec
 def make_dit_serve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
     dispatcher = DitServe(context.times, context.options)
-    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
+    return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
 
 
 class DitServe(StepLevelDispatcher):
@@ -51,8 +51,8 @@ class DitServe(StepLevelDispatcher):
     def decide(self, view: ClusterView) -> Decisions:
         """Starts, joins and displacements, shortest remaining work first."""
         tick = self._tick(view)
-        longest = _longest(view)
-        waiting = sorted(view.pending, key=_srptf)
+        longest = _find_longest(view)
+        waiting = sorted(view.pending, key=_srptf_key)
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
@@ -60,7 +60,7 @@ class DitServe(StepLevelDispatcher):
             able = [request for request in waiting if tick.batch_candidates([request], index)]
             if not able:
                 continue
-            engine = _DitPool(tick, index, picker, longest, batches_in_diffuse(view.running, picker))
+            engine = _DitPool(tick, index, picker, longest, find_running_batches(view.running, picker))
             engine.serve(able)
             assignments += engine.assignments
             preemptions += engine.preemptions
@@ -73,7 +73,7 @@ def _length(spec: RequestSpec) -> float:
     return spec.shape.tokens * spec.num_outputs
 
 
-def _srptf(request: PendingRequest) -> tuple[float, float, str]:
+def _srptf_key(request: PendingRequest) -> tuple[float, float, str]:
     """Section 3.4: L(req) = (T_total - t) S(req), smallest first."""
     return steps_left(request) * _length(request.spec), request.arrival_s, request.spec.request_id
 
@@ -82,7 +82,7 @@ def _work_left(request: RunningRequest) -> float:
     return (request.spec.num_inference_steps - request.steps_done) * _length(request.spec)
 
 
-def _longest(view: ClusterView) -> dict[str, float]:
+def _find_longest(view: ClusterView) -> dict[str, float]:
     """The longest sequence of each model that waits or runs."""
     longest: defaultdict[str, float] = defaultdict(float)
     for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
@@ -132,7 +132,9 @@ class _DitPool:
         candidate = self.tick.batch_candidates(members, self.index).get(ring)
         if candidate is None or (workers := self.picker.take(ring)) is None:
             return False
-        reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf(members[0])[0]:.0f} token-steps left"
+        reason = (
+            f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf_key(members[0])[0]:.0f} token-steps left"
+        )
         self.assignments.append(self.tick.assignment(members, candidate, workers, reason, num_steps))
         return True
 
@@ -153,7 +155,7 @@ class _DitPool:
     def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
         """Batches of one node that have more left to do, most first, until the ring has room beside what is idle.
         Those that stop already come first, once for each ring."""
-        work = _srptf(members[0])[0]
+        work = _srptf_key(members[0])[0]
         per_node: defaultdict[WorkerId, list[tuple[bool, float, RunningBatch]]] = defaultdict(list)
         for batch in self.running:
             left = min(map(_work_left, batch.members))

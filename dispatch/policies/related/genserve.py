@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.classes import by_deadline
-from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
@@ -35,7 +35,7 @@ class _Batch:
 def make_genserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
     dispatcher = GenServe(context.times, context.options)
-    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
+    return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
 
 
 class GenServe(StepLevelDispatcher):
@@ -76,11 +76,11 @@ def _plan_pool(
     """Stages 1 to 3 for one pool, and what of the plan can be done now; the rest follows when videos have yielded."""
     images = [request for request in able if request.spec.shape.num_frames == 1]
     paused = [request for request in able if request.spec.shape.num_frames > 1]
-    batches = _edf_batches(tick, pool, images)
-    videos = [_running_video(tick, pool, each, picker) for each in running]
-    videos += [_waiting_video(tick, pool, each) for each in paused]
+    batches = _form_batches(tick, pool, images)
+    videos = [_describe_running_video(tick, pool, each, picker) for each in running]
+    videos += [_describe_waiting_video(tick, pool, each) for each in paused]
     gpus = picker.num_idle + sum(len(request.diffuse) for request in running)
-    scored = [_image_batch(tick, pool, batch) for batch in batches]
+    scored = [_describe_image_batch(tick, pool, batch) for batch in batches]
     round_s = max((max(batch.ends_s) for batch in scored), default=max((v.fastest_s for v in videos), default=0.0))
     plan = plan_round(videos, scored, gpus, round_s)
     assignments = _start_images(tick, pool, picker, batches, plan.image_gpus)
@@ -106,7 +106,7 @@ def _is_preemptible(tick: StepTick, pool: int, request: RunningRequest, picker: 
     return in_diffuse and picker.holds(request.diffuse[0]) and bool(tick.candidates(request.spec, pool, encoded=True))
 
 
-def _edf_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
+def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
     """Images of one kind, earliest deadline first, as long as nobody gets late because of the batch."""
     batches: list[_Batch] = []
     waiting = list(images)
@@ -120,7 +120,7 @@ def _edf_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) ->
     return batches
 
 
-def _image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatch:
+def _describe_image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatch:
     candidate = tick.batch_candidates(batch.members, pool)[batch.degree]
     return ImageBatch(
         degree=batch.degree,
@@ -129,7 +129,7 @@ def _image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatch:
     )
 
 
-def _running_video(tick: StepTick, pool: int, each: RunningRequest, picker: WorkerPicker) -> Video:
+def _describe_running_video(tick: StepTick, pool: int, each: RunningRequest, picker: WorkerPicker) -> Video:
     """It may stay, be paused, go narrower, or wider by what is idle in its node. One that yields waits already."""
     candidates = tick.candidates(each.spec, pool, encoded=True)
     widest = len(each.diffuse) + picker.idle_in_node(each.diffuse[0])
@@ -142,7 +142,7 @@ def _running_video(tick: StepTick, pool: int, each: RunningRequest, picker: Work
     )
 
 
-def _waiting_video(tick: StepTick, pool: int, request: PendingRequest) -> Video:
+def _describe_waiting_video(tick: StepTick, pool: int, request: PendingRequest) -> Video:
     candidates = tick.batch_candidates([request], pool)
     any_candidate = next(iter(candidates.values()))
     return Video(

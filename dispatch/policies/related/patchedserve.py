@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import MAX_BATCH, BatchCandidate, StepLevelDispatcher, StepTick, batch_kind
-from dispatch.policies.step_level.running_batches import RunningBatch, batches_in_diffuse
+from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
 
@@ -24,7 +24,7 @@ RELAXED_SLACK = 1.0
 def make_patchedserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
     dispatcher = PatchedServe(context.times, context.options)
-    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
+    return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
 
 
 class PatchedServe(StepLevelDispatcher):
@@ -51,7 +51,7 @@ class PatchedServe(StepLevelDispatcher):
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
             picker = WorkerPicker(pool)
-            active = _PatchedPool(tick, index, picker, batches_in_diffuse(view.running, picker))
+            active = _PatchedPool(tick, index, picker, find_running_batches(view.running, picker))
             active.resume([request for request in begun if active.candidate([request])], left)
             active.admit(left)
             assignments += active.assignments
@@ -61,7 +61,7 @@ class PatchedServe(StepLevelDispatcher):
         refusals = (
             Refusal(request.spec.request_id, f"patchedserve: late by {-slack_s:.2f} s even if it started now")
             for request in hopeless
-            if (slack_s := _best_slack_s(tick, request)) is not None
+            if (slack_s := _compute_best_slack_s(tick, request)) is not None
         )
         return Decisions(tuple(assignments), tuple(preemptions), tuple(refusals))
 
@@ -70,7 +70,7 @@ def _narrowest(tick: StepTick, members: Sequence[PendingRequest], pool: int) -> 
     return next(iter(tick.batch_candidates(members, pool).values()), None)
 
 
-def _best_slack_s(tick: StepTick, request: PendingRequest) -> float | None:
+def _compute_best_slack_s(tick: StepTick, request: PendingRequest) -> float | None:
     """What is to spare if the request starts now, alone, in its best pool. None where it cannot run at all."""
     candidates = [
         candidate for pool in range(len(tick.pools)) if (candidate := _narrowest(tick, [request], pool)) is not None
@@ -81,7 +81,7 @@ def _best_slack_s(tick: StepTick, request: PendingRequest) -> float | None:
 
 
 def _is_hopeless(tick: StepTick, request: PendingRequest) -> bool:
-    slack_s = _best_slack_s(tick, request)
+    slack_s = _compute_best_slack_s(tick, request)
     return slack_s is not None and slack_s < 0
 
 

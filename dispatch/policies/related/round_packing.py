@@ -35,7 +35,7 @@ class RoundOption:
     steps: int
 
 
-def minimal_allocation(request: RoundRequest) -> dict[int, int]:
+def find_minimal_allocation(request: RoundRequest) -> dict[int, int]:
     """Steps per degree with the fewest GPU-seconds that end within the budget, in one or two degrees.
 
     Two are enough: it is a linear program with two constraints, the number of steps and the time. A request that
@@ -60,25 +60,25 @@ def minimal_allocation(request: RoundRequest) -> dict[int, int]:
     return best
 
 
-def steps_in_round(request: RoundRequest, degree: int, round_s: float) -> int:
+def count_steps_in_round(request: RoundRequest, degree: int, round_s: float) -> int:
     """How many steps at this degree end within the round, E first. No more than are left."""
     whole = math.floor((round_s - request.encode_s + _EPSILON_S) / request.step_s[degree])
     return max(0, min(request.steps_left, whole))
 
 
-def options_of(request: RoundRequest, round_s: float) -> list[RoundOption]:
+def list_options(request: RoundRequest, round_s: float) -> list[RoundOption]:
     """The degrees of the minimal allocation that make progress in the round.
 
     The paper runs no more steps at a degree than its allocation says; here the workers, which are taken for the round
     anyway, go on to its end. That never hurts: fewer steps are left at the same time. Where no degree makes a step in
     the round, the fastest one makes one and overruns it.
     """
-    usable = [degree for degree in request.step_s if steps_in_round(request, degree, round_s) > 0]
+    usable = [degree for degree in request.step_s if count_steps_in_round(request, degree, round_s) > 0]
     if not usable:
         fastest = min(request.step_s, key=lambda degree: (request.step_s[degree], degree))
         return [RoundOption(fastest, min(1, request.steps_left))]
-    allocation = minimal_allocation(replace(request, step_s={degree: request.step_s[degree] for degree in usable}))
-    return [RoundOption(degree, steps_in_round(request, degree, round_s)) for degree in sorted(allocation)]
+    allocation = find_minimal_allocation(replace(request, step_s={degree: request.step_s[degree] for degree in usable}))
+    return [RoundOption(degree, count_steps_in_round(request, degree, round_s)) for degree in sorted(allocation)]
 
 
 def survives(request: RoundRequest, option: RoundOption | None, round_s: float) -> bool:
@@ -99,7 +99,7 @@ def pack_round(requests: Sequence[RoundRequest], capacity: int, round_s: float) 
     the most requests, then the first ones is chosen: so GPUs that no one needs now still do work.
     """
     n = len(requests)
-    options = [[None, *options_of(request, round_s)] for request in requests]
+    options = [[None, *list_options(request, round_s)] for request in requests]
     groups: list[list[tuple[int, float]]] = []
     for rank, (request, choices) in enumerate(zip(requests, options, strict=True)):
         group = []

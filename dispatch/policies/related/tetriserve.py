@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from dispatch.candidates.classes import by_deadline
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy.placements import co_located
+from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.related.round_packing import RoundRequest, pack_round, steps_in_round
+from dispatch.policies.related.round_packing import RoundRequest, count_steps_in_round, pack_round
 from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, batch_kind
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
@@ -34,7 +34,7 @@ class _Chosen:
 def make_tetriserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
     dispatcher = TetriServe(context.times, context.options)
-    return Policy(dispatcher, co_located(context.workers, context.load), replanner_wanted=False)
+    return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
 
 
 class TetriServe(StepLevelDispatcher):
@@ -70,7 +70,7 @@ class TetriServe(StepLevelDispatcher):
             _scale_up(chosen, pool.idle_per_node)
             for each, workers in self._place(chosen, WorkerPicker(pool), round_s):
                 request_id = each.pending.spec.request_id
-                assignments.append(_segment(tick, index, each, workers, round_s))
+                assignments.append(_build_segment(tick, index, each, workers, round_s))
                 waiting.remove(each.pending)
                 self._had[request_id] = workers
         end_s = view.now_s + round_s * (1 + 1e-9)
@@ -107,7 +107,7 @@ class TetriServe(StepLevelDispatcher):
         for each in sorted(moving, key=lambda each: -each.degree):
             had = self._had.get(each.pending.spec.request_id, ())
             for degree in sorted(each.request.step_s, reverse=True):
-                usable = degree == each.degree or steps_in_round(each.request, degree, round_s) > 0
+                usable = degree == each.degree or count_steps_in_round(each.request, degree, round_s) > 0
                 if degree <= each.degree and usable and (workers := picker.take(degree, had)) is not None:
                     each.degree = degree
                     placed.append((each, workers))
@@ -122,13 +122,13 @@ def _choose(tick: StepTick, waiting: Sequence[PendingRequest], pool: int, round_
     for pending in waiting:
         candidates = tick.batch_candidates([pending], pool)
         if any(degree <= max(idle_per_node) for degree in candidates):
-            able.append((pending, _round_request(pending, candidates, tick.now_s, max(idle_per_node))))
+            able.append((pending, _build_round_request(pending, candidates, tick.now_s, max(idle_per_node))))
     packed = pack_round([request for _, request in able], sum(idle_per_node), round_s)
     plan = zip(able, packed, strict=True)
     return [_Chosen(pending, request, option.degree) for (pending, request), option in plan if option is not None]
 
 
-def _round_request(
+def _build_round_request(
     pending: PendingRequest, candidates: Mapping[int, BatchCandidate], now_s: float, largest_idle: int
 ) -> RoundRequest:
     """What Algorithm 1 needs to know. The deadline is that of D: C comes after it."""
@@ -167,10 +167,12 @@ def _scale_up(chosen: Sequence[_Chosen], idle_per_node: Sequence[int]) -> None:
         growing = grown
 
 
-def _segment(tick: StepTick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
+def _build_segment(
+    tick: StepTick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float
+) -> Assignment:
     """The steps of the round, at least one where any are left."""
     candidate = tick.batch_candidates([each.pending], pool)[each.degree]
-    steps = min(max(1, steps_in_round(each.request, each.degree, round_s)), steps_left(each.pending))
+    steps = min(max(1, count_steps_in_round(each.request, each.degree, round_s)), steps_left(each.pending))
     slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, candidate)
     reason = (
         f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"

@@ -64,7 +64,7 @@ class RoundPlan:
     image_gpus: int
 
 
-def video_score(video: Video, degree: int, round_s: float) -> float:
+def score_video(video: Video, degree: int, round_s: float) -> float:
     """Whether the video is recoverable after the round, then its speed (more for one with little slack, so the highest
     slack is paused first), less the price of a switch."""
     score = _IN_TIME if video.laxity_s(degree, round_s) >= 0 else 0.0
@@ -76,7 +76,7 @@ def video_score(video: Video, degree: int, round_s: float) -> float:
     return score
 
 
-def image_score(batches: Sequence[ImageBatch], gpus: int, round_s: float) -> float:
+def score_images(batches: Sequence[ImageBatch], gpus: int, round_s: float) -> float:
     """How many images stay in time with so many GPUs: in the list schedule of the batches in their order, or started a
     round later. Then how many batches start at once."""
     free_s, score = [0.0] * gpus, 0.0
@@ -96,12 +96,12 @@ def plan_round(videos: Sequence[Video], batches: Sequence[ImageBatch], gpus: int
     """The best split of `gpus` for the next round."""
     options = [(0, *sorted(video.step_s)) for video in videos]
     scored = [
-        [(degree, video_score(video, degree, round_s)) for degree in degrees]
+        [(degree, score_video(video, degree, round_s)) for degree in degrees]
         for video, degrees in zip(videos, options, strict=True)
     ]
     knapsack = GroupKnapsack(scored, gpus)
     most = min(gpus, sum(batch.degree for batch in batches))
-    images = [image_score(batches, g, round_s) for g in range(most + 1)]
+    images = [score_images(batches, g, round_s) for g in range(most + 1)]
     totals = [total + images[min(gpus - width, most)] for width, total in enumerate(knapsack.totals)]
     width = totals.index(max(totals))
     picked = knapsack.choices(width)

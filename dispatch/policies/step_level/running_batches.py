@@ -42,7 +42,7 @@ class RunningBatch:
         return [Preemption(self.members[0].spec.request_id, why)]
 
 
-def batches_in_diffuse(running: Iterable[RunningRequest], picker: WorkerPicker) -> list[RunningBatch]:
+def find_running_batches(running: Iterable[RunningRequest], picker: WorkerPicker) -> list[RunningBatch]:
     """The batches in D on workers of this pool, in the order of the view."""
     together: dict[tuple[WorkerId, ...], list[RunningRequest]] = {}
     for request in running:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.bench.service import Service, serving
-from placement import fixed_placement
+from placement import build_fixed_placement
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan
@@ -113,7 +113,7 @@ async def measure_switch(folder: Path, weights_bytes: int, host_dir: Path, reque
     for name in ("adjust_on_dispatch", "stop_the_world"):
         replanner = _OnDemand()
         async with serving(args, folder, host_dir, _Gate, replanner, fetch="peer") as service:
-            after = fixed_placement([{model: "EDC"} for model in _AFTER], service.specs, _MODELS, epoch=1)
+            after = build_fixed_placement([{model: "EDC"} for model in _AFTER], service.specs, _MODELS, epoch=1)
             result[name] = await _run(_Switch(service, replanner, after), name, requests, gap_s)
     return result
 

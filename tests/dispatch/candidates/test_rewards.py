@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import RewardOptions
-from dispatch.candidates.rewards import Appraisal, communication_penalty, late_reward
+from dispatch.candidates.rewards import Appraisal, compute_communication_penalty, compute_late_reward
 from dispatch.candidates.survey import Candidate
 from dispatch.solver.problem import GroupKind
 from tridentserve.stages import PlacementType
@@ -67,11 +67,11 @@ def test_idle_width_is_used_where_it_is_efficient() -> None:
 
 
 def test_late_requests_age_up_to_the_reward_of_those_in_time() -> None:
-    assert late_reward(0.0, 2.0, OPTIONS) == 100.0
-    assert late_reward(2.0, 2.0, OPTIONS) == 200.0
-    assert late_reward(2.4, 2.0, OPTIONS) == 200.0
-    assert late_reward(2.5, 2.0, OPTIONS) == 225.0
-    assert late_reward(1e6, 2.0, OPTIONS) == 1000.0
+    assert compute_late_reward(0.0, 2.0, OPTIONS) == 100.0
+    assert compute_late_reward(2.0, 2.0, OPTIONS) == 200.0
+    assert compute_late_reward(2.4, 2.0, OPTIONS) == 200.0
+    assert compute_late_reward(2.5, 2.0, OPTIONS) == 225.0
+    assert compute_late_reward(1e6, 2.0, OPTIONS) == 1000.0
     aged = [values([candidate(1, 2.0)], deadline_s)[1] for deadline_s in (1.9, -2.0, -10.0, -1000.0)]
     assert aged == sorted(aged)
     assert aged[0] < 110
@@ -92,7 +92,7 @@ def test_a_request_is_fully_aged_where_its_reward_grows_no_more() -> None:
 def test_communication_grows_with_the_index_and_stays_far_below_the_rewards() -> None:
     kinds = (PlacementType.EDC, PlacementType.DC, PlacementType.ED, PlacementType.D)
     for tokens in (16.0, 120_000.0):
-        penalties = [communication_penalty(kind, tokens, OPTIONS) for kind in kinds]
+        penalties = [compute_communication_penalty(kind, tokens, OPTIONS) for kind in kinds]
         assert penalties[0] == 0 < penalties[1] < penalties[2] < penalties[3] < OPTIONS.late / 5
 
 

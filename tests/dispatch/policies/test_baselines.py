@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch.policies import make_policy
-from dispatch.policies.baselines import static_degrees
+from dispatch.policies.baselines import choose_static_degrees
 from tests.dispatch.cluster import request
 from tests.dispatch.policies.scenes import HUGE, LARGE, LOAD, SMALL, TINY, cluster, holding, started, views
 from tests.profiler.synthetic import MIB, cost_model, step_seconds
@@ -39,7 +39,7 @@ def test_pipelines_keep_all_their_workers_in_all_stages(name: str) -> None:
 
 
 def test_b1_has_half_the_optimal_degree_of_the_largest_for_all() -> None:
-    assert static_degrees(TIMES, LOAD) == {"one": 2}
+    assert choose_static_degrees(TIMES, LOAD) == {"one": 2}
     specs = cluster(4, 4)
     policy = make_policy("b1", TIMES, specs, LOAD)
     assert policy.placement is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.greedy.buckets import bucket_sizes, buckets, cut
+from dispatch.policies.greedy.buckets import buckets, compute_bucket_sizes, cut_into_buckets
 from dispatch.policies.greedy.work import WorkTimes
 from tests.dispatch.policies.scenes import LOAD, cluster
 from tests.profiler.synthetic import cost_model
@@ -22,9 +22,9 @@ from tridentserve.errors import ConfigError
 def test_sizes_are_multiples_and_sum_to_all_workers(shares: dict[int, float], total: int) -> None:
     if total < min(shares):
         with pytest.raises(ConfigError, match="no degree buckets"):
-            bucket_sizes(shares, total)
+            compute_bucket_sizes(shares, total)
         return
-    sizes = bucket_sizes(shares, total)
+    sizes = compute_bucket_sizes(shares, total)
     assert sum(sizes.values()) == total
     assert set(sizes) <= set(shares)
     if sum(shares) <= total:
@@ -39,15 +39,15 @@ def test_sizes_are_multiples_and_sum_to_all_workers(shares: dict[int, float], to
 
 def test_sizes_as_in_the_paper() -> None:
     """The shares behind Table 6, HunyuanVideo Medium, are found again."""
-    assert bucket_sizes({8: 56, 4: 24, 2: 36, 1: 12}, 128) == {1: 12, 2: 36, 4: 24, 8: 56}
+    assert compute_bucket_sizes({8: 56, 4: 24, 2: 36, 1: 12}, 128) == {1: 12, 2: 36, 4: 24, 8: 56}
 
 
 def test_ties_are_rounded_downward_and_the_rest_goes_where_it_lacks() -> None:
-    assert bucket_sizes({2: 3, 1: 5}, 8) == {1: 6, 2: 2}
+    assert compute_bucket_sizes({2: 3, 1: 5}, 8) == {1: 6, 2: 2}
 
 
 def test_the_widest_joins_the_next_where_workers_are_few() -> None:
-    assert bucket_sizes({8: 4.0, 4: 3.0, 2: 2.0, 1: 1.0}, 8) == {1: 2, 2: 2, 4: 4}
+    assert compute_bucket_sizes({8: 4.0, 4: 3.0, 2: 2.0, 1: 1.0}, 8) == {1: 2, 2: 2, 4: 4}
 
 
 @given(nodes=st.lists(st.integers(1, 9), min_size=1, max_size=5), data=st.data())
@@ -57,8 +57,8 @@ def test_every_worker_has_a_bucket_and_blocks_stay_inside_nodes(nodes: list[int]
     shares = data.draw(st.dictionaries(st.sampled_from(fitting), st.floats(0.1, 9.0), min_size=1))
     if len(specs) < min(shares):
         return
-    sizes = bucket_sizes(shares, len(specs))
-    bucket_of = cut(sizes, specs)
+    sizes = compute_bucket_sizes(shares, len(specs))
+    bucket_of = cut_into_buckets(sizes, specs)
     assert bucket_of.keys() == {spec.worker_id for spec in specs}
     per_node = Counter((spec.node_id, bucket_of[spec.worker_id]) for spec in specs)
     assert all(n % degree == 0 for (_, degree), n in per_node.items() if degree != min(sizes))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.greedy.placements import co_located, disaggregated, stage_gpu_seconds, stage_sizes
+from dispatch.policies.greedy.placements import co_locate, compute_stage_sizes, disaggregate, sum_gpu_seconds
 from tests.dispatch.policies.scenes import LOAD, cluster, holding
 from tests.profiler.synthetic import SHAPES, cost_model, step_seconds
 from tridentserve.errors import ConfigError, PlacementError
@@ -20,7 +20,7 @@ TIMES = cost_model()
 def test_stage_sizes_sum_up_and_none_is_empty(seconds: tuple[float, float, float], total: int) -> None:
     if sum(seconds) == 0.0:
         return
-    sizes = stage_sizes(dict(zip(Stage, seconds, strict=True)), total)
+    sizes = compute_stage_sizes(dict(zip(Stage, seconds, strict=True)), total)
     assert sum(sizes.values()) == total
     assert min(sizes.values()) >= 1
     exact = {stage: total * part / sum(seconds) for stage, part in zip(Stage, seconds, strict=True)}
@@ -30,12 +30,12 @@ def test_stage_sizes_sum_up_and_none_is_empty(seconds: tuple[float, float, float
 def test_sizes_follow_the_rates() -> None:
     """With the rates behind Table 7, Flux.1, its sizes are found again."""
     seconds = {Stage.ENCODE: 6 / 128, Stage.DIFFUSE: 96 / 128, Stage.DECODE: 26 / 128}
-    assert stage_sizes(seconds, 128) == {Stage.ENCODE: 6, Stage.DIFFUSE: 96, Stage.DECODE: 26}
+    assert compute_stage_sizes(seconds, 128) == {Stage.ENCODE: 6, Stage.DIFFUSE: 96, Stage.DECODE: 26}
 
 
 def test_gpu_seconds_are_demand_over_rate() -> None:
     load = [LoadShare("one", SHAPES[0], 20, 3.0), LoadShare("two", SHAPES[2], 10, 2.0)]
-    found = stage_gpu_seconds(TIMES, load)
+    found = sum_gpu_seconds(TIMES, load)
     assert found[Stage.ENCODE] == pytest.approx(5 * 0.02)
     assert found[Stage.DIFFUSE] == pytest.approx(
         3 * 20 * step_seconds(SHAPES[0], 1) + 2 * 40 * step_seconds(SHAPES[2], 4)
@@ -44,7 +44,7 @@ def test_gpu_seconds_are_demand_over_rate() -> None:
 
 def test_each_worker_holds_one_stage_and_d_has_whole_nodes() -> None:
     specs = cluster(4, 4, 4)
-    placement = disaggregated(TIMES, specs, LOAD)
+    placement = disaggregate(TIMES, specs, LOAD)
     diffuse = holding(placement, [Stage.DIFFUSE])
     encode, decode = holding(placement, [Stage.ENCODE]), holding(placement, [Stage.DECODE])
     assert sorted([*diffuse, *encode, *decode]) == sorted(spec.worker_id for spec in specs)
@@ -53,14 +53,14 @@ def test_each_worker_holds_one_stage_and_d_has_whole_nodes() -> None:
 
 
 def test_co_located_workers_hold_all_of_all_models() -> None:
-    placement = co_located(cluster(1, 1), [*LOAD, LoadShare("two", SHAPES[0], 20, 1.0)])
+    placement = co_locate(cluster(1, 1), [*LOAD, LoadShare("two", SHAPES[0], 20, 1.0)])
     assert all(len(held) == 6 for held in placement.replicas.values())
 
 
 def test_what_cannot_be_placed_is_said() -> None:
     with pytest.raises(PlacementError, match="needs 3 workers and there are 2"):
-        disaggregated(TIMES, cluster(2), LOAD)
+        disaggregate(TIMES, cluster(2), LOAD)
     with pytest.raises(ConfigError, match="needs the expected load"):
-        co_located(cluster(2), [])
+        co_locate(cluster(2), [])
     with pytest.raises(ConfigError, match="brings no work"):
-        disaggregated(TIMES, cluster(3), [LoadShare("one", SHAPES[0], 20, 0.0)])
+        disaggregate(TIMES, cluster(3), [LoadShare("one", SHAPES[0], 20, 0.0)])

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from dispatch.policies.related.group_knapsack import GroupKnapsack
 from dispatch.policies.related.round_packing import (
     RoundRequest,
-    minimal_allocation,
-    options_of,
+    count_steps_in_round,
+    find_minimal_allocation,
+    list_options,
     pack_round,
-    steps_in_round,
     survives,
 )
 
@@ -45,7 +45,7 @@ def test_the_knapsack_is_optimal_for_every_width(groups: list[list[tuple[int, in
 
 @given(request=round_requests())
 def test_the_allocation_has_the_fewest_gpu_seconds_of_all_in_two_degrees(request: RoundRequest) -> None:
-    allocation = minimal_allocation(request)
+    allocation = find_minimal_allocation(request)
     assert sum(allocation.values()) == request.steps_left
 
     def run_s(steps: dict[int, int]) -> float:
@@ -71,7 +71,7 @@ def test_the_allocation_has_the_fewest_gpu_seconds_of_all_in_two_degrees(request
 def test_as_many_survive_as_can(requests: list[RoundRequest], capacity: int, round_s: float) -> None:
     packed = pack_round(requests, capacity, round_s)
     assert sum(option.degree for option in packed if option) <= capacity
-    choices = [[None, *options_of(request, round_s)] for request in requests]
+    choices = [[None, *list_options(request, round_s)] for request in requests]
     best = max(
         sum(survives(request, option, round_s) for request, option in zip(requests, picked, strict=True))
         for picked in product(*choices)
@@ -81,8 +81,8 @@ def test_as_many_survive_as_can(requests: list[RoundRequest], capacity: int, rou
     for request, option in zip(requests, packed, strict=True):
         if option is not None:
             assert 0 < option.steps <= request.steps_left
-            can_progress = any(steps_in_round(request, degree, round_s) for degree in request.step_s)
-            assert option.steps == steps_in_round(request, option.degree, round_s) or not can_progress
+            can_progress = any(count_steps_in_round(request, degree, round_s) for degree in request.step_s)
+            assert option.steps == count_steps_in_round(request, option.degree, round_s) or not can_progress
 
 
 def test_a_request_becomes_definitely_late_when_it_is_not_advanced() -> None:
@@ -91,4 +91,4 @@ def test_a_request_becomes_definitely_late_when_it_is_not_advanced() -> None:
     (option,) = pack_round([request], 2, round_s=1.0)
     assert option is not None
     assert survives(request, option, round_s=1.0)
-    assert minimal_allocation(request) == {1: 1, 2: 3}
+    assert find_minimal_allocation(request) == {1: 1, 2: 3}

@@ -17,7 +17,7 @@ from dispatch import DispatchOptions
 from dispatch.solver import ilp
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.ilp import solve
-from dispatch.solver.problem import GroupKind, Problem, RequestClass, best_slots, greedy, is_feasible
+from dispatch.solver.problem import GroupKind, Problem, RequestClass, choose_best_groups, is_feasible, plan_greedily
 from tridentserve.errors import ConfigError
 
 OPTIONS = DispatchOptions(time_limit_s=30.0, gap=0.0)
@@ -94,7 +94,7 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     assert is_feasible(required, solution.counts)
     assert solution.method in ("uncontended", "ranked", "ilp")
     assert solution.value(required) == pytest.approx(best)
-    assert is_feasible(required, greedy(required).counts)
+    assert is_feasible(required, plan_greedily(required).counts)
     assert not is_feasible(required, {})
 
 
@@ -107,7 +107,7 @@ def test_nested_limits_are_exact(problem: Problem, chosen: list[GroupKind]) -> N
 @settings(deadline=None)
 @given(problems)
 def test_a_greedy_plan_is_feasible_and_leaves_nothing_that_fits(problem: Problem) -> None:
-    solution = greedy(problem)
+    solution = plan_greedily(problem)
     assert is_feasible(problem, solution.counts)
     taken: Counter[GroupKind] = Counter()
     for (_, group), n in solution.counts.items():
@@ -130,9 +130,9 @@ def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ilp, "_solver", no_solver)
     alone = Problem(contended().classes[:1], ((2, 2),))
-    assert solve(alone, OPTIONS) == best_slots(alone)
+    assert solve(alone, OPTIONS) == choose_best_groups(alone)
     assert solve(alone, OPTIONS).counts == {(0, GroupKind(0, 2)): 2}
-    assert best_slots(contended()) is None
+    assert choose_best_groups(contended()) is None
 
 
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
@@ -179,7 +179,7 @@ def test_a_solver_that_fails_is_replaced_by_the_greedy_plan(
 ) -> None:
     monkeypatch.setattr(ilp, "_solver", lambda *settings: Broken(how))
     solution = solve(contended(), OPTIONS)
-    assert solution == greedy(contended(), why)
+    assert solution == plan_greedily(contended(), why)
     assert solution.found_by == f"greedy ({why})"
     assert is_feasible(contended(), solution.counts)
 
@@ -230,7 +230,7 @@ def crowd(required: bool = False) -> Problem:
 def test_a_greedy_plan_that_is_worth_more_than_the_rounded_lp_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the gap of the bound no search follows, so no time limit has anything to do with it."""
     relaxed(monkeypatch, lp_values={"x_1_0_1": 1.0}, search="raises")
-    monkeypatch.setattr(ilp, "completed", lambda problem, counts: counts)
+    monkeypatch.setattr(ilp, "complete", lambda problem, counts: counts)
     solution = solve(crowd(), DispatchOptions(time_limit_s=5.0, gap=0.01))
     assert solution.found_by == "greedy (worth more than the rounded LP)"
     assert solution.gap(crowd()) <= 0.01
@@ -238,7 +238,7 @@ def test_a_greedy_plan_that_is_worth_more_than_the_rounded_lp_says_so(monkeypatc
 
 def test_a_greedy_plan_whose_rounded_lp_loses_a_required_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     relaxed(monkeypatch, lp_values={"x_0_0_2": 149.0}, search="raises")
-    monkeypatch.setattr(ilp, "completed", lambda problem, counts: counts)
+    monkeypatch.setattr(ilp, "complete", lambda problem, counts: counts)
     solution = solve(crowd(required=True), DispatchOptions(time_limit_s=5.0, gap=0.01))
     assert solution.found_by == "greedy (the rounded LP leaves out a request that has to be served)"
 

@@ -15,7 +15,7 @@ from deployments.assembly.simulation import SimulationSetup, simulate
 from deployments.validation.args import args_problems
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES
-from placement.units import units_for
+from placement.units import choose_units
 from profiler import CostModel, shipped_table
 from tests.decision_log import read_log
 from tests.engine.simulated.conservation import violations
@@ -94,7 +94,7 @@ def test_a_model_of_26_gb_is_served_by_gpus_of_24(policy: str) -> None:
 
 def test_e_and_d_are_both_divided_where_they_must_be() -> None:
     workers = cluster(3, 12)
-    units = units_for(TIMES(), [LoadShare(MODEL, shape, 4) for shape in SHAPES], workers, RESERVE_BYTES)
+    units = choose_units(TIMES(), [LoadShare(MODEL, shape, 4) for shape in SHAPES], workers, RESERVE_BYTES)
     assert units == {D: 4, E: 2}
     result = served(workers)
     assert result.outcomes == {"finished": 40}
