@@ -20,9 +20,18 @@ def blocks(language: str) -> list[str]:
 
 def write_policy(folder: Path) -> None:
     """Save the page's policy under the name that the page gives it."""
-    (name,) = re.findall(r"Save this as `~/my-policies/(\w+\.py)`", PAGE)
-    (code,) = blocks("python")
+    (name,) = re.findall(r"Save this as `~/my-policies/((?!test_)\w+\.py)`", PAGE)
+    code, _ = blocks("python")
     (folder / name).write_text(code, encoding="utf-8")
+
+
+def write_test(folder: Path) -> Path:
+    """Save the page's test of the policy under the name that the page gives it."""
+    (name,) = re.findall(r"Save this as `~/my-policies/(test_\w+\.py)`", PAGE)
+    _, code = blocks("python")
+    path = folder / str(name)
+    path.write_text(code, encoding="utf-8")
+    return path
 
 
 def settings() -> dict[str, Any]:

@@ -9,9 +9,8 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica,
 from tridentserve.protocols import Assignment, ClusterView, Decisions, LoadSource, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import MODEL
 
-MODEL = "m"
-SHAPE = Shape(512, 512)
 SECONDS = {Stage.ENCODE: 0.5, Stage.DIFFUSE: 1.0, Stage.DECODE: 2.0}
 
 
@@ -88,10 +87,6 @@ def workers_of(types: dict[WorkerId, PlacementType]) -> tuple[list[WorkerSpec], 
         worker_id: frozenset(Replica(MODEL, stage) for stage in kind.stages) for worker_id, kind in types.items()
     }
     return specs, PlacementPlan(replicas)
-
-
-def request(request_id: str, steps: int = 4, slo_s: float | None = None) -> RequestSpec:
-    return RequestSpec(request_id, MODEL, SHAPE, steps, slo_s=slo_s)
 
 
 def sole(plan: DispatchPlan) -> PlanMember:

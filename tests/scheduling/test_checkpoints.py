@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduling.fakes import MODEL, FakeTimes, sole, workers_of
+from tests.scheduling.fakes import FakeTimes, sole, workers_of
 from tests.scheduling.test_runs import Bench, Script, plan_of
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import CheckpointSteps, DispatchPlan, PlacementPlan, Replica, StageSpan
@@ -14,6 +14,7 @@ from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_
 from tridentserve.scheduling.request_records import RequestRecords
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import MODEL
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
 EVERY_2_S = SchedulerOptions(checkpoint_s=2.0)  # a step takes one

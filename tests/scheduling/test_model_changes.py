@@ -9,9 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.simulated.conservation import violations
-from tests.engine.simulated.scripted import Times
-from tests.scheduling.fakes import FakeTimes, request
+from tests.scheduling.fakes import FakeTimes
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.engine.simulated.options import WorkerFailure
@@ -22,6 +20,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import FixedTimes, find_violations, make_request
 
 MODELS = ("a", "b", "c")
 WORKERS = [WorkerSpec(f"w{i}", "node", 100) for i in range(3)]
@@ -97,7 +96,7 @@ class Bench:
     def arrive(self, model: str) -> str:
         name = f"{model}{len(self.arrived)}"
         self.arrived.append(name)
-        self.on(ev.RequestArrived(replace(request(name), model=model)))
+        self.on(ev.RequestArrived(replace(make_request(name), model=model)))
         return name
 
     def end(self, number: int, failed: bool = False) -> None:
@@ -273,12 +272,12 @@ def test_the_same_on_simulated_workers(
     seed: int, added_s: float, drained_s: float, grace_s: float, lost_s: float | None
 ) -> None:
     """Model b comes while a is served, then a goes; a worker may be lost on the way."""
-    arrivals = [(i * 1.7, replace(request(f"{m}{i}"), model=m)) for i in range(12) for m in ("a", "b")]
+    arrivals = [(i * 1.7, replace(make_request(f"{m}{i}"), model=m)) for i in range(12) for m in ("a", "b")]
     failures = () if lost_s is None else (WorkerFailure(lost_s, f"w{seed % 3}", 2.0),)
     options = SimulationOptions(
         jitter=0.2, seed=seed, handoff_capacity_bytes=16, failures=failures, keep_plans=True, group_setup_s=0.1
     )
-    engine = SimulatedEngine(Bench.fresh(), WORKERS, placement_of(["a"]), Times(), options)
+    engine = SimulatedEngine(Bench.fresh(), WORKERS, placement_of(["a"]), FixedTimes(), options)
     removed_s = max(added_s, drained_s + grace_s)
     result = engine.run(
         arrivals,
@@ -288,7 +287,7 @@ def test_the_same_on_simulated_workers(
             (removed_s, ev.ModelRemoved("a", placement_of(["b"]))),
         ],
     )
-    assert violations(result, WORKERS) == []
+    assert find_violations(result, WORKERS) == []
     for one in result.requests:
         if one.spec.model == "b":
             # Before it was added nobody held it.

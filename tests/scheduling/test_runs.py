@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scheduling.fakes import MODEL, FakeTimes, request, sole, workers_of
+from tests.scheduling.fakes import FakeTimes, sole, workers_of
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
@@ -19,6 +19,7 @@ from tridentserve.scheduling.auxiliary_queues import DecodeOrder
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import MODEL, make_request
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
 TYPES = {
@@ -90,7 +91,7 @@ class Bench:
 
     def arrive(self, *names: str, steps: int = 4) -> None:
         for name in names:
-            self.on(ev.RequestArrived(request(name, steps)))
+            self.on(ev.RequestArrived(make_request(name, steps)))
 
     def decide(self, decisions: Decisions, now_s: float = 0.0) -> list[ev.Effect]:
         self.script.next = decisions
@@ -291,7 +292,7 @@ def test_of_those_whose_c_waits_the_most_urgent_goes_first(order: DecodeOrder, e
     bench = Bench(options=SchedulerOptions(decode_order=order))
     plans = {}
     for name, slo_s in (("busy", 1000.0), ("far", 900.0), ("soon", 50.0)):
-        bench.on(ev.RequestArrived(request(name, slo_s=slo_s)))
+        bench.on(ev.RequestArrived(make_request(name, slo_s=slo_s)))
         plan = bench.start(ids=name, decode="c")
         plans[name] = [plan_of(effect) for effect in bench.finish(plan, 1.0)]
     assert [len(decodes) for decodes in plans.values()] == [1, 0, 0]

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.scheduling.fakes import MODEL, FakeTimes, FixedDispatcher, request, sole, workers_of
+from tests.scheduling.fakes import FakeTimes, FixedDispatcher, sole, workers_of
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
 from tridentserve.scheduling.request_records import RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import MODEL, make_request
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
 APART = {
@@ -77,7 +78,7 @@ def apart() -> Run:
 def test_what_a_request_waited_before_it_came_counts() -> None:
     """In its latency and its queueing, and for its deadline."""
     run = Run(FixedDispatcher("w", "w", "w"), {"w": PlacementType.EDC})
-    spec = replace(request("r"), slo_s=9.0, waited_s=4.0)
+    spec = replace(make_request("r"), slo_s=9.0, waited_s=4.0)
     run.on(ev.RequestArrived(spec), 10.0)
     (waiting,) = run.scheduler._ledger.pending.values()
     assert (waiting.arrival_s, waiting.deadline_s) == (6.0, 15.0)
@@ -88,7 +89,7 @@ def test_what_a_request_waited_before_it_came_counts() -> None:
 
 
 def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
-    assert apart.on(ev.RequestArrived(request("r"))) == []
+    assert apart.on(ev.RequestArrived(make_request("r"))) == []
     encode = apart.plan(ev.Tick())
     assert (encode.stages, encode.workers, sole(encode).push_to, sole(encode).source) == ((E,), ("e",), "d0", None)
     assert (sole(encode).steps, encode.group) == (None, None)
@@ -117,7 +118,7 @@ def test_three_stages_on_three_sets_of_workers(apart: Run) -> None:
 
 def test_consecutive_stages_on_the_same_workers_are_one_plan() -> None:
     run = Run(FixedDispatcher("w", "w", "w"), {"w": PlacementType.EDC})
-    run.on(ev.RequestArrived(request("r")))
+    run.on(ev.RequestArrived(make_request("r")))
     plan = run.plan(ev.Tick())
     assert (plan.stages, sole(plan).push_to, plan.group) == ((E, D, C), None, None)
     assert isinstance(run.finish(plan, 0.0, 3.0)[0], ev.Finish)
@@ -125,7 +126,7 @@ def test_consecutive_stages_on_the_same_workers_are_one_plan() -> None:
 
 def test_decode_on_the_leader_frees_the_other_workers() -> None:
     run = Run(FixedDispatcher("a b", "a b", "a"), {"a": PlacementType.EDC, "b": PlacementType.EDC})
-    run.on(ev.RequestArrived(request("r")))
+    run.on(ev.RequestArrived(make_request("r")))
     wide = run.plan(ev.Tick())
     assert wide.stages == (E, D)
     (effect,) = run.finish(wide, 0.0, 2.0)
@@ -136,9 +137,9 @@ def test_decode_on_the_leader_frees_the_other_workers() -> None:
 
 
 def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("first")))
+    apart.on(ev.RequestArrived(make_request("first")))
     first = apart.plan(ev.Tick())
-    apart.on(ev.RequestArrived(request("second")))
+    apart.on(ev.RequestArrived(make_request("second")))
     assert apart.on(ev.Tick()) == []
     free_at_s = {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}
     assert (free_at_s["e"], free_at_s["d0"]) == (0.5, 0.5 + 4 * 0.5)
@@ -151,7 +152,7 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
 
 def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
     """Else the next request's decode would be sent to the same worker, since nothing waits there yet."""
-    apart.on(ev.RequestArrived(request("r")))
+    apart.on(ev.RequestArrived(make_request("r")))
     encode = apart.plan(ev.Tick())
     assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 2.0
     (effect,) = apart.finish(encode, 0.0, 1.0)
@@ -161,16 +162,16 @@ def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
 
 
 def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("queued")))
+    apart.on(ev.RequestArrived(make_request("queued")))
     assert [type(effect) for effect in apart.on(ev.RequestCancelled("queued"))] == [ev.Reject]
     assert apart.on(ev.RequestCancelled("queued")) == []
-    apart.on(ev.RequestArrived(request("running")))
+    apart.on(ev.RequestArrived(make_request("running")))
     plan = apart.plan(ev.Tick())
     abort, reject = apart.on(ev.RequestCancelled("running"))
     assert isinstance(abort, ev.Abort)
     assert isinstance(reject, ev.Reject)
     assert (abort.plan_id, reject.code) == (plan.plan_id, "cancelled")
-    apart.on(ev.RequestArrived(request("next")))
+    apart.on(ev.RequestArrived(make_request("next")))
     assert apart.on(ev.PlanStopped(plan.plan_id)) == []
     assert sole(apart.plan(ev.Tick())).request_id == "next"
     assert apart.records.records["running"].state is RequestState.CANCELLED
@@ -187,7 +188,7 @@ def test_why_a_stage_finds_no_worker() -> None:
         assert isinstance(effect, ev.RunPlan)
         return effect.plan
 
-    run.on(ev.RequestArrived(request("r")))
+    run.on(ev.RequestArrived(make_request("r")))
     plan = diffuse(0.0)
     run.on(ev.WorkerLost("c", "killed"), 1.5)
     assert run.finish(plan, 1.0, 2.0) == [ev.Requeue("r", "c was lost before the plan started", 0)]
@@ -200,7 +201,7 @@ def test_why_a_stage_finds_no_worker() -> None:
 
 
 def test_a_plan_that_ends_after_its_request_was_cancelled_frees_its_workers(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("r")))
+    apart.on(ev.RequestArrived(make_request("r")))
     plan = apart.plan(ev.Tick())
     apart.on(ev.RequestCancelled("r"))
     assert apart.finish(plan, 0.0, 1.0) == []
@@ -208,7 +209,7 @@ def test_a_plan_that_ends_after_its_request_was_cancelled_frees_its_workers(apar
 
 
 def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("r")))
+    apart.on(ev.RequestArrived(make_request("r")))
     groups = []
     for attempt in range(3):
         (effect,) = apart.finish(apart.plan(ev.Tick()), 0.0, 1.0)
@@ -223,14 +224,14 @@ def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(ap
 
 
 def test_what_cannot_be_helped_is_not_tried_again(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("r")))
+    apart.on(ev.RequestArrived(make_request("r")))
     plan = apart.plan(ev.Tick())
     (answer,) = apart.on(ev.PlanFailed(plan.plan_id, "the prompt is odd", retry=False))
     assert isinstance(answer, ev.Reject)
 
 
 def test_a_lost_decoder_is_replaced_by_another(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("r")))
+    apart.on(ev.RequestArrived(make_request("r")))
     (effect,) = apart.finish(apart.plan(ev.Tick()), 0.0, 1.0)
     assert isinstance(effect, ev.RunPlan)
     apart.on(ev.WorkerLost("c", "killed"), 1.5)
@@ -240,7 +241,7 @@ def test_a_lost_decoder_is_replaced_by_another(apart: Run) -> None:
 
 
 def test_a_lost_primary_puts_the_request_back(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("r")))
+    apart.on(ev.RequestArrived(make_request("r")))
     encode = apart.plan(ev.Tick())
     apart.on(ev.WorkerLost("d1", "killed"), 0.5)
     (effect,) = apart.finish(encode, 0.0, 1.0)
@@ -254,13 +255,13 @@ def test_a_lost_primary_puts_the_request_back(apart: Run) -> None:
 
 def test_a_request_that_fits_nowhere_is_rejected_on_arrival(apart: Run) -> None:
     apart.scheduler._dispatcher.why_not = "too large"  # type: ignore[attr-defined]
-    (answer,) = apart.on(ev.RequestArrived(request("r")))
+    (answer,) = apart.on(ev.RequestArrived(make_request("r")))
     assert isinstance(answer, ev.Reject)
     assert (answer.code, answer.reason) == ("invalid_request", "too large")
 
 
 def test_its_own_slo_counts(apart: Run) -> None:
-    apart.on(ev.RequestArrived(request("r", slo_s=0.5)))
+    apart.on(ev.RequestArrived(make_request("r", slo_s=0.5)))
     plan = apart.plan(ev.Tick())
     for start_s in (0.0, 1.0):
         (effect,) = apart.finish(plan, start_s, start_s + 1.0)
@@ -296,7 +297,7 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
     for moment, (action, number) in enumerate(actions):
         now_s = float(moment)
         if action == "arrive":
-            on(ev.RequestArrived(request(f"r{moment}")), now_s)
+            on(ev.RequestArrived(make_request(f"r{moment}")), now_s)
         elif action == "tick":
             on(ev.Tick(), now_s)
         elif action in ("end", "fail") and plans:

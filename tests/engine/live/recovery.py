@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.engine.simulated.scripted import Times
-from tests.scheduling.fakes import MODEL
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, WorkerView
@@ -14,6 +12,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import MODEL, FixedTimes
 
 STEPS, EVERY = 120, 20
 NODES = {"w0": "n0", "w1": "n0", "w2": "n1", "w3": "n1"}
@@ -53,7 +52,7 @@ def placement() -> PlacementPlan:
 
 def scheduler(memory_bytes: int) -> Scheduler:
     options = SchedulerOptions(checkpoint_s=1.0, checkpoint_steps=EVERY)
-    return Scheduler(specs_of(memory_bytes), placement(), Times(), ThenWider(), options)
+    return Scheduler(specs_of(memory_bytes), placement(), FixedTimes(), ThenWider(), options)
 
 
 def check(decisions: Sequence[LogEntry], name: str, degree: int) -> int:

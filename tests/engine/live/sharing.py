@@ -9,7 +9,7 @@ from dataclasses import replace
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
 from tests.engine.simulated.greedy import Greedy
-from tests.scheduling.fakes import MODEL, FakeTimes
+from tests.scheduling.fakes import FakeTimes
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica
@@ -19,6 +19,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
+from tridentserve.testing import MODEL
 
 TYPES = {"w0": (Stage.ENCODE,), "w1": (Stage.DIFFUSE, Stage.DECODE), "w2": (Stage.DIFFUSE, Stage.DECODE)}
 TYPES["w3"] = TYPES["w2"]

@@ -18,8 +18,6 @@ from PIL import Image
 from tests.decision_log import read_log
 from tests.engine.live import recovery
 from tests.engine.live.configs import worker_configs
-from tests.engine.simulated.scripted import Times
-from tests.scheduling.fakes import MODEL
 from tests.waiting import until
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
@@ -33,6 +31,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import replay
 from tridentserve.stages import Stage
+from tridentserve.testing import MODEL, FixedTimes
 
 MEMORY_BYTES = 1 << 30
 INPUTS = GenerationInputs("a lighthouse at dawn", Shape(128, 160), recovery.STEPS, 3.5, seed=3)
@@ -48,7 +47,7 @@ def test_simulated_workers_go_on_from_the_copy(tmp_path: Path) -> None:
     failures = (WorkerFailure(47.0, "w0", 20.0), WorkerFailure(542.4, "w0", 20.0))
     options = SimulationOptions(failures=failures, decision_log=log, keep_plans=True, handoff_capacity_bytes=16)
     specs = recovery.specs_of(100)
-    engine = SimulatedEngine(recovery.scheduler(100), specs, recovery.placement(), Times(), options)
+    engine = SimulatedEngine(recovery.scheduler(100), specs, recovery.placement(), FixedTimes(), options)
     result = engine.run([(0.0, spec_of("r-1")), (500.0, spec_of("r-2"))])
     assert recovery.check(read_log(log), "r-1", degree=1) == 40
     assert recovery.check(read_log(log), "r-2", degree=2) == 20, "the copy of step 40 was on its way"

@@ -12,7 +12,6 @@ import pytest
 
 from tests.decision_log import read_log
 from tests.scheduling.failing import REQUESTS, check_failed_and_served, failing_scheduler
-from tests.scheduling.fakes import request
 from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.plans import StageSpan
@@ -29,6 +28,7 @@ from tridentserve.scheduling.events import (
     WorkerJoined,
 )
 from tridentserve.scheduling.scheduler import PolicyError
+from tridentserve.testing import make_request
 
 NEWS = RequestCancelled("nobody")
 
@@ -101,7 +101,7 @@ def test_a_policy_that_fails_at_first_serves_everybody_later(tmp_path: Path, cap
     for spec in specs:
         thread.post(WorkerJoined(spec))
     for name in REQUESTS:
-        thread.post(RequestArrived(request(name)))
+        thread.post(RequestArrived(make_request(name)))
     with caplog.at_level(logging.ERROR):
         thread.start()
         assert done.wait(timeout=PATIENCE_S)

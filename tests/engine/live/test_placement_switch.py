@@ -19,7 +19,7 @@ from PIL import Image
 from tests.decision_log import read_log
 from tests.engine.live.configs import worker_configs
 from tests.engine.simulated.greedy import Greedy
-from tests.scheduling.fakes import MODEL, FakeTimes
+from tests.scheduling.fakes import FakeTimes
 from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
@@ -39,6 +39,7 @@ from tridentserve.scheduling.decision_log import LogEntry, replay
 from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
+from tridentserve.testing import MODEL
 
 E, D, C = (Replica(MODEL, stage) for stage in Stage)
 # Each worker does something else after each switch.

@@ -19,7 +19,6 @@ from tests.decision_log import read_log
 from tests.engine.live import sharing
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
-from tests.scheduling.fakes import MODEL
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
@@ -33,6 +32,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import replay
 from tridentserve.stages import Stage
+from tridentserve.testing import MODEL
 
 MEMORY_BYTES = 1 << 30
 STEPS = 2

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.scheduling.fakes import MODEL
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
@@ -21,6 +20,7 @@ from tridentserve.protocols import (
 )
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import PlacementType, Stage
+from tridentserve.testing import MODEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.engine.simulated.greedy import Alternating, Greedy
-from tests.engine.simulated.scripted import Times, cluster
-from tests.scheduling.fakes import MODEL
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult, WorkerFailure
 from tridentserve.plans import PlacementPlan
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
+from tridentserve.testing import MODEL, FixedTimes, make_cluster
 
 _PLACEMENTS = ("EDC DC E DC", "ED ED C D", "D E C D", "EDC EDC EDC EDC", "DC D E ED")
 _SHAPES = (Shape(512, 512), Shape(1024, 1024))
@@ -46,7 +45,7 @@ class Scenario:
     def _placement(self) -> tuple[list[WorkerSpec], PlacementPlan]:
         """At least one worker holds D."""
         types = [self._random.choice(_PLACEMENTS).split() for _ in range(self.num_nodes)]
-        return cluster(
+        return make_cluster(
             {f"n{node}/w{i}": kind for node, kinds in enumerate(types) for i, kind in enumerate(kinds)},
             self.memory_bytes,
         )
@@ -54,7 +53,7 @@ class Scenario:
     def scheduler(self) -> Scheduler:
         replanner = Alternating(self._plans, self.switch_every_s) if self.switch_every_s else None
         options = SchedulerOptions(checkpoint_s=self.checkpoint_s)
-        return Scheduler(self.workers, self.placement, Times(), self.policy, options, replanner)
+        return Scheduler(self.workers, self.placement, FixedTimes(), self.policy, options, replanner)
 
     def run(self, decision_log: Path | None = None, wrapped: Watched | None = None) -> SimulationResult:
         options = SimulationOptions(
@@ -70,7 +69,7 @@ class Scenario:
             keep_plans=True,
             decision_log=decision_log,
         )
-        engine = SimulatedEngine(wrapped or self.scheduler(), self.workers, self.placement, Times(), options)
+        engine = SimulatedEngine(wrapped or self.scheduler(), self.workers, self.placement, FixedTimes(), options)
         result = engine.run(self.trace())
         self.left_in_buffers = engine._handoff.kept
         return result

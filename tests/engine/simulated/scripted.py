@@ -1,50 +1,17 @@
-"""A scheduler that does what the test says, and stage times that can be counted in the head."""
+"""A scheduler that does what the test says, in the simulator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tests.scheduling.fakes import MODEL, FakeTimes, request
-from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult
-from tridentserve.errors import ProfileError
-from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica, WorkerId
-from tridentserve.protocols import LoadSource
-from tridentserve.requests import Shape
+from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.scheduling import events as ev
-from tridentserve.stages import PlacementType, Stage
+from tridentserve.stages import Stage
+from tridentserve.testing import MODEL, FixedTimes, make_cluster, make_request
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
-
-
-class Times(FakeTimes):
-    """E 0.5 s, D 1 s per step over the degree, C 2 s; D and C times the batch. Weights 10 bytes a stage, a peak of 5
-    bytes per output, 8 bytes per output from stage to stage: 0.25 s in a node, 1 s across. Loads: 3 s, 1 s by a peer.
-    """
-
-    def seconds(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> float:
-        if degree not in self.degrees(model, stage):
-            raise ProfileError(f"{stage} was not profiled at degree {degree}")
-        return super().seconds(model, stage, shape, degree) * (1 if stage is E else batch)
-
-    def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
-        return 5 * batch
-
-    def weights_bytes(self, model: str, stage: Stage) -> int:
-        return 10
-
-    def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
-        return 8 * batch
-
-    def transfer_seconds(self, model: str, stage: Stage, shape: Shape, batch: int = 1, same_node: bool = True) -> float:
-        return 0.25 if same_node else 1.0
-
-    def load_seconds(self, model: str, stage: Stage, source: LoadSource = "host") -> float:
-        return 1.0 if source == "peer" else 3.0
-
-    def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
-        return (1, 2, 4) if stage is D else (1,)
 
 
 class Script:
@@ -108,16 +75,6 @@ def run(
     return ev.RunPlan(DispatchPlan(plan_id, MODEL, wanted, tuple(workers.split()), parts, group), "test, scripted")
 
 
-def cluster(types: Mapping[WorkerId, str], memory_bytes: int = 100) -> tuple[list[WorkerSpec], PlacementPlan]:
-    """Workers by id and placement type ("" for none); an id "n1/a" is on node n1."""
-    specs = [WorkerSpec(name, name.rpartition("/")[0] or "n0", memory_bytes) for name in types]
-    held = {
-        name: frozenset(Replica(MODEL, stage) for stage in PlacementType(kind).stages) if kind else frozenset[Replica]()
-        for name, kind in types.items()
-    }
-    return specs, PlacementPlan(held)
-
-
 def simulate(
     script: Script,
     types: Mapping[WorkerId, str],
@@ -128,9 +85,9 @@ def simulate(
 ) -> SimulationResult:
     """Requests of four steps come at these times. The handoff buffer takes 16 bytes of the memory."""
     settings = SimulationOptions(**{"handoff_capacity_bytes": 16, "keep_plans": True, **options})  # type: ignore[arg-type]
-    specs, placement = cluster(types, memory_bytes)
-    engine = SimulatedEngine(script, specs, placement, Times(), settings)
-    return engine.run((at_s, request(name)) for name, at_s in arrivals.items())
+    specs, placement = make_cluster(types, memory_bytes)
+    engine = SimulatedEngine(script, specs, placement, FixedTimes(), settings)
+    return engine.run((at_s, make_request(name)) for name, at_s in arrivals.items())
 
 
 def spans(result: SimulationResult) -> dict[int, list[tuple[str, float, float]]]:

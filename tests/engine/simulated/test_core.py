@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.decision_log import read_log
-from tests.engine.simulated.scripted import Script, Times, cluster, run, simulate, spans
-from tests.scheduling.fakes import request
+from tests.engine.simulated.scripted import Script, run, simulate, spans
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.scheduling import events as ev
+from tridentserve.testing import FixedTimes, make_cluster, make_request
 
 
 class Ticking(Script):
@@ -110,10 +110,10 @@ def test_progress_is_told() -> None:
 
 
 def test_what_is_asked_for_wrongly() -> None:
-    specs, placement = cluster({"a": "C"})
-    engine = SimulatedEngine(Ticking(), specs, placement, Times())
+    specs, placement = make_cluster({"a": "C"})
+    engine = SimulatedEngine(Ticking(), specs, placement, FixedTimes())
     with pytest.raises(ConfigError, match=r"request id 'a' comes twice, again at 2\.0 s"):
-        engine.run([(1.0, request("a")), (2.0, request("a"))])
+        engine.run([(1.0, make_request("a")), (2.0, make_request("a"))])
     with pytest.raises(ConfigError, match="runs once"):
         engine.run([])
     for wrong in ({"retry_s": 0.0}, {"tick_s": -1.0}, {"jitter": float("nan")}, {"solve_time": -0.1}):

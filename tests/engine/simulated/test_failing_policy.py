@@ -9,8 +9,9 @@ import pytest
 
 from tests.decision_log import read_log
 from tests.scheduling.failing import FAILURE, REQUESTS, FailsAtFirst, check_failed_and_served, failing_scheduler
-from tests.scheduling.fakes import FakeTimes, request
+from tests.scheduling.fakes import FakeTimes
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult
+from tridentserve.testing import make_request
 
 
 def simulate(failures: int, log: Path | None = None, solve_time: float = 0.0) -> tuple[SimulationResult, FailsAtFirst]:
@@ -21,7 +22,7 @@ def simulate(failures: int, log: Path | None = None, solve_time: float = 0.0) ->
         handoff_capacity_bytes=16, max_idle_s=10.0, decision_log=log, keep_plans=True, solve_time=solve_time
     )
     engine = SimulatedEngine(scheduler, specs, placement, FakeTimes(), options)
-    return engine.run((0.0, request(name)) for name in REQUESTS), dispatcher
+    return engine.run((0.0, make_request(name)) for name in REQUESTS), dispatcher
 
 
 @pytest.mark.parametrize("solve_time", [0.0, 0.1])

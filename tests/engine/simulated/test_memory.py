@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.engine.simulated.scripted import Script, cluster, run, simulate, spans
+from tests.engine.simulated.scripted import Script, run, simulate, spans
 from tridentserve.engine.simulated import SimulationOptions, WorkerFailure
 from tridentserve.errors import ConfigError, OutOfMemoryError, http_status_of
 from tridentserve.plans import Replica
 from tridentserve.scheduling import events as ev
+from tridentserve.testing import make_cluster
 
 
 def letters(replicas: Iterable[Replica]) -> str:
@@ -43,7 +44,7 @@ def test_what_is_missing_comes_from_a_peer_of_the_node_or_the_host() -> None:
 
 
 def test_a_placement_moves_weights_when_plans_need_them() -> None:
-    _, placement = cluster({"a": "E"})
+    _, placement = make_cluster({"a": "E"})
     script = Script({"r": [ev.Place(placement, "test"), run(1, "D", "a"), run(2, "E", "a"), run(3, "D", "a")]})
     result = simulate(script, {"a": "DC"}, {"r": 0.0}, memory_bytes=41)  # two replicas, 5 for a peak, 16 of buffer
     # E takes the place of C, which nobody wants, not of D, which plan 3 needs.

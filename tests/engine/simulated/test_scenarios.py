@@ -13,7 +13,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.decision_log import read_log
-from tests.engine.simulated.conservation import violations
 from tests.engine.simulated.greedy import Greedy
 from tests.engine.simulated.scenario import Scenario, Watched, everything
 from tests.processes import output_of
@@ -22,6 +21,7 @@ from tridentserve.plans import Replica
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import replay
 from tridentserve.stages import Stage
+from tridentserve.testing import find_violations
 
 ROOT = Path(__file__).parents[3]
 
@@ -90,7 +90,7 @@ OVERLAPPING_BATCHES = Scenario(
 def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     watched = Watched(scenario.scheduler())
     result = scenario.run(wrapped=watched)
-    assert violations(result, scenario.workers) == []
+    assert find_violations(result, scenario.workers) == []
     assert scenario.left_in_buffers == 0
     assert len(result.requests) == scenario.num_requests
     assert set(result.outcomes) <= {"finished", "out_of_memory", "worker_failed", "invalid_request"}
@@ -121,12 +121,12 @@ def check_what_the_scheduler_heard(scenario: Scenario, events: list[ev.Event]) -
 def test_a_violation_is_seen() -> None:
     scenario = everything(5)
     result = scenario.run()
-    assert violations(result, scenario.workers) == []
+    assert find_violations(result, scenario.workers) == []
     plan = next(plan for plan in result.plans if plan.spans)
     request = next(request for request in result.requests if request.outcome == "finished")
 
     def problems(**changes: object) -> str:
-        return " ".join(violations(dataclasses.replace(result, **changes), scenario.workers))  # type: ignore[arg-type]
+        return " ".join(find_violations(dataclasses.replace(result, **changes), scenario.workers))  # type: ignore[arg-type]
 
     twice = [*result.plans, dataclasses.replace(plan, plan_id=10**6)]
     assert "before the end of plan" in problems(plans=twice)
@@ -138,7 +138,7 @@ def test_a_violation_is_seen() -> None:
     assert "has not ended" in problems(requests=[dataclasses.replace(request, outcome="unfinished", end_s=None)])
     assert "steps" in problems(requests=[dataclasses.replace(request, timeline=request.timeline[:1])])
     assert "overlap" in problems(requests=[dataclasses.replace(request, arrival_s=request.start_s + 0.1)])  # type: ignore[operator]
-    assert "before it came" in problems(requests=[dataclasses.replace(request, end_s=request.arrival_s - 1)])
+    assert "before it arrived" in problems(requests=[dataclasses.replace(request, end_s=request.arrival_s - 1)])
     assert "more GPU-seconds" in problems(busy_seconds={Stage.DIFFUSE: 1e9})
 
 

@@ -18,7 +18,6 @@ from dispatch.policies import POLICIES
 from placement.units import choose_units
 from profiler import CostModel, shipped_table
 from tests.decision_log import read_log
-from tests.engine.simulated.conservation import violations
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import Arrival, SimulationOptions, SimulationResult, WorkerFailure
@@ -28,6 +27,7 @@ from tridentserve.plans import Replica, WorkerId
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.events import ReplicaLoaded
 from tridentserve.stages import Stage
+from tridentserve.testing import find_violations
 
 WITH_UNITS = [name for name, spec in POLICIES.items() if spec.supports_units]
 
@@ -83,7 +83,7 @@ def test_a_model_of_26_gb_is_served_by_gpus_of_24(policy: str) -> None:
     workers = cluster(2, 24)
     result = served(workers, policy, jitter=0.1)
     assert result.outcomes == {"finished": 40}
-    assert violations(result, workers) == []
+    assert find_violations(result, workers) == []
     assert incomplete(result, workers, D, 2) == []
     assert {len(plan.workers) for plan in result.plans if any(s.stage is Stage.DIFFUSE for s in plan.spans)} <= {
         2,
@@ -98,7 +98,7 @@ def test_e_and_d_are_both_divided_where_they_must_be() -> None:
     assert units == {D: 4, E: 2}
     result = served(workers)
     assert result.outcomes == {"finished": 40}
-    assert violations(result, workers) == []
+    assert find_violations(result, workers) == []
     assert incomplete(result, workers, D, 4) == incomplete(result, workers, E, 2) == []
     again = served(workers)
     assert (result.plans, result.requests) == (again.plans, again.requests)
@@ -109,7 +109,7 @@ def test_a_worker_that_is_lost_takes_its_unit_with_it_until_it_is_back(tmp_path:
     failures = tuple(WorkerFailure(5.0 + 9 * i, f"n0w{i}", 30.0) for i in range(4))
     result = served(workers, failures=failures, decision_log=tmp_path / "log.jsonl")
     assert result.outcomes == {"finished": 40}
-    assert violations(result, workers) == []
+    assert find_violations(result, workers) == []
     assert incomplete(result, workers, D, 2) == []
     assert result.counts.worker_losses == 4
     assert result.counts.retries > 0

@@ -1,4 +1,4 @@
-"""What must hold of every simulation, whatever the policy: checked on its result."""
+"""Rules that every simulation must keep, whatever the policy, checked on its result."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tridentserve.engine.simulated.result import FINISHED, UNFINISHED, PlanRecor
 from tridentserve.plans import WorkerId
 from tridentserve.stages import Stage
 
-# Of the times of a simulation, which are sums of many.
+# The times of a simulation are sums of many numbers.
 _TOLERANCE_S = 1e-6
 
 
-def violations(result: SimulationResult, workers: Sequence[WorkerSpec]) -> list[str]:
-    """What is wrong with a result that holds its plans; nothing, if the engine and the scheduler are right.
+def find_violations(result: SimulationResult, workers: Sequence[WorkerSpec]) -> list[str]:
+    """The broken rules, one sentence each, of a result that holds its plans (`SimulationOptions.keep_plans`).
 
     No worker runs two plans at once, memory never exceeds the device, no plan crosses a node, every request ends, and
     its stages follow each other.
@@ -62,7 +62,7 @@ def _out_of_order(request: RequestResult) -> Iterator[str]:
         yield f"request {name} has not ended"
         return
     if request.end_s < request.arrival_s:
-        yield f"request {name} ended before it came"
+        yield f"request {name} ended before it arrived"
     if request.outcome != FINISHED:
         return
     stages = [run.stage for run in request.timeline]

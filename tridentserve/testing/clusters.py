@@ -1,0 +1,58 @@
+"""Small clusters and requests, and the simulation of a policy on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult
+from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.protocols import Dispatcher, Replanner, StageTimes
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
+from tridentserve.stages import PlacementType
+from tridentserve.testing.fixed_times import FixedTimes
+
+# The model that the workers hold and the requests ask for.
+MODEL = "m"
+_SHAPE = Shape(512, 512)
+
+
+def make_cluster(types: Mapping[WorkerId, str], memory_bytes: int = 100) -> tuple[list[WorkerSpec], PlacementPlan]:
+    """Workers by id and placement type ("" for none), each with `memory_bytes`, and their placement. A worker "n1/a" is
+    on node n1, a worker "a" on node n0."""
+    specs = [WorkerSpec(name, name.rpartition("/")[0] or "n0", memory_bytes) for name in types]
+    held = {
+        name: frozenset(Replica(MODEL, stage) for stage in PlacementType(kind).stages) if kind else frozenset[Replica]()
+        for name, kind in types.items()
+    }
+    return specs, PlacementPlan(held)
+
+
+def make_request(request_id: str, steps: int = 4, slo_s: float | None = None, shape: Shape = _SHAPE) -> RequestSpec:
+    """A request for one output. Without `slo_s` its deadline is 2.5 times its latency at the optimal degrees."""
+    return RequestSpec(request_id, MODEL, shape, steps, slo_s=slo_s)
+
+
+def simulate_dispatcher(
+    dispatcher: Dispatcher,
+    types: Mapping[WorkerId, str],
+    arrivals: Mapping[str, float],
+    times: StageTimes | None = None,
+    *,
+    memory_bytes: int = 100,
+    replanner: Replanner | None = None,
+    scheduler_options: SchedulerOptions | None = None,
+    options: SimulationOptions | None = None,
+) -> tuple[SimulationResult, list[WorkerSpec]]:
+    """Simulate a cluster (see `make_cluster`) on which a policy decides, and requests of four steps that arrive at
+    these times, in seconds, by request id. Returns the result and the workers, as `find_violations` takes them.
+
+    `times` are the stage times of the cluster (default: `FixedTimes()`); the dispatcher may hold the same object."""
+    times = times or FixedTimes()
+    options = options or SimulationOptions(handoff_capacity_bytes=16, keep_plans=True)
+    workers, placement = make_cluster(types, memory_bytes)
+    scheduler = Scheduler(workers, placement, times, dispatcher, scheduler_options, replanner)
+    engine = SimulatedEngine(scheduler, workers, placement, times, options)
+    result = engine.run((at_s, make_request(name)) for name, at_s in arrivals.items())
+    return result, workers
