@@ -85,7 +85,8 @@ class MemoryModel:
         needed_bytes, kind, shape = max(needs)
         raise PlacementError(
             f"{model} at {shape} fits on no worker: stage {kind} alone needs {needed_bytes} bytes (weights, "
-            f"activations, {self.handoff_reserve_bytes} for handoff) and a worker has {self.memory_bytes}; "
+            f"activations, {self.handoff_reserve_bytes} for the handoff buffer and process groups) and a worker has "
+            f"{self.memory_bytes}; "
             f"use workers with more memory, or leave this size out"
         )
 

@@ -28,6 +28,7 @@ from lib.evaluate.store import Store
 from lib.evaluate.tables import BASELINES, PAPER_WORKLOADS
 from tqdm import tqdm
 
+from deployments.assembly.options import options_line
 from dispatch.policies import POLICIES
 from traces.workloads.named import MODELS, WORKLOADS
 from tridentserve.errors import TridentServeError
@@ -39,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     command = " ".join(["python scripts/evaluate.py", *map(shlex.quote, sys.argv[1:] if argv is None else argv)])
     settings = Settings(
-        arguments.gpus, arguments.duration_s, arguments.profiles, arguments.cluster, arguments.solve_time_s
+        arguments.gpus,
+        arguments.duration_s,
+        arguments.profiles,
+        arguments.cluster,
+        arguments.solve_time_s,
+        arguments.solve_limit_s,
     )
     try:
         settings.cluster_spec()
@@ -53,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not store.results:
             print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
             return status
+        print(options_line(settings.options()))
         print(f"results: {store.write_csv()}")
         print(f"report: {write_report(arguments.out, store.results, command, arguments.bench_dispatch)}")
         if arguments.markdown is not None:
@@ -134,6 +141,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=0.0,
         metavar="S",
         help="what a decision costs in simulated time (default 0)",
+    )
+    add(
+        "--solve-limit-s",
+        type=real,
+        metavar="S",
+        help="time limit of a solve, in real seconds, not simulated ones (default: what ships)",
     )
     add("--jobs", type=whole, default=os.cpu_count() or 1, help="processes (default: one per core)")
     add("--out", type=Path, default=Path("out/evaluation"), metavar="DIR", help="folder (default out/evaluation)")

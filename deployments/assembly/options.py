@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from deployments.config.app import AppArgs
@@ -61,26 +60,33 @@ def device_of(gpu: str) -> Device:
     return "cpu" if gpu == "cpu" else "cuda"
 
 
-def shown(options: ServiceOptions) -> dict[str, Any]:
-    """The options that a simulation depends on, as JSON-able values by dotted names: what stands beside its results."""
-    values = {
-        "policy": options.policy,
+def describe_options(options: ServiceOptions) -> dict[str, Any]:
+    """What a simulated service is set to in addition to its policy: JSON-able values by dotted names, such as
+    `dispatch.max_batch`. They stand beside its results."""
+    kept = {
         "dispatch": _without(asdict(options.dispatch), "handoff_reserve_bytes"),
         "scheduler": _without(asdict(options.scheduler), "decode_order", "slo_scale"),
-        "replan": asdict(options.replan),
-        "replans": options.replans,
-        "tick_s": options.engine.tick_s,
+        "replan": {**asdict(options.replan), "enabled": options.replans},
+        "engine": {"tick_s": options.engine.tick_s},
         "worker": {name: getattr(options.worker, name) for name in ("handoff_bytes", "max_groups", "group_bytes")},
     }
-    return {name: str(value) if isinstance(value, Path) else value for name, value in _flat(values)}
+    return dict(_flat(kept))
+
+
+def options_line(options: ServiceOptions) -> str:
+    """Whether a service is set to what ships, and what is not, in one line."""
+    shipped = describe_options(ServiceOptions(worker=WorkerOptions(torch_device=options.worker.torch_device)))
+    changed = [f"{name} {value}" for name, value in describe_options(options).items() if value != shipped[name]]
+    return f"options: as shipped (docs/configuration.md){', but ' if changed else ''}{', '.join(changed)}"
 
 
 def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return found
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
+from deployments.assembly.options import options_line
 from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, with_deadlines
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel
@@ -76,15 +77,18 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
     times = make_times()
     arrivals = _arrivals(question, times)
 
+    options = cluster_options(cluster, question.policy)
+
     def try_nodes(nodes: int) -> Trial:
         tried = cluster.model_copy(update={"groups": (node.model_copy(update={"nodes": nodes}),)})
-        setup = SimulationSetup(tried.workers(), make_times, cluster_options(tried, question.policy))
+        setup = SimulationSetup(tried.workers(), make_times, options)
         return _trial(nodes, nodes * node.gpus_per_node, arrivals, setup)
 
     # With fewer GPU-seconds than the requests on time need, there is no need to try.
     needed = question.attainment * load_figure(question.mix, times, node.gpus_per_node)
     trials = smallest(question.attainment, math.ceil(needed), most, try_nodes)
-    return _table(trials, question, cluster, times)
+    lines, is_reached = _table(trials, question, cluster, times)
+    return [options_line(options), *lines], is_reached
 
 
 def _arrivals(question: Question, times: CostModel) -> list[Arrival]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from lib.evaluate.cells import Cell, Settings
 from lib.evaluate.rows import CellResult
+
+from deployments.assembly.options import describe_options
 
 SETTINGS = Settings(gpus=8, duration_s=60.0, profiles="l20")
 
@@ -42,6 +45,8 @@ def made(of: Cell, attainment: float = 0.5, mean_s: float | None = 2.0, **other:
         "wall_s": 1.0,
         "solve_mean_ms": 1.5,
         "ticks": 50,
+        "cut_short": 0,
+        "options": json.dumps(describe_options(SETTINGS.options())),
         "version": "abc",
         "command": "evaluate",
         **other,

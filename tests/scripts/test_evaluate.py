@@ -13,6 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 from evaluate import main
 
+from dispatch import DispatchOptions
 from tests.processes import run, started
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -45,6 +46,9 @@ def test_a_grid_its_report_and_a_rerun_that_has_nothing_to_do(tmp_path: Path) ->
     for row in rows:
         assert 0 <= float(row["slo_attainment"]) <= float(row["bound_attainment"]) <= 1
         assert row["command"].startswith("python scripts/evaluate.py --models flux.1-dev")
+        assert json.loads(row["options"])["dispatch.time_limit_s"] == DispatchOptions().time_limit_s
+    assert "options: as shipped" in done.stdout
+    assert f"dispatch.time_limit_s {DispatchOptions().time_limit_s}, " in (tmp_path / "e.md").read_text()
     assert len({row["requests"] for row in rows}) == 1
     assert all(float(row["slo_attainment"]) > 0 for row in rows if row["policy"] == "default")
     report = (tmp_path / "out" / "report.html").read_text()

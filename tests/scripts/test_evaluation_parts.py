@@ -61,6 +61,8 @@ def test_store_keeps_cells_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> 
 
 def result_of(*requests: RequestResult) -> SimulationResult:
     counts = Counts(switches=3, load_bytes=10, transfer_bytes=5, ticks=4, solve_seconds=0.02)
+    counts.methods["greedy (no solution of the search at the time limit of 0.1 s)"] += 2
+    counts.methods["ilp"] += 1
     return SimulationResult(requests, counts, 40.0, 8, {Stage.DIFFUSE: 160.0}, [])
 
 
@@ -78,6 +80,7 @@ def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
     assert (row["completed"], row["failed"], row["ooms"], row["unfinished"]) == (1, 1, 1, 1)
     assert row["slo_attainment"] == pytest.approx(1 / 3)
     assert (row["v1_share"], row["moved_bytes"], row["utilisation"], row["solve_mean_ms"]) == (1.0, 15, 0.5, 5.0)
+    assert row["cut_short"] == 2
 
 
 def test_a_policy_that_finishes_nothing_has_no_latency_but_a_row() -> None:

@@ -136,11 +136,11 @@ def test_a_bad_cluster_names_the_key(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_the_same_trace_and_seed_give_one_decision_log(tmp_path: Path) -> None:
     trace, cluster = busy_trace(tmp_path), write_cluster(tmp_path, 2, 8)
     logs = [tmp_path / f"{number}.jsonl" for number in range(3)]
-    options = ["--jitter", "0.1", "--seed", "5"]
+    options = ["--jitter", "0.1", "--seed", "5", "--solve-limit-s", "60"]
     for log in logs[:2]:
         assert simulate(tmp_path, trace, cluster, *options, "--decision-log", str(log)) == 0
     command = [sys.executable, str(SCRIPT), str(trace), "--simulate", str(cluster), "--out", str(tmp_path / "out")]
-    command += [*options, "--solve-limit-s", "60", "--decision-log", str(logs[2])]
+    command += [*options, "--decision-log", str(logs[2])]
     environment = os.environ | {"PYTHONHASHSEED": "12345"}
     output_of(command, ROOT, environment)
     first = logs[0].read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,13 +11,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from deployments.assembly.options import ServiceOptions, describe_options
 from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
+from dispatch.options import DEFAULT_POLICY
 from lib.evaluate.rows import CellResult, details_of, row_of
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
 from traces.reports.bound import on_time_bound
 from traces.simulated import arrivals_of
 from traces.workloads.named import WORKLOADS, make_workload
-from tridentserve.engine.simulated import Arrival
+from tridentserve.engine.simulated import Arrival, SimulationOptions
 from tridentserve.errors import ConfigError
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
@@ -28,14 +31,23 @@ _NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all cells of a grid share. `cluster` is a YAML file; None: nodes of 8 NVIDIA L20. `solve_time`: what a tick
-    of the scheduler costs in the simulation, in seconds."""
+    """What all cells of a grid share. `cluster` is a YAML file; None: nodes of 8 NVIDIA L20. `solve_time_s`: what a
+    tick of the scheduler costs in the simulation. `solve_limit_s`: the time limit of a solve, in seconds of the wall
+    clock; None: what ships. All other options are those that ship."""
 
     gpus: int
     duration_s: float
     profiles: str
     cluster: str | None = None
     solve_time_s: float = 0.0
+    solve_limit_s: float | None = None
+
+    def options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
+        """What a simulated service with this policy is set to."""
+        options = cluster_options(self.cluster_spec(), policy)
+        if self.solve_limit_s is None:
+            return options
+        return replace(options, dispatch=replace(options.dispatch, time_limit_s=self.solve_limit_s))
 
     def cluster_spec(self) -> ClusterSpec:
         """Raises `ConfigError` for a file that is no cluster, or that has another number of GPUs."""
@@ -103,14 +115,14 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     """Simulates one cell. Raises what `simulate` raises."""
     arrivals, bound = _trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
     cluster = settings.cluster_spec()
-    setup = SimulationSetup(
-        cluster.workers(), times_of(cluster, [settings.profiles]), cluster_options(cluster, cell.policy)
-    )
-    options = replace(setup.engine, solve_time=settings.solve_time_s, seed=cell.trace_seed)
+    options = settings.options(cell.policy)
+    engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
+    make_times = times_of(cluster, [settings.profiles])
     start_s = time.perf_counter()
-    result = simulate(arrivals, replace(setup, engine=options))
+    result = simulate(arrivals, SimulationSetup(cluster.workers(), make_times, options, engine=engine))
     wall_s = time.perf_counter() - start_s
     parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}
+    parameters["options"] = json.dumps(describe_options(options))
     return CellResult(
         parameters | row_of(result, settings.duration_s, bound, wall_s), details_of(result, settings.duration_s)
     )

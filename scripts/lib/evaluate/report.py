@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from html import escape
 from pathlib import Path
 
@@ -32,7 +33,22 @@ def write_markdown(path: Path, results: Results, command: str) -> None:
     """The tables, for a page of the documentation."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "\n".join(table.markdown() for table in tables(results))
-    path.write_text(f"`{command}`\n\n{text}", encoding="utf-8")
+    path.write_text(f"`{command}`\n\n{_options(results)}\n\n{text}", encoding="utf-8")
+
+
+def _options(results: Results) -> str:
+    """The options of the simulated services, and how many decisions hung on the speed of the machine."""
+    rows = [result.row for result in results.values()]
+    options = " or ".join(
+        ", ".join(f"{name} {'-' if value is None else value}" for name, value in json.loads(text).items())
+        for text in sorted({row["options"] for row in rows})
+    )
+    cut_short = sum(row["cut_short"] for row in rows)
+    return (
+        f"Options of the simulated services, which are those that ship unless the command says otherwise: {options}. "
+        f"Where dispatch.max_batch is - each policy has its own. Solves that hit their time limit made {cut_short} "
+        "decisions."
+    )
 
 
 def write_report(folder: Path, results: Results, command: str, bench: Path | None = None) -> Path:
@@ -53,6 +69,7 @@ def write_report(folder: Path, results: Results, command: str, bench: Path | Non
     body = [
         "<h1>TridentServe: evaluation</h1>",
         f"<p>{len(results)} cells, simulated. Version {escape(versions)}. Command: <code>{escape(command)}</code></p>",
+        f"<p>{escape(_options(results))}</p>",
         *compared,
         *shown,
         cells,

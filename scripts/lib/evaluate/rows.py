@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from dispatch.solver.ilp import is_cut_short
 from traces.reports.report import percentile
 from tridentserve.engine.simulated import SimulationResult
 from tridentserve.errors import OutOfMemoryError
@@ -20,13 +21,15 @@ COLUMNS = (
     *("model", "workload", "policy", "seed", "gpus", "duration_s", "slo_scale", "requests", "slo_attainment"),
     *("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s", "p95_all_s", "completed", "failed", "ooms", "unfinished"),
     *("utilisation", "v0_share", "v1_share", "v2_share", "v3_share", "placement_switches", "moved_bytes"),
-    *("bound_attainment", "end_s", "wall_s", "solve_mean_ms", "ticks", "version", "command"),
+    *("bound_attainment", "end_s", "wall_s", "solve_mean_ms", "ticks", "cut_short"),
+    *("options", "version", "command"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """`row` has the keys of `COLUMNS` but version and command; `details` is JSON-able, see `details_of`."""
+    """`row` has the keys of `COLUMNS` but version and command, `options` as JSON text; `details` is JSON-able, see
+    `details_of`."""
 
     row: dict[str, Any]
     details: dict[str, Any]
@@ -39,6 +42,7 @@ def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: floa
     and `p95_all_s` count each request without a result as if it had ended when the simulation did (not before the
     trace did), so that nothing is gained by dropping requests. `moved_bytes` are loaded weights and the outputs of
     stages that went to another worker. `ooms` are requests that ended so.
+    `cut_short` counts decisions of solves that hit their time limit: on another machine they may be others.
     """
     end_s = max(result.duration_s, duration_s)
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
@@ -68,6 +72,7 @@ def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: floa
         "wall_s": wall_s,
         "solve_mean_ms": 1000 * counts.solve_seconds / counts.ticks if counts.ticks else None,
         "ticks": counts.ticks,
+        "cut_short": sum(number for found_by, number in counts.methods.items() if is_cut_short(found_by)),
     }
 
 

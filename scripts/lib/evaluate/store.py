@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deployments.assembly.options import describe_options
 from lib.evaluate.cells import Cell, Settings
 from lib.evaluate.rows import COLUMNS, CellResult
 from tridentserve.errors import ConfigError
@@ -22,7 +23,7 @@ class Store:
         compared."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._path = folder, folder / "cells.jsonl"
-        self._settings = asdict(settings)
+        self._settings = asdict(settings) | {"options": describe_options(settings.options())}
         self._cells: dict[Cell, CellResult] = {}
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from deployments.assembly.options import describe_options, options_line
 from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
 from dispatch.policies import find_policy
 from dispatch.solver.ilp import is_cut_short
@@ -46,6 +48,9 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
         result = simulate(
             with_deadlines(arrivals, times), SimulationSetup(cluster.workers(), make_times, options, engine=engine)
         )
+    written = json.dumps(describe_options(options), indent=2)
+    (arguments.out / "options.json").write_text(f"{written}\n", encoding="utf-8")
+    print(options_line(options), file=sys.stderr)
     _tell(result, cluster.gpu, time.perf_counter() - began_s)
     return results_of(requests, result)
 

@@ -15,6 +15,7 @@ from profiler.l20 import model as l20_model
 from profiler.l20.figures import DECODE_DEGREES, ENCODE_BATCHES, GPU
 from profiler.memory import held_weights_bytes
 from profiler.tables.rows import links_path, weights_path
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.plans import Replica
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -26,7 +27,7 @@ STEPS = {"sd3-medium": 20, "flux.1-dev": 4, "cogvideox1.5-5b": 6, "hunyuanvideo"
 SIZES = [(model, shape) for model in STEPS for shape in sorted({row.shape for row in TABLE.rows if row.model == model})]
 DEGREES = (1, 2, 4, 8)
 # 48 GB as the device has them for a process (46,068 MiB), less a handoff buffer of 1 GiB.
-FREE_BYTES = 48_000_000_000 - (1 << 30)
+FREE_BYTES = 48_000_000_000 - WorkerOptions(torch_device="cuda").reserve_bytes
 V0_V1_V2_V3 = (("EDC",), ("DC", "E"), ("ED", "C"), ("D", "E", "C"))
 
 
