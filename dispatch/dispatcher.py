@@ -23,11 +23,12 @@ from tridentserve.requests import RequestSpec
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """What one tick decides. `gap`: how much more than this choice of D another could be worth at most, relative
-    to it; proved."""
+    """The decisions of one tick."""
 
     assignments: Sequence[Assignment] = ()
+    """Earliest deadline first."""
     gap: float = 0.0
+    """The proved bound on how much more another choice for D could be worth, relative to this one."""
 
 
 class IlpDispatcher:

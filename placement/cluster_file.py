@@ -17,14 +17,18 @@ _GB = 10**9
 
 
 class NodeGroup(BaseModel):
-    """Nodes that are alike. `gpu` is the name that profile tables use. A GB is 10^9 bytes."""
+    """Nodes that are alike."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     nodes: int = Field(ge=1)
+    """The number of nodes."""
     gpus_per_node: int = Field(ge=1)
+    """The number of GPUs of each node; each is a worker."""
     gpu: str = Field(min_length=1)
+    """The name of the GPU in profile tables."""
     memory_gb: PositiveFloat
+    """Memory of each GPU, in units of 10^9 bytes."""
 
 
 class ClusterSpec(BaseModel):
@@ -70,8 +74,8 @@ class ClusterSpec(BaseModel):
 
 
 def read_cluster(path: Path | str) -> ClusterSpec:
-    """A cluster from a YAML file: the keys of one `NodeGroup` beside the link speeds, or a list of groups, or such a
-    list under `groups` beside the link speeds. Raises `ConfigError` with the file and the key at fault."""
+    """A cluster from a YAML file: the keys of one `NodeGroup` and the link speeds, or a list of groups, or such a
+    list under `groups` and the link speeds. Raises `ConfigError` with the file and the key at fault."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -182,7 +182,7 @@ class ClusterCosts:
         return demand if apart is None else replace(demand, fit=apart)
 
     def _runs_wide(self, demand: ReplicaDemand) -> bool:
-        """Whether most of the work is of sizes whose optimal degree is above 1."""
+        """True when most of the work is of sizes whose optimal degree is above 1."""
         work: Counter[bool] = Counter()
         for share in demand.load:
             is_wide = self._times.optimal_degree(share.model, Stage.DIFFUSE, share.shape) > 1

@@ -18,10 +18,10 @@ def build_fixed_placement(
     An entry is a type name (`EDC`, `DC`, `ED`, `D`, `E`, `C`), which then holds for every model in `models`, or a
     mapping of model to type name. Raises `PlacementError` when the counts differ, a type or a model is unknown, an
     entry is empty, a model is not covered, or a primary could never run because a stage it lacks is on no auxiliary.
-    An empty entry would leave a device idle for ever, as nothing is placed later: it is taken for a mistake.
+    An empty entry would leave a device idle, as nothing is placed there later: it is taken for a mistake.
 
-    Of several mistakes the first in this order is told: entries by worker, then models as in `models`, and within a
-    model workers again.
+    The message is about the first of several mistakes in this order: entries by worker, then models as in `models`, and
+    within a model workers again.
     """
     if len(types) != len(workers) or not workers:
         raise PlacementError(f"the placement lists {len(types)} workers and there are {len(workers)}; list each once")

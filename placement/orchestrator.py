@@ -22,7 +22,7 @@ class Orchestrator:
     Differs from Algorithm 2 in three points. All requests of a model use one virtual replica, the first that runs them
     all: with several, each has its own primaries, and some wait while others are idle. What is saved by running each
     request on its own first one is a transfer of milliseconds, where a request takes seconds. Workers are shared in
-    proportion to the GPU-seconds that requests bring, not to their number: otherwise a rare heavy model beside a light
+    proportion to the GPU-seconds that requests bring, not to their number: otherwise a rare heavy model next to a light
     one would get next to nothing. And a worker may hold replicas of several models: auxiliaries that are hardly used
     share one, and where there are fewer workers than the models need, each holds what fits.
     """
@@ -147,7 +147,7 @@ def _check_units(demand: ReplicaDemand, placed: Mapping[WorkerId, Group]) -> Non
     for kind, unit in demand.fit.units.items():
         if unit > 1 and (demand.model, kind) not in there:
             raise PlacementError(
-                f"{demand.model} needs {unit} {kind} workers side by side in one node and no node has so many left; "
+                f"{demand.model} needs {unit} {kind} workers side by side in one node and no node has as many left; "
                 f"add a node, or give workers more memory"
             )
 

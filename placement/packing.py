@@ -16,17 +16,22 @@ from tridentserve.stages import PlacementType, VirtualReplica
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Workers to place: `count` of one type, for one model and one of its virtual replicas. At least `together` of
-    them should share a node (the narrowest degree that memory allows). `beside`: what each holds of other models.
-    `unit`: so many hold a stage's weights together; they fill a block of a node's places that is aligned to it."""
+    """Workers to place: `count` of one type, for one model and one of its virtual replicas."""
 
     model: str
+    """The model that they serve."""
     replica: VirtualReplica
+    """The virtual replica that they are part of."""
     kind: PlacementType
+    """Their placement type."""
     count: int
+    """How many workers there are."""
     together: int = 1
+    """At least this many should share a node: the narrowest degree that memory allows."""
     beside: frozenset[Replica] = frozenset()
+    """What each of them holds of other models."""
     unit: int = 1
+    """How many of them hold a stage's weights together. They fill a block of a node's places that is aligned to it."""
 
     @property
     def held(self) -> frozenset[Replica]:
@@ -87,7 +92,7 @@ def pack_per_machine(groups: Sequence[Group], workers: Sequence[WorkerSpec]) -> 
     counts sum to more than the workers, or to fewer without units.
 
     Whole nodes first, primaries before auxiliaries, those that must be together before others and larger groups before
-    smaller ones; then the remainders, each beside its kind where that has room. Large units go before all others.
+    smaller ones; then the remainders, each next to its kind where that has room. Large units go before all others.
     """
     total, has_units = sum(group.count for group in groups), any(group.unit > 1 for group in groups)
     if total > len(workers) or (total < len(workers) and not has_units):

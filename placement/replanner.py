@@ -103,7 +103,7 @@ class MonitoredReplanner:
         options: ReplanOptions | None = None,
         windows_s: Mapping[str, float] | None = None,
     ) -> None:
-        """`expected`: the load that the first placement was made for. Its sizes stay servable for ever, and it stands
+        """`expected`: the load that the first placement was made for. Its sizes stay servable, and it stands
         in for the window when workers come or go while next to nothing arrives. `windows_s`: the models whose window is
         not that of the options."""
         self._orchestrator = orchestrator

@@ -61,7 +61,7 @@ def split(
 def keeps_up(
     replica: VirtualReplica, counts: Mapping[PlacementType, int], rates: Mapping[PlacementType, float]
 ) -> bool:
-    """Whether every auxiliary type is at least as fast as the primaries together."""
+    """True when every auxiliary type is at least as fast as the primaries together."""
     primary_rate = counts[replica.primary] * rates[replica.primary]
     return all(counts[kind] * rates[kind] >= primary_rate * (1 - _TOLERANCE) for kind in replica.auxiliaries)
 

@@ -75,7 +75,7 @@ def _fits(
     sizes: Sequence[int],
     usable_bytes: int,
 ) -> bool:
-    """Whether every size runs when so many workers hold the weights together."""
+    """True when every size runs when this many workers hold the weights together."""
     shard_bytes = -(-times.weights_bytes(model, stage) // unit)
     degrees = [1]
     if stage is Stage.DIFFUSE:

@@ -18,13 +18,14 @@ from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A virtual replica that can run some shapes, and for each the narrowest degree of D that memory allows there.
-
-    `units`: how many workers of each type belong together, as they hold a stage's weights together."""
+    """A virtual replica that can run some shapes."""
 
     replica: VirtualReplica
+    """The virtual replica."""
     min_degrees: Mapping[Shape, int]
+    """The narrowest degree of D that memory allows, for each shape."""
     units: Units
+    """How many workers of each type belong together, as they hold a stage's weights together."""
 
     @property
     def min_degree(self) -> int:
@@ -34,15 +35,19 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What fits on a worker of `memory_bytes`: weights of its stages (its shards, where they are divided), peak
-    activations of the largest of them (D's at its degree), and the handoff reserve. `degrees` are those that a node can
-    form, ascending; the largest has `largest_node` workers."""
+    """What fits on a worker: weights of its stages (its shards, where they are divided), peak activations of the
+    largest of them (D's at its degree), and the handoff reserve."""
 
     times: StageTimes
+    """Memory and units of the stages, by the profile."""
     memory_bytes: int
+    """The memory of a worker."""
     handoff_reserve_bytes: int
+    """What the handoff buffer and the process groups take of it."""
     degrees: tuple[int, ...]
+    """The degrees of D that a node can form, ascending."""
     largest_node: int
+    """The number of workers of the largest node."""
 
     def unit(self, model: str, kind: PlacementType) -> int:
         """How many workers of this type belong together."""

@@ -1,4 +1,4 @@
-"""From chosen groups to assignments: concrete primaries, who joins as a batch, auxiliaries for E and C."""
+"""From chosen groups to assignments: concrete primaries, the members of batches, auxiliaries for E and C."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Assigner:
         }
 
     def _batch(self, choice: Choice, left: list[PendingRequest]) -> tuple[list[PendingRequest], Candidate]:
-        """The members of the choice's batch, who are taken out of `left`, and the candidate for all of them."""
+        """The members of the choice's batch, which are taken out of `left`, and the candidate for all of them."""
         work, group = choice.work, choice.candidate.group
         if not left:
             return [choice.pending], choice.candidate

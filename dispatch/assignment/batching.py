@@ -2,7 +2,7 @@
 
 D runs all members of a batch together; up to the optimal batch of the profile that takes less than a fifth longer than
 one alone, so whoever joins costs hardly anything. The paper forms batches before it solves; here members join after the
-solve, when it is known who has no group: with idle workers for all, nobody is slowed down by sharing.
+solve, when it is known which requests have no group: with idle workers for all, none is slowed down by sharing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dispatch.candidates.survey import Candidate
 from tridentserve.protocols import PendingRequest
 
-# The candidate for so many members in the group that was chosen, as queues stand now; None where memory forbids it.
+# The candidate for this many members in the group that was chosen, as queues stand now; None where memory forbids it.
 ForBatch = Callable[[int], Candidate | None]
 
 
@@ -26,8 +26,9 @@ def form_batch(
 ) -> list[PendingRequest]:
     """The members of a batch of at most `limit`: `first`, and others with equal work (given earliest deadline first).
 
-    Nobody who would be in time becomes late: either every member is in time with the times of the whole batch, or all
-    are late and could not be in time any more (`best_finish_s`: the earliest that such work can still end anywhere).
+    No request that would be in time becomes late: either every member is in time with the times of the whole batch, or
+    all are late and could not be in time any more (`best_finish_s`: the earliest that such work can still end
+    anywhere).
     """
     members = [first]
     alone = for_batch(1) if limit > 1 else None

@@ -1,6 +1,6 @@
 """How narrow requests may run: the more work waits, the narrower, since narrow runs cost fewer GPU-seconds.
 
-With little to do width is free and gives the shortest latency; with much to do it is paid for by those who wait.
+With little to do width is free and gives the shortest latency; with much to do the requests that wait pay for it.
 """
 
 from __future__ import annotations

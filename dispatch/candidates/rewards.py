@@ -79,11 +79,12 @@ class Appraisal:
 
     @property
     def can_run_now(self) -> bool:
-        """Whether idle workers form some group for this work."""
+        """True when idle workers form some group for this work."""
         return bool(self._priced)
 
     def is_fully_aged(self, deadline_s: float) -> bool:
-        """Whether the deadline is so far out of reach that the late reward grows no more. Never without candidates."""
+        """True when the deadline is so far out of reach that the late reward grows no more. Never without
+        candidates."""
         overtime_s = self.best_finish_s - deadline_s
         if not 0 < overtime_s < math.inf:
             return False

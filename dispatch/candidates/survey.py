@@ -27,37 +27,48 @@ _MERGED_S = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One group for some work. `encode_free_s` and `decode_free_s` say when the auxiliary for that stage is free (minus
-    infinity where the primary holds it); `earliest_start_s` when the group can be formed, now or later. `load_s`: the
-    primaries fetch weights first. `condition_s`, `latents_s`: what E's and C's auxiliaries are sent from (within a
-    node, between nodes); the longer one counts until the workers are known. `encode_degree`, `decode_degree`: how many
-    workers run these stages; where the primary holds E all do, and `encode_degree` is not looked at. `in_tiles`: the
-    primary has the memory for C in tiles only."""
+    """One way in which some work could run: a group for D, and where E and C go then."""
 
     group: GroupKind
+    """The workers of D: their pool, and the degree."""
     primary: PlacementType
+    """The placement type that these workers have for the model."""
     efficient: bool
+    """True where the degree is efficient enough to be used without need (`DispatchOptions.min_efficiency`)."""
     encode_s: float
+    """Seconds of E; 0 for work that has its condition."""
     diffuse_s: float
+    """Seconds of all steps of D that are left."""
     decode_s: float
+    """Seconds of C."""
     encode_free_s: float
+    """When the auxiliary for E is free; minus infinity where the primary holds E."""
     decode_free_s: float
+    """When the auxiliary for C is free; minus infinity where the primary holds C."""
     earliest_start_s: float
+    """When the group can be formed, now or later."""
     load_s: float = 0.0
+    """Seconds in which the primaries fetch weights first."""
     condition_s: TransferSeconds = (0.0, 0.0)
+    """Seconds to send the condition from E's auxiliary, within a node and between nodes. The longer one counts until
+    the workers are known."""
     latents_s: TransferSeconds = (0.0, 0.0)
+    """Seconds to send the latents to C's auxiliary, likewise."""
     encode_degree: int = 1
+    """How many auxiliaries run E together. Where the primary holds E, all of its workers run it, whatever this says."""
     decode_degree: int = 1
+    """How many workers run C."""
     in_tiles: bool = False
+    """True where the primary has the memory for C in tiles only."""
 
     @property
     def encodes_there(self) -> bool:
-        """Whether E, if it is due, runs on the primary."""
+        """True when E, if it is due, runs on the primary."""
         return self.encode_free_s == _MERGED_S
 
     @property
     def decodes_there(self) -> bool:
-        """Whether C runs on the primary."""
+        """True when C runs on the primary."""
         return self.decode_free_s == _MERGED_S
 
     @property
@@ -203,7 +214,7 @@ class _WorkCosts:
         self._stages_s: dict[tuple[Stage, int], float] = {}
 
     def stage_s(self, stage: Stage, degree: int) -> float:
-        """Of E or C on so many workers."""
+        """Seconds of E or C on this many workers."""
         if (stage, degree) not in self._stages_s:
             self._stages_s[stage, degree] = self._work.stage_s(self._times, stage, degree)
         return self._stages_s[stage, degree]

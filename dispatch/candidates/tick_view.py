@@ -41,7 +41,7 @@ class TickView:
 
     @property
     def any_idle(self) -> bool:
-        """Whether some primary could start something now."""
+        """True when some primary could start something now."""
         return any(self._widest)
 
     def models_with_idle(self) -> frozenset[str]:

@@ -10,8 +10,8 @@ from tridentserve.stages import Stage
 
 
 class Work(NamedTuple):
-    """What is left to do of a request, or of each of `batch` requests: those with equal work are alike but for their
-    deadlines."""
+    """The work that is left of a request, or of each of `batch` requests. Requests with equal work differ in their
+    deadlines only."""
 
     model: str
     shape: Shape
@@ -38,6 +38,6 @@ class Work(NamedTuple):
         return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
 
     def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:
-        """Seconds of E or C of all requests on so many workers. `ProfileError` where that was not profiled."""
+        """Seconds of E or C of all requests on this many workers. `ProfileError` where that was not profiled."""
         calls = self.batch if stage is Stage.DECODE else 1
         return calls * times.seconds(self.model, stage, self.shape, degree, self.outputs_at_once(stage))

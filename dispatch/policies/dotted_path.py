@@ -27,7 +27,7 @@ _HELP = "docs/write-a-policy.md has an example"
 
 
 def is_dotted_path(text: str) -> bool:
-    """Whether the text has the form `module:name` or `module.name`."""
+    """True when the text has the form `module:name` or `module.name`."""
     return _DOTTED_PATH.fullmatch(text) is not None
 
 

@@ -31,20 +31,20 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A dispatcher, and what the engines must know of it beside its decisions."""
+    """A dispatcher, and what the engines must know of it in addition to its decisions."""
 
     dispatcher: Dispatcher
     """Decides at each tick which requests run where."""
     placement: PlacementPlan | None = None
     """Where the stages are at the start. None: the Orchestrator plans that for the expected load."""
     replanner_wanted: bool = True
-    """Whether the placement follows the load afterwards."""
+    """True when the placement follows the load afterwards."""
     decode_order: DecodeOrder = "urgent"
     """Which decode goes first where several wait for an auxiliary."""
     one_pool: bool = True
-    """Whether the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
+    """True when the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
     decodes_in_tiles: bool = True
-    """Whether simulated workers that are short of memory decode in tiles, as live ones always do. Stock pipelines run
+    """True when simulated workers that are short of memory decode in tiles, as live ones always do. Stock pipelines run
     out of memory instead."""
     name: str = ""
     """The name or the dotted path under which the policy was chosen; `make_policy` fills it in."""
@@ -62,15 +62,15 @@ class PolicySpec:
     make: PolicyFactory
     """Builds it. Each call gives a new one, as policies remember things."""
     needs_load: bool = False
-    """Whether it cannot be built without an expected load, as it places the stages itself, by that load."""
+    """True when it cannot be built without an expected load, as it places the stages itself, by that load."""
     supports_units: bool = False
-    """Whether it plans with units of workers that hold a stage's weights together (`placement.units`). For the others
+    """True when it plans with units of workers that hold a stage's weights together (`placement.units`). For the others
     a model that needs this does not fit."""
     default_max_batch: int = 1
     """How many requests may run as one batch in a service whose configuration does not say. Above 1 for policies that
     live on batches only: in a batch, latents of tiny models differ by 2e-6, which is up to 1 of 255 in pixels."""
     one_load: bool = False
-    """Whether its dispatcher is sized by the load of the start, so that models cannot come and go."""
+    """True when its dispatcher is sized by the load of the start, so that models cannot come and go."""
 
 
 # Filled by `register_policy`, in the order of the calls.

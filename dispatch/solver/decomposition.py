@@ -10,10 +10,12 @@ from dispatch.solver.problem import METHODS, GroupKind, Problem, Solution
 
 @dataclass(frozen=True, slots=True)
 class ProblemPart:
-    """A problem of its own. `indices`: what its classes are called in the whole one; pools keep their numbers."""
+    """A part of a problem that shares no pool with the others."""
 
     problem: Problem
+    """The part as a problem of its own. Pools keep their numbers."""
     indices: tuple[int, ...]
+    """The index that each of its classes has in the whole problem."""
 
 
 def split_into_parts(problem: Problem) -> list[ProblemPart]:

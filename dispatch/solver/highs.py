@@ -9,7 +9,7 @@ import numpy as np
 import pulp
 
 # These programs are nearly integral: the first LP leaves a handful of fractions, one per limit in use at most. What
-# HiGHS does before and beside the search pays off for hard programs only, and took most of the time.
+# HiGHS does before and during the search pays off for hard programs only, and took most of the time.
 _PLAIN_SEARCH = {
     "presolve": "off",
     "mip_heuristic_effort": 0.0,

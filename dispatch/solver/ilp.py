@@ -40,7 +40,8 @@ _TIME_LIMIT = "time limit"
 # A lack that is nothing but rounding.
 _GAP_ABS, _GAP_REL = 1e-6, 1e-9
 
-# Up to so many requests the optimum is found as fast as anything close to it, and prices are not small beside the gap.
+# Up to this many requests the optimum is found as fast as anything close to it, and prices are not small against the
+# gap.
 _SMALL = 100
 
 _Variables = dict[tuple[int, GroupKind], Any]
@@ -69,12 +70,12 @@ def solve(problem: Problem, options: DispatchOptions) -> Solution:
 
 
 def is_cut_short(found_by: str) -> bool:
-    """Whether a search ended at its time limit, by `Solution.found_by`: another run may decide otherwise."""
+    """True when a search ended at its time limit, by `Solution.found_by`: another run may decide otherwise."""
     return found_by == "incumbent" or _TIME_LIMIT in found_by
 
 
 def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
-    """Whether a solution is as near to its bound as is asked for, rounding aside."""
+    """True when a solution is as near to its bound as is asked for, rounding aside."""
     return _lack(problem, solution) <= max(gap, _GAP_REL) * solution.value(problem) + _GAP_ABS
 
 
@@ -101,7 +102,8 @@ class _Search:
         self._best: Solution
 
     def first(self) -> Solution:
-        """What needs no search: the optimum where nobody has to choose, the rounded LP, or else a greedy plan."""
+        """The solution that needs no search: the optimum where no request has to choose, the rounded LP, or else a
+        greedy plan."""
         if (best := choose_best_groups(self._problem) or choose_ranked(self._problem)) is not None:
             self._best = best
         else:
@@ -122,7 +124,7 @@ class _Search:
         """Keep the better solution and the better bound. A step that finds nothing says why."""
         try:
             found = step()
-        except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick goes on
+        except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick continues
             found = f"{type(error).__name__}: {error}".replace(",", ";")
             self._has_crashed = True
         if isinstance(found, str):

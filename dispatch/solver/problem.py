@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 
 class GroupKind(NamedTuple):
-    """`degree` idle workers of one pool, all in one node."""
+    """A group to be formed: `degree` idle workers of one pool, all in one node."""
 
     pool: int
     degree: int
@@ -17,13 +17,14 @@ class GroupKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """`count` identical requests and what each group is worth to one of them (all values are above 0).
-
-    `required`: all of them must have a group, whatever that costs others. Those of a problem have to fit together."""
+    """Identical requests, and what each group is worth to one of them."""
 
     count: int
+    """The number of requests."""
     values: Mapping[GroupKind, float]
+    """All are above 0."""
     required: bool = False
+    """True when each of them must have a group, whatever that costs others. Those of a problem fit together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Problem:
         return self._capacities[group]
 
     def fits(self, groups: Mapping[GroupKind, int]) -> bool:
-        """Whether so many groups can be formed at once.
+        """True when these numbers of groups can be formed at once.
 
         Degrees are powers of two, so they nest: a choice fits exactly when, for every degree j in use, the workers in
         groups of j or wider are no more than the nodes offer in blocks of j.
@@ -55,7 +56,7 @@ class Problem:
         )
 
     def room(self, groups: Mapping[GroupKind, int], group: GroupKind) -> int:
-        """How many more of a group fit beside those taken, which fit themselves."""
+        """How many more of a group fit in addition to those taken, which fit themselves."""
         in_pool = [(taken.degree, n) for taken, n in groups.items() if n > 0 and taken.pool == group.pool]
         blocks = {degree for degree, _ in in_pool if degree <= group.degree} | {group.degree}
         free = [
@@ -76,15 +77,17 @@ Counts = Mapping[tuple[int, GroupKind], int]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """How many requests of each class get each group, and how that was found.
-
-    `bound`: no solution is worth more; proved. `why`: what became of the solver's answer where this is not it, or why
-    the search ended early; without commas, as it ends the reasons of decisions (`Counts.methods` of simulations)."""
+    """How many requests of each class get each group, and how that was found."""
 
     counts: Counts
+    """By the index of the class, and the group."""
     method: Method
+    """See `Method`."""
     bound: float
+    """Proved: no solution is worth more."""
     why: str = ""
+    """Why the solver's answer is not used, or why the search ended early. It has no commas, as it ends the reasons of
+    decisions (`Counts.methods` of simulations)."""
 
     @property
     def found_by(self) -> str:
@@ -112,7 +115,7 @@ def compute_upper_bound(problem: Problem) -> float:
 
 
 def is_feasible(problem: Problem, counts: Counts) -> bool:
-    """Whether counts keep every limit: each request at most once, those required once (C1), idle workers and nodes
+    """True when counts keep every limit: each request at most once, those required once (C1), idle workers and nodes
     (C2)."""
     per_class: Counter[int] = Counter()
     per_group: Counter[GroupKind] = Counter()

@@ -17,12 +17,14 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class FittingDegrees:
-    """`degrees`: those whose memory fits, ascending. `narrowest_profiled`: the first that covers the size at all.
-    `in_tiles`: they fit with C done in tiles only."""
+    """The degrees of D at which some stages fit the memory of a pool's workers."""
 
     degrees: tuple[int, ...]
+    """Ascending, never empty."""
     narrowest_profiled: int
+    """The narrowest degree at which the size was profiled at all."""
     in_tiles: bool = False
+    """True where they fit with C in tiles only."""
 
 
 class MemoryCheck:
@@ -60,8 +62,8 @@ class MemoryCheck:
     def fits_auxiliary(
         self, pool: Pool, model: str, stage: Stage, shape: Shape, batch: int, in_tiles: bool = False
     ) -> bool:
-        """Whether E or C (`in_tiles`) of so many outputs at once fits the memory of a pool's workers. `ProfileError`
-        for what is not profiled."""
+        """True when E or C (`in_tiles`) of this many outputs at once fits the memory of a pool's workers.
+        `ProfileError` for what is not profiled."""
         key = (pool.memory_bytes, pool.replicas, model, stage, shape, batch, in_tiles)
         if (known := self._auxiliaries.get(key)) is None:
             if in_tiles and stage is Stage.DECODE:
@@ -72,7 +74,7 @@ class MemoryCheck:
         return known
 
     def _free(self, pool: Pool) -> int:
-        """What a worker has beside its weights and the handoff buffer; may be negative."""
+        """Bytes that a worker has in addition to its weights and the handoff buffer; may be negative."""
         key = (pool.memory_bytes, pool.replicas)
         if key not in self._free_bytes:
             held_bytes = held_weights_bytes(self._times, pool.replicas)

@@ -14,22 +14,23 @@ from tridentserve.stages import PlacementType, Stage
 
 @dataclass(frozen=True)
 class Pool:
-    """Workers that hold the same replicas in the same amount of memory, per node, sorted by id.
+    """Workers that are interchangeable: they hold the same replicas in the same amount of memory.
 
-    `types` says which primary type they are for each model whose D they hold; none: they are auxiliaries only. A worker
-    is in one pool even when it is a primary of several models, so two models can never be given it twice.
-
-    `unit`: how many hold the weights of a stage together (the largest number of all their stages). They are given out,
-    and count as idle, in whole units only (TridentServe, arXiv 2510.02838, appendix E.2): `unit` workers that follow
-    each other in a node, which are in the order of their places then. Workers whose unit is not whole are in pools that
-    hold nothing.
+    A worker is in one pool even when it is a primary of several models, so two models can never be given it twice.
     """
 
     replicas: frozenset[Replica]
+    """What each of the workers holds."""
     types: Mapping[str, PlacementType]
+    """The primary type that they are for each model whose D they hold; empty for auxiliaries."""
     memory_bytes: int
+    """The memory of each worker."""
     nodes: tuple[tuple[WorkerView, ...], ...]
+    """The workers of each node, sorted by id; by place where units have several."""
     unit: int = 1
+    """How many hold the weights of a stage together, the largest number of all their stages. They are given out, and
+    count as idle, in whole units only (TridentServe, arXiv 2510.02838, appendix E.2): `unit` workers that follow each
+    other in a node. Workers whose unit is not whole are in pools that hold nothing."""
 
     @cached_property
     def largest_node(self) -> int:
@@ -49,7 +50,7 @@ class Pool:
 
     @cached_property
     def is_resident(self) -> bool:
-        """Whether every worker has all of its placement in memory."""
+        """True when every worker has all of its placement in memory."""
         return all(
             worker.resident is None or worker.resident is worker.replicas or worker.replicas <= worker.resident
             for node in self.nodes

@@ -79,7 +79,7 @@ def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> Wor
 
 
 def _is_same_place(worker: WorkerView, other: WorkerView) -> bool:
-    """Whether a worker is in the same node and pool as before."""
+    """True when a worker is in the same node and pool as before."""
     return (
         worker.worker_id == other.worker_id
         and worker.node_id == other.node_id

@@ -52,7 +52,7 @@ class BucketView:
         return workers
 
     def hold(self, candidates: Sequence[GreedyCandidate]) -> None:
-        """Keep the workers that complete the first of these candidates from everybody else in this tick."""
+        """Keep the workers that complete the first of these candidates from all other requests in this tick."""
         self._show_taken()
         first = min(
             candidates, key=lambda candidate: self.pools[candidate.pool].earliest_start_s(candidate.degree, self._now_s)

@@ -160,7 +160,7 @@ class _GreedyTick:
         )
 
     def start(self, request: PendingRequest, if_it_waits: IfItWaits) -> Assignment | None:
-        """Its assignment if its workers are idle. One that nobody could ever start here stops nobody."""
+        """The request's assignment if its workers are idle. A request that could never start here stops no other."""
         work = Work.of(request)
         if work in self._waiting:
             return None
@@ -183,7 +183,7 @@ class _GreedyTick:
         return None
 
     def why_not(self, request: PendingRequest) -> str | None:
-        """Why nobody could ever start it here; None when somebody could."""
+        """Why the request could never start here; None when it could."""
         routed = self._routed(request, Work.of(request))
         return routed if isinstance(routed, str) else None
 

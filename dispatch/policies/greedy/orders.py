@@ -38,7 +38,7 @@ Order = Callable[[Sequence[PendingRequest], WorkTimes, float], Iterable[Turn]]
 
 
 def fifo(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
-    """By arrival; nobody overtakes (in the same bucket)."""
+    """By arrival; no request overtakes another one of its bucket."""
     return (Turn(request, IfItWaits.BLOCK) for request in sorted(pending, key=_by_arrival))
 
 
@@ -53,7 +53,7 @@ def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> It
     """By priority, then by remaining time at the optimal degree (appendix D.2).
 
     A request that can be in time if it starts now has the top priority, 0. Another has 9 at first and gains one per
-    runtime of overtime, until it is 0 too. As shorter ones would still go first for ever, and wide ones never find
+    runtime of overtime, until it is 0 too. As shorter ones would still always go first, and wide ones never find
     their workers idle at once, the longest overdue of the fully aged has the first turn and workers are kept for it.
     """
     memo: dict[Work, tuple[float, float] | None] = {}

@@ -1,6 +1,6 @@
 """Pipeline-level resource allocation: E, D and C of a request on the same k workers, as one plan (section 8.1, B1-B4).
 
-Memory is not looked at: on a model that does not fit beside its activations, the engine reports out of memory.
+Memory is not looked at: for a model that does not fit together with its activations, the engine reports out of memory.
 """
 
 from __future__ import annotations

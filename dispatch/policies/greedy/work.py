@@ -41,10 +41,12 @@ def choose_closest_degree(degrees: Sequence[int], target: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Times of the work that is left. `aligned`: E and C are given as many workers as D (pipeline-level); else one."""
+    """Seconds of the work that is left of a request."""
 
     times: StageTimes
+    """Seconds and memory of the stages."""
     aligned: bool
+    """True where E and C are given as many workers as D (pipeline-level); else they have one."""
 
     def encode_s(self, request: PendingRequest, degree: int) -> float:
         if request.encoded:

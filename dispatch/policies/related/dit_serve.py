@@ -153,7 +153,7 @@ class _DitPool:
         return False
 
     def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
-        """Batches of one node that have more left to do, most first, until the ring has room beside what is idle.
+        """Batches of one node that have more left to do, most first, until the ring has room with the idle workers.
         Those that stop already come first, once for each ring."""
         work = _srptf_key(members[0])[0]
         per_node: defaultdict[WorkerId, list[tuple[bool, float, RunningBatch]]] = defaultdict(list)

@@ -107,7 +107,7 @@ def _is_preemptible(tick: StepTick, pool: int, request: RunningRequest, picker: 
 
 
 def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
-    """Images of one kind, earliest deadline first, as long as nobody gets late because of the batch."""
+    """Images of one kind, earliest deadline first, as long as no request gets late because of the batch."""
     batches: list[_Batch] = []
     waiting = list(images)
     while waiting:

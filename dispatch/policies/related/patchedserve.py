@@ -1,4 +1,4 @@
-"""PatchedServe: least slack first, throughput first while nobody is in a hurry, the hopeless discarded.
+"""PatchedServe: least slack first, throughput first while no request is urgent, hopeless requests are discarded.
 
 After PatchedServe, arXiv 2501.09253, section 6 (Algorithm 1).
 """
@@ -31,9 +31,9 @@ class PatchedServe(StepLevelDispatcher):
     """Each worker set (the narrowest degree that fits, the paper's one GPU) has an active batch. Requests that wait are
     ordered by slack score, (deadline - time since arrival - predicted rest) / latency alone; while the least is
     relaxed, by how much their kind gains from batching. Each starts on idle workers, else joins the active batch of its
-    kind if nobody in it gets late because of that (the schedulability test). One that would be late even alone and at
-    once is refused. What has begun is neither refused nor displaced: a batch that somebody joins stops at its next step
-    boundary and goes on, on its workers, with the new member.
+    kind if no member of that gets late because of it (the schedulability test). One that would be late even alone and
+    at once is refused. What has begun is neither refused nor displaced: a batch that a request joins stops at its next
+    step boundary and resumes on its workers, with the new member.
 
     Left out: batches of mixed sizes by patches and the patch cache (sections 4 and 5), which change the result; batches
     here are of equal shape. The cost model takes the place of the latency predictor (section 6.1).
@@ -101,7 +101,7 @@ class _PatchedPool:
         return _narrowest(self.tick, members, self.index)
 
     def resume(self, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> None:
-        """Batches that were stopped go on first, where they were if that is idle, with those who join."""
+        """Batches that were stopped resume first, on their workers if these are idle, with the requests that join."""
         for first in begun:
             if first.spec.request_id not in self.served:
                 others = [other for other in begun if other is not first and other.spec.request_id not in self.served]
@@ -109,7 +109,7 @@ class _PatchedPool:
                 self._start(first, others, waiting)
 
     def admit(self, waiting: Sequence[PendingRequest]) -> None:
-        """Algorithm 1 for those who wait."""
+        """Algorithm 1 for the requests that wait."""
         able = [
             request for request in waiting if self.candidate([request]) and request.spec.request_id not in self.served
         ]
@@ -165,7 +165,7 @@ class _PatchedPool:
                 return
 
     def _is_schedulable(self, batch: RunningBatch, request: PendingRequest) -> bool:
-        """Algorithm 1, lines 16 to 18: with one more, everybody still ends in time who would without."""
+        """Algorithm 1, lines 16 to 18: with one more, each request still ends in time that would without."""
         degree, now_s = len(batch.workers), self.tick.now_s
         before = self.tick.candidates(request.spec, self.index, batch.size, encoded=True).get(degree)
         after = self.tick.candidates(request.spec, self.index, batch.size + 1).get(degree)

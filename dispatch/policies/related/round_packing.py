@@ -16,15 +16,18 @@ _EPSILON_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """A request at the start of a round. `step_s`: seconds per step at each degree that it may use now; `fastest_s`: at
-    the fastest degree that it may ever use; `budget_s`: seconds until its D must have ended; `encode_s`: seconds until
-    E has ended, when that is still to do."""
+    """A request at the start of a round."""
 
     steps_left: int
+    """Denoising steps that are still to do."""
     step_s: Mapping[int, float]
+    """Seconds per step at each degree that it may use now."""
     fastest_s: float
+    """Seconds per step at the fastest degree that it may ever use."""
     budget_s: float
+    """Seconds until its D must have ended."""
     encode_s: float = 0.0
+    """Seconds until E has ended; 0 where E is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ def list_options(request: RoundRequest, round_s: float) -> list[RoundOption]:
     """The degrees of the minimal allocation that make progress in the round.
 
     The paper runs no more steps at a degree than its allocation says; here the workers, which are taken for the round
-    anyway, go on to its end. That never hurts: fewer steps are left at the same time. Where no degree makes a step in
-    the round, the fastest one makes one and overruns it.
+    anyway, continue to its end. That never hurts: fewer steps are left at the same time. Where no degree makes a step
+    in the round, the fastest one makes one and overruns it.
     """
     usable = [degree for degree in request.step_s if count_steps_in_round(request, degree, round_s) > 0]
     if not usable:
@@ -82,7 +85,7 @@ def list_options(request: RoundRequest, round_s: float) -> list[RoundOption]:
 
 
 def survives(request: RoundRequest, option: RoundOption | None, round_s: float) -> bool:
-    """Whether the request is not definitely late at the end of the round: the steps left then, at the fastest degree,
+    """True when the request is not definitely late at the end of the round: the steps left then, at the fastest degree,
     end in time (Algorithm 1, lines 9 to 11). A request that ends within the round survives when it ends in time."""
     if option is None:
         return round_s + request.encode_s + request.steps_left * request.fastest_s <= request.budget_s + _EPSILON_S

@@ -14,23 +14,28 @@ from dispatch.policies.related.group_knapsack import GroupKnapsack
 
 # One request that stays in time outweighs all preferences.
 _IN_TIME = 1e6
-# Worth of an image batch that starts at once, and of a video that goes on as it is, in units of a relaxed video at its
-# fastest degree. Without the second, two videos of nearly equal slack would displace each other in turn.
+# Worth of an image batch that starts at once, and of a video that continues as it is, in units of a relaxed video at
+# its fastest degree. Without the second, two videos of nearly equal slack would displace each other in turn.
 _IMAGE_STARTS = 2.0
 _GOES_ON = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A video that waits (`degree` 0) or runs. `step_s`: seconds per step at each degree that it could have next;
-    `fastest_s`: at its fastest. `budget_s`: until its D must have ended. `encode_s`: E, where it is still to do."""
+    """A video that waits or runs, as the next round sees it."""
 
     steps_left: int
+    """Denoising steps that are still to do."""
     step_s: Mapping[int, float]
+    """Seconds per step at each degree that it could have next."""
     fastest_s: float
+    """Seconds per step at its fastest degree."""
     budget_s: float
+    """Seconds until its D must have ended."""
     encode_s: float = 0.0
+    """Seconds of E; 0 where E is done."""
     degree: int = 0
+    """The degree at which it runs now; 0 for a video that waits."""
 
     @property
     def slack_s(self) -> float:
@@ -48,12 +53,14 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class ImageBatch:
-    """Images of one kind that run together on `degree` GPUs. `ends_s`: when each would end if the batch started now;
-    `budgets_s`: until when each must end."""
+    """Images of one kind that run together."""
 
     degree: int
+    """The GPUs that the batch needs."""
     ends_s: tuple[float, ...]
+    """Seconds until each image would end if the batch started now."""
     budgets_s: tuple[float, ...]
+    """Seconds until each image must end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,8 @@ class RoundPlan:
 
 
 def score_video(video: Video, degree: int, round_s: float) -> float:
-    """Whether the video is recoverable after the round, then its speed (more for one with little slack, so the highest
-    slack is paused first), less the price of a switch."""
+    """The worth of a degree for a video: that it is recoverable after the round counts most, then its speed (more for a
+    video with little slack, so that the one with the highest slack is paused first), less the price of a switch."""
     score = _IN_TIME if video.laxity_s(degree, round_s) >= 0 else 0.0
     if degree:
         alone_s = max(video.steps_left * video.fastest_s, 1e-9)
@@ -77,8 +84,8 @@ def score_video(video: Video, degree: int, round_s: float) -> float:
 
 
 def score_images(batches: Sequence[ImageBatch], gpus: int, round_s: float) -> float:
-    """How many images stay in time with so many GPUs: in the list schedule of the batches in their order, or started a
-    round later. Then how many batches start at once."""
+    """How many images stay in time with this many GPUs: in the list schedule of the batches in their order, or started
+    a round later. Then how many batches start at once."""
     free_s, score = [0.0] * gpus, 0.0
     for batch in batches:
         start_s = float("inf")

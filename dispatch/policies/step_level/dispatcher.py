@@ -62,17 +62,24 @@ class StepLevelDispatcher:
 
 @dataclass(frozen=True, slots=True)
 class BatchCandidate:
-    """A degree at which a batch can run in a pool, and its seconds there: `step_s` is one step of D; `encode_wait_s` is
-    what an auxiliary for E has queued. `efficient`: the degree's efficiency is above the least that options ask for."""
+    """A degree at which a batch can run in a pool."""
 
     degree: int
+    """The degree of D."""
     primary: PlacementType
+    """The placement type that the pool's workers have for the model."""
     encode_s: float
+    """Seconds of E; 0 for members that have their condition."""
     step_s: float
+    """Seconds of one step of D."""
     decode_s: float
+    """Seconds of C."""
     encode_wait_s: float
+    """Seconds that the auxiliary for E is still busy."""
     efficient: bool
+    """True where the degree's efficiency reaches `DispatchOptions.min_efficiency`."""
     groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]]
+    """The auxiliaries for E and C, where these do not run with D."""
 
 
 class StepTick:
@@ -157,8 +164,8 @@ class StepTick:
     def grow(
         self, members: list[PendingRequest], others: Sequence[PendingRequest], pool: int, degree: int, strict: bool
     ) -> None:
-        """Let others of the same kind join in their order, up to the limit. `strict`: nobody who would be in time alone
-        may be late because of the batch."""
+        """Let others of the same kind join in their order, up to the limit. `strict`: no request that would be in time
+        alone may be late because of the batch."""
         limit = self.batch_limit(members[0].spec, pool, degree)
         for other in others:
             if len(members) >= limit:

@@ -14,12 +14,14 @@ from tridentserve.stages import Stage
 
 @dataclass(slots=True)
 class RunningBatch:
-    """Requests in D on the same workers. `stops`: it yields already, or is told to now. `promised`: how many waiting
-    requests join at its next step boundary."""
+    """Requests in D on the same workers."""
 
     members: tuple[RunningRequest, ...]
+    """In the order of the view."""
     stops: bool
+    """True when it yields already, or is going to by this tick's decisions."""
     promised: int = 0
+    """How many waiting requests join at its next step boundary."""
 
     @property
     def kind(self) -> BatchKind:
@@ -31,7 +33,7 @@ class RunningBatch:
 
     @property
     def size(self) -> int:
-        """Members, those who are to join counted."""
+        """The number of members, with those that are to join."""
         return len(self.members) + self.promised
 
     def stop(self, why: str) -> list[Preemption]:

@@ -26,7 +26,7 @@ class WorkerPicker:
         return len(self._idle)
 
     def holds(self, worker_id: WorkerId) -> bool:
-        """Whether the worker is of this pool."""
+        """True when the worker is of this pool."""
         return worker_id in self._node
 
     def node_of(self, worker_id: WorkerId) -> WorkerId:
