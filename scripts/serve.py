@@ -19,7 +19,7 @@ from lib.command_line import Parser
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.config.file import read_args
-from deployments.models.served import ServedModel, served_models
+from deployments.models.served import ServedModel, build_served_models
 from deployments.validation.serve_file import config_problems, is_ours
 
 # How long `serve run` has to end, and after its end the processes that it started.
@@ -49,7 +49,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    model = next(iter(served_models(read_args(path).models).values()))
+    model = next(iter(build_served_models(read_args(path).models).values()))
     return _serve(path, _url(host, config.http_options.port, app.route_prefix), model)
 
 

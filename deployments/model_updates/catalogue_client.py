@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from deployments.config.app import ModelArgs
 from deployments.model_updates.catalogue import Catalogue
-from deployments.models.served import ServedModel, served_models
+from deployments.models.served import ServedModel, build_served_models
 from tridentserve.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class CatalogueClient(Mapping[str, ServedModel]):
         self._models: dict[str, ServedModel] = {}
         for model in first:
             with suppress(CheckpointError):  # it may have been removed since, together with its folder
-                self._models |= served_models([model])
+                self._models |= build_served_models([model])
         self._task: asyncio.Task[None] | None = None
 
     def follow(self) -> None:

@@ -12,7 +12,7 @@ from deployments.assembly.planning import service_placement
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
 from deployments.config.planning import LoadArgs
-from deployments.models.served import ServedModel, served_model
+from deployments.models.served import ServedModel, build_served_model
 from deployments.validation.args import problems_of
 from dispatch.policies import find_policy
 from placement import align
@@ -55,7 +55,7 @@ class KnownModel:
 def build_known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
     """Raises `CheckpointError`."""
     load = tuple(load for load in args.expected_load if load.model == model.name)
-    return KnownModel(served_model(model), model, load, state)
+    return KnownModel(build_served_model(model), model, load, state)
 
 
 def find_refusals(args: AppArgs, now: AppArgs) -> list[str]:

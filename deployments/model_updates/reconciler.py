@@ -15,7 +15,7 @@ from deployments.assembly.profiles import add_models
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
-from deployments.models.sources import model_source
+from deployments.models.sources import find_model_source
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.messages import ModelSource
@@ -136,7 +136,7 @@ class ModelReconciler:
         """Read the weights that will replace those of serving models, so that these stay if they cannot be read."""
         before = {model.name: _describe_weights(model) for model in self._in_force.models}
         wanted = {
-            model.name: await asyncio.to_thread(model_source, model, args.cache_dir)
+            model.name: await asyncio.to_thread(find_model_source, model, args.cache_dir)
             for model in models
             if before.get(model.name) != _describe_weights(model)
         }
@@ -157,7 +157,7 @@ class ModelReconciler:
         try:
             for model in models:
                 logger.info("loading %s", model.name)
-                await self._changes.prepare(await asyncio.to_thread(model_source, model, args.cache_dir))
+                await self._changes.prepare(await asyncio.to_thread(find_model_source, model, args.cache_dir))
         except BaseException:
             for model in models:
                 del self._known[model.name]

@@ -168,19 +168,19 @@ class ServedModel:
         }
 
 
-def served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
+def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
     """The models by name, in the order of the configuration (the first is the default). Raises `CheckpointError`."""
-    return {model.name: served_model(model) for model in models}
+    return {model.name: build_served_model(model) for model in models}
 
 
-def served_model(model: ModelArgs) -> ServedModel:
+def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `CheckpointError`."""
-    family = family_of(model)
+    family = find_family(model)
     loras = lora_names(Path(model.path)) if model.path is not None and family.loras else ()
     return ServedModel(model.name, family, model.limits, loras)
 
 
-def family_of(model: ModelArgs) -> Family:
+def find_family(model: ModelArgs) -> Family:
     """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`."""
     return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
 

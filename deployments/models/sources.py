@@ -10,13 +10,13 @@ from tridentserve.models.cache import tiny_folder
 from tridentserve.models.kernels import Kernels
 
 
-def model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
+def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
     """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
-    folder = model.path or _tiny(str(model.tiny), cache_dir)
+    folder = model.path or _make_tiny(str(model.tiny), cache_dir)
     return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile))
 
 
-def _tiny(family: str, cache_dir: Path) -> Path:
+def _make_tiny(family: str, cache_dir: Path) -> Path:
     folder = tiny_folder(family, cache_dir)
     if folder.is_dir():
         return folder

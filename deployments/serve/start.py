@@ -18,7 +18,7 @@ from deployments.assembly.profiles import cost_model
 from deployments.assembly.workers import worker_configs
 from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
-from deployments.models.sources import model_source
+from deployments.models.sources import find_model_source
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
@@ -77,7 +77,7 @@ def _order_bundles(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]:
 
 
 def _find_model_sources(args: AppArgs) -> dict[str, ModelSource]:
-    return {model.name: model_source(model, args.cache_dir) for model in args.models}
+    return {model.name: find_model_source(model, args.cache_dir) for model in args.models}
 
 
 def _start_store() -> tuple[Any, Callable[[str, int, int], None]]:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ray import serve
 
 from deployments.config.app import AppArgs, ModelArgs
-from deployments.models.served import family_of
+from deployments.models.served import find_family
 from deployments.serve.remote import RemoteBackend, translate_ray_errors
 from deployments.videos.jobs import VideoJobs, choose_storage_url
 from deployments.videos.storage import find_local_file
@@ -106,7 +106,7 @@ def needs_videos(args: AppArgs) -> bool:
 
 def _makes_videos(model: ModelArgs) -> bool:
     try:
-        return family_of(model).frame_multiple is not None
+        return find_family(model).frame_multiple is not None
     except CheckpointError:  # the Scheduler reports a model folder that cannot be read
         return False
 

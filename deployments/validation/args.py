@@ -14,7 +14,7 @@ from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import live_args
-from deployments.models.served import ServedModel, served_model
+from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
 from tridentserve.errors import CheckpointError, ConfigError, ProfileError
 from tridentserve.models.model_folder import stage_weights_bytes
@@ -60,7 +60,7 @@ def problems_of(parsed: AppArgs) -> list[str]:
     models: dict[str, ServedModel] = {}
     for index, model in enumerate(parsed.models):
         try:
-            models[model.name] = served_model(model)
+            models[model.name] = build_served_model(model)
             if model.path is not None:
                 weights[model.name] = stage_weights_bytes(model.path, _element_bytes(model, parsed.cluster.device))
         except CheckpointError as error:

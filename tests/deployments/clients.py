@@ -30,7 +30,7 @@ def client(backend: FakeBackend) -> httpx.AsyncClient:
 
 
 def video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.AsyncClient:
-    """As `client`, with a model that makes videos and the keeper of their jobs."""
+    """As `client`, with a model that makes videos and the service of their jobs."""
     app = create_api(backend, WITH_VIDEOS, videos)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 

@@ -57,7 +57,7 @@ class Served:
 
 @pytest.fixture(params=["local", "elsewhere"])
 async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
-    """Files in a folder, or where only fsspec reaches them."""
+    """Files in a directory, or where only fsspec reaches them."""
     backend = FakeBackend()
     url = None if request.param == "local" else f"memory://{tmp_path.name}"
     jobs = VideoJobs(backend, VideosArgs(results_url=url), tmp_path)
@@ -110,10 +110,10 @@ async def test_the_content_of_a_job(served: Served) -> None:
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The temporary files that there are."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    return lambda: [path.name for path in folder.iterdir()]
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    return lambda: [path.name for path in directory.iterdir()]
 
 
 @pytest.mark.parametrize("range_", ["bytes=abc", "bytes=9999-", "pages=1", "bytes=0-3", "bytes=0-1,4-5"])

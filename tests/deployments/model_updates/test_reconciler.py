@@ -30,7 +30,7 @@ TWIN: dict[str, Any] = {**SD3, "name": "twin", "profile_as": "tiny-sd3"}
 
 
 class FakeChanges:
-    """What the keeper needs of `ModelChanges`. `busy` models have requests until they are taken out of it."""
+    """The part of `ModelChanges` that the reconciler uses. Models have requests while they are in `busy`."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -88,7 +88,7 @@ def args_of(cache: Path, *models: dict[str, Any], **more: Any) -> AppArgs:
 
 
 class Bench:
-    """A keeper of a service that has just started with tiny-sd3."""
+    """A reconciler of a service that has just started with tiny-sd3."""
 
     def __init__(self, cache: Path, **more: Any) -> None:
         self.cache, self.more, self.changes = cache, more, FakeChanges()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config.app import Limits, ModelArgs
-from deployments.models.served import ServedModel, served_model, served_models
+from deployments.models.served import ServedModel, build_served_model, build_served_models
 from deployments.schemas.model_choice import check_size
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
@@ -117,7 +117,7 @@ def test_a_checkpoint_may_want_larger_multiples_than_its_family(tmp_path: Path) 
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    model = served_model(ModelArgs(name="m", path=tmp_path))
+    model = build_served_model(ModelArgs(name="m", path=tmp_path))
     assert model.to_json()["limits"]["size_multiple"] == 32
     for image, size in {(4000, 3000): (704, 544), (50, 50): (608, 608)}.items():
         shape = model.default_shape_like(*image)
@@ -135,6 +135,6 @@ def test_loras_are_the_files_of_their_folder(tmp_path: Path) -> None:
         (tmp_path / family / "model_index.json").write_text(index)
         for name in ("pastel.safetensors", "ink.safetensors", "notes.txt"):
             (folder / name).touch()
-    served = served_models([ModelArgs(name=name, path=tmp_path / name) for name in ("flux", "pixart_sigma")])
+    served = build_served_models([ModelArgs(name=name, path=tmp_path / name) for name in ("flux", "pixart_sigma")])
     assert served["flux"].to_json()["loras"] == ["ink", "pastel"]
     assert served["pixart_sigma"].loras == ()

@@ -20,11 +20,11 @@ from tests.deployments.videos.test_store import request
 from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
 
 
-def args_of(folder: Path) -> AppArgs:
+def args_of(directory: Path) -> AppArgs:
     cluster = {"workers_per_node": 1, "memory_mb": 1024}
     models = [{"name": "m", "tiny": "wan"}]
     return AppArgs.model_validate(
-        {"models": models, "cluster": cluster, "placement": ["EDC"], "cache_dir": str(folder)}
+        {"models": models, "cluster": cluster, "placement": ["EDC"], "cache_dir": str(directory)}
     )
 
 
@@ -64,7 +64,7 @@ async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) ->
         await videos._jobs.stop()
 
 
-async def test_where_files_lie_is_looked_up_without_a_folder_of_their_own_here(
+async def test_where_files_lie_is_looked_up_without_a_directory_of_their_own_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the node of an Api replica there may be none, and it may not be allowed to make one."""

@@ -82,7 +82,7 @@ async def test_foreign_files_are_neither_read_nor_removed(service: Service) -> N
         await submit(jobs, "a")
         await until_status(jobs, "a", "completed")
         for name in names:
-            (service.folder / "results" / name).write_bytes(b"mine")
+            (service.directory / "results" / name).write_bytes(b"mine")
         service.clock.now_s += 2 * HOUR_S
         await jobs._retention.sweep(retention_s=HOUR_S)
         await until_left(jobs, [])
@@ -91,12 +91,12 @@ async def test_foreign_files_are_neither_read_nor_removed(service: Service) -> N
 
 async def test_what_processes_that_died_were_writing_goes_after_an_hour(service: Service) -> None:
     async with service.running(FakeBackend()) as jobs:
-        store = VideoStore(service.folder / DATABASE)
+        store = VideoStore(service.directory / DATABASE)
         job = store.submit(*request("died"), 0, service.clock(), 10, 0)
         store.begin_files(job, service.clock())
         assert store.fail(None, job.number, {"code": "x"}, service.clock())
         jobs.storage.write(job.file_name, [b"x"])
-        left, ours, foreign = (service.folder / "results" / name for name in PARTS)
+        left, ours, foreign = (service.directory / "results" / name for name in PARTS)
         for path, mtime_s in ((left, -2 * HOUR_S), (ours, 0.0), (foreign, -2 * HOUR_S)):
             path.write_bytes(b"x")
             os.utime(path, times=(0, service.clock() + mtime_s))
@@ -134,7 +134,7 @@ def test_a_file_is_written_through_a_name_that_the_sweep_knows(tmp_path: Path, m
 
 async def test_delete_while_the_file_is_written_leaves_nothing(service: Service) -> None:
     jobs = service.process(FakeBackend())
-    slow = jobs._retention._storage = SlowResults(str(service.folder / "results"))
+    slow = jobs._retention._storage = SlowResults(str(service.directory / "results"))
     await jobs.start()
     await submit(jobs, "a")
     await until(slow.begun.is_set)
@@ -149,7 +149,7 @@ async def test_delete_while_the_file_is_written_leaves_nothing(service: Service)
 
 async def test_what_is_being_written_when_the_service_ends_is_kept(service: Service) -> None:
     jobs = service.process(FakeBackend())
-    slow = jobs._retention._storage = SlowResults(str(service.folder / "results"))
+    slow = jobs._retention._storage = SlowResults(str(service.directory / "results"))
     await jobs.start()
     await submit(jobs, "a")
     await until(slow.begun.is_set)
@@ -171,7 +171,7 @@ async def test_a_job_that_cannot_be_written_whole_leaves_no_part_of_it(service: 
             raise OSError(28, "No space left on device")
 
     jobs = service.process(FakeBackend())
-    jobs._retention._storage = Full(str(service.folder / "results"))
+    jobs._retention._storage = Full(str(service.directory / "results"))
     await jobs.start()
     await submit(jobs, "a")
     job = await until_status(jobs, "a", "failed")
@@ -204,11 +204,11 @@ def test_files_of_elsewhere_are_not_looked_for_here(url: str) -> None:
     assert find_local_file(url, "a-1", 0) is None
 
 
-def test_looking_for_a_file_makes_no_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "results"
-    for url in (str(folder), f"file://{folder}"):
+def test_looking_for_a_file_makes_no_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "results"
+    for url in (str(directory), f"file://{directory}"):
         assert find_local_file(url, "a-1", 0) is None
-        assert not folder.exists()
-    VideoStorage(str(folder)).write("a-1", [b"x", b"y"])
-    for url in (str(folder), f"file://{folder}"):
-        assert find_local_file(url, "a-1", 1) == folder / "a-1-1.mp4"
+        assert not directory.exists()
+    VideoStorage(str(directory)).write("a-1", [b"x", b"y"])
+    for url in (str(directory), f"file://{directory}"):
+        assert find_local_file(url, "a-1", 1) == directory / "a-1-1.mp4"

@@ -297,15 +297,15 @@ class Processes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        self.store = VideoStore(Path(self.folder.name) / "jobs.sqlite3")
+        self.directory = tempfile.TemporaryDirectory()
+        self.store = VideoStore(Path(self.directory.name) / "jobs.sqlite3")
         self.now_s = 0.0
         self.leases: dict[int, tuple[str, float]] = {}  # who holds which job, until when
         self.ended: dict[int, int] = {}
 
     def teardown(self) -> None:
         self.store.close()
-        self.folder.cleanup()
+        self.directory.cleanup()
 
     @rule(name=NAMES, priority=st.integers(-1, 1))
     def submit(self, name: str, priority: int) -> None:

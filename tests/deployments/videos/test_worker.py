@@ -35,14 +35,14 @@ class Clock:
 
 
 class Service:
-    """What processes share: the folder and the clock."""
+    """What processes share: the directory and the clock."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.clock = Clock()
 
     def process(self, backend: FakeBackend, **options: Any) -> VideoJobs:
-        return VideoJobs(backend, VideosArgs(lease_s=LEASE_S, **options), self.folder, self.clock)
+        return VideoJobs(backend, VideosArgs(lease_s=LEASE_S, **options), self.directory, self.clock)
 
     @asynccontextmanager
     async def running(self, backend: FakeBackend, **options: Any) -> AsyncIterator[VideoJobs]:
@@ -54,7 +54,7 @@ class Service:
             await jobs.stop()
 
     def files(self) -> list[str]:
-        return sorted(path.name for path in (self.folder / "results").iterdir())
+        return sorted(path.name for path in (self.directory / "results").iterdir())
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file
 
 
 async def test_a_job_that_ends_the_service_again_and_again_is_given_up(service: Service) -> None:
-    store = VideoStore(service.folder / DATABASE)
+    store = VideoStore(service.directory / DATABASE)
     store.submit(*request("a"), 0, service.clock(), 10, 0)
     for _ in range(2):
         store.claim("dead", 1, service.clock(), LEASE_S)
@@ -232,7 +232,7 @@ async def test_the_image_of_a_job_outlives_its_process(service: Service) -> None
         joined = await jobs.submit(*request("a", image=b"fox"), 0)
         assert joined["status"] == "completed"
     assert [inputs.image for _, inputs in slow.seen + heir.seen] == [b"fox", b"fox"]
-    store = VideoStore(service.folder / DATABASE)
+    store = VideoStore(service.directory / DATABASE)
     job = store.find("a")
     assert job is not None
     assert store.find_image(job.number) is None
