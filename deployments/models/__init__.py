@@ -1,1 +1,1 @@
-"""The models of a service: where they come from, and what is served of them."""
+"""The models of a service: the folders of their weights, and their descriptions for clients."""

@@ -1,1 +1,1 @@
-"""The Ray Serve deployments, and how they are started."""
+"""The Ray Serve deployments, and the start of the engine in one of them."""

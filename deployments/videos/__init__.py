@@ -1,1 +1,1 @@
-"""Video jobs: the store that keeps them, the worker that runs them, and their files."""
+"""Video jobs: the interface for clients, the store that keeps them, the worker that runs them, and their files."""
