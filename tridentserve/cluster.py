@@ -1,4 +1,4 @@
-"""Workers and nodes: what there is to plan with. A node is a failure and a topology domain."""
+"""Workers and nodes. A node is a failure domain and a topology domain."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from tridentserve.plans import WorkerId
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One device. `memory_bytes` is what replicas, activations and the handoff buffer may use together;
-    `device` is the name that profile tables use (`cpu`, `NVIDIA L20`). `place` is its number among the workers of its
-    node, and stays its own when others are lost: k workers that hold a stage's weights together (`StageTimes.unit`) are
-    those at the places from a multiple of k on, and each has the shard of its place in that block."""
+    """One worker, which has one device."""
 
     worker_id: WorkerId
     node_id: str
     memory_bytes: int
+    """Memory that replicas, activations and the handoff buffer may use together."""
     device: str = "cpu"
+    """Name of the device in profile tables (`cpu`, `NVIDIA L20`)."""
     place: int = 0
+    """Its number among the workers of its node, which does not change when others are lost. The k workers of a unit
+    (`StageTimes.unit`) are those at the places from a multiple of k on; each holds the shard of its place there."""

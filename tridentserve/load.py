@@ -1,4 +1,4 @@
-"""What there is to serve: the mix of requests that a placement is made for."""
+"""The load: the mix of requests that a placement is made for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from tridentserve.requests import Shape
 
 @dataclass(frozen=True, slots=True)
 class LoadShare:
-    """Requests of one kind. `weight` is how many there are, per second or relative to the other shares."""
+    """Requests of one kind."""
 
     model: str
     shape: Shape
     num_inference_steps: int
     weight: float = 1.0
+    """How many of them arrive, per second or relative to the other shares."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight >= 0):

@@ -1,4 +1,4 @@
-"""Keeps Python's cyclic garbage collector from looking through what stays for good."""
+"""Keeps Python's cyclic garbage collector from examining objects that live as long as the process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import gc
 
 
 def spare_long_lived() -> None:
-    """Call once everything that lives as long as the process has been made (modules, tables, classes).
+    """Collect once, and exempt all objects that exist now from later collections. To be called when everything that
+    lives as long as the process exists (modules, tables, classes).
 
-    A full collection looks at every object there is, and stops all threads meanwhile: 40 to 60 ms with the libraries
-    of the scheduler, in the middle of a tick that may take no longer itself. What exists now is collected once and
-    never looked at again.
+    A full collection examines every object and stops all threads meanwhile: 40 to 60 ms with the libraries of the
+    scheduler, in the middle of a tick that may take no longer itself.
     """
     gc.collect()
     gc.freeze()

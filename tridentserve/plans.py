@@ -27,52 +27,52 @@ Replicas = Annotated[frozenset[Replica], PlainSerializer(sorted, return_type=lis
 
 @dataclass(frozen=True, slots=True)
 class PlanMember:
-    """One request's part in a plan.
-
-    `steps` is the half-open range of denoising steps when DIFFUSE is among the plan's stages; the members of a batch
-    may be at different steps, and all do equally many. The inputs are the outputs of plan `input_id`, kept by worker
-    `source` and mostly pushed already; both are None when the plan begins with the request's content.
-    `from_checkpoint`: they are the copy instead that plan `input_id` had made of its state after step `steps[0]`.
-    `push_to` is the leader of the request's next plan, where the outputs go at once.
-    """
+    """One request's part in a plan."""
 
     request_id: str
     steps: tuple[int, int] | None = None
+    """Half-open range of denoising steps; None without DIFFUSE. The members of a batch may be at different steps, and
+    all do the same number."""
     input_id: int | None = None
+    """The plan whose outputs are the inputs; None when the plan begins with the request's content."""
     source: WorkerId | None = None
+    """The worker that keeps the inputs. They have mostly been pushed to the leader already."""
     from_checkpoint: bool = False
+    """The inputs are the checkpoint that plan `input_id` made after step `steps[0]`, not its outputs."""
     push_to: WorkerId | None = None
+    """The leader of the request's next plan, to which the outputs go at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSteps:
-    """When a plan's denoising states are copied, and to which worker: after `first` of its own steps, and then after
-    every `every` more. Its last step leaves the state itself, and no copy."""
+    """When a plan makes checkpoints of its denoising states. None is made after its last step."""
 
     keeper: WorkerId
+    """The worker that the checkpoints are sent to."""
     first: int
+    """The first one is made after this number of the plan's own steps."""
     every: int
+    """Number of steps from one checkpoint to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
     """Consecutive stages of one request, or of a batch of equal shape (of any shapes where it is E alone), on one set
-    of workers ("merging execute").
-
-    `plan_id` is the scheduler's sequence number: every worker executes its plans in this order, so that groups never
-    deadlock. `workers` is in rank order; the first is the leader and reports. A plan may stop at a step boundary.
-    `group` names the process group of exactly these workers (None at degree 1). All of them run D, the leader runs E,
-    the first `decode_degree` of them C. `saves`: what is done against the loss of a worker during D.
-    """
+    of workers ("merging execute"). All workers run D, the leader runs E. A plan may stop at a step boundary."""
 
     plan_id: int
+    """The scheduler's sequence number. Every worker executes its plans in this order, so that groups never deadlock."""
     model: str
     stages: tuple[Stage, ...]
     workers: tuple[WorkerId, ...]
+    """In rank order. The first is the leader, which reports."""
     members: tuple[PlanMember, ...]
     group: str | None = None
+    """Name of the process group of exactly these workers; None at degree 1."""
     decode_degree: int = 1
+    """C runs on this number of workers, the leader first."""
     saves: CheckpointSteps | None = None
+    """Checkpoints that the plan makes during D, against the loss of a worker; None: it makes none."""
 
     @property
     def leader(self) -> WorkerId:
@@ -83,7 +83,7 @@ class DispatchPlan:
         return len(self.workers)
 
     def workers_of(self, stage: Stage) -> tuple[WorkerId, ...]:
-        """Those that run a stage of the plan, in rank order."""
+        """The workers that run a stage of the plan, in rank order."""
         match stage:
             case Stage.ENCODE:
                 return self.workers[:1]
@@ -94,7 +94,7 @@ class DispatchPlan:
 
     @property
     def groups(self) -> dict[int, str]:
-        """The names of the process groups that the plan uses, by how many of its workers each has, leader first."""
+        """The names of the process groups that the plan uses, by size. Each has the first workers of the plan."""
         if self.group is None:
             return {}
         groups = {self.degree: self.group}
@@ -113,7 +113,7 @@ class DispatchPlan:
         return steps[1] - steps[0] if steps else 0
 
     def is_saved_after(self, steps_done: int) -> bool:
-        """Whether the states are to be copied after so many of the plan's steps."""
+        """True when a checkpoint is due after `steps_done` of the plan's steps."""
         saves = self.saves
         if saves is None or not saves.first <= steps_done < self.num_steps:
             return False
@@ -150,11 +150,13 @@ class StageSpan:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Which replicas each worker holds. `reason` says in a sentence where the shares come from."""
+    """Which replicas each worker holds."""
 
     replicas: Mapping[WorkerId, Replicas]
     reason: str = ""
+    """One sentence that says why it is as it is."""
     epoch: int = field(default=0)
+    """Grows with each placement of a service."""
 
     def type_of(self, worker_id: WorkerId, model: str) -> PlacementType | None:
         """The placement type of a worker with respect to one model; None when it holds nothing of it."""

@@ -1,4 +1,4 @@
-"""What the core needs of its sibling rooms, as protocols: planners and stage times are handed in, never imported."""
+"""Protocols of the planners and stage times that are handed to the scheduler, and the types of their arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tridentserve.plans import PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
 
-# Where a worker fetches a replica from: a worker of its node, the node's host copy, or the checkpoint.
+# Where a worker fetches a replica from: a worker of its node, the node's host copy, or the model folder.
 LoadSource = Literal["peer", "host", "disk"]
 
 
@@ -26,8 +26,8 @@ class StageTimes(Protocol):
         """Peak activation bytes on one worker, weights not counted."""
 
     def unit(self, model: str, stage: Stage) -> int:
-        """How many workers of a node hold the weights of one stage together, a power of two; 1: each holds them all.
-        They run it together or not at all (TridentServe, arXiv 2510.02838, appendix E.2)."""
+        """Number of workers of a node that hold the weights of one stage together, a power of two; 1: each holds them
+        all. They run the stage together or not at all (TridentServe, arXiv 2510.02838, appendix E.2)."""
 
     def weights_bytes(self, model: str, stage: Stage) -> int:
         """Bytes of the weights of one stage that a worker holds."""
@@ -56,54 +56,63 @@ class StageTimes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request that waits for a dispatch. `steps_done` is above 0 when its D was stopped before; `encoded` when its
-    condition exists (kept by worker `held_by` with the state, if any)."""
+    """A request that waits for a dispatch."""
 
     spec: RequestSpec
     arrival_s: float
     deadline_s: float
     steps_done: int = 0
+    """Denoising steps that are done; above 0 when its D was stopped before, or resumes from a checkpoint."""
     encoded: bool = False
+    """Its condition exists."""
     held_by: WorkerId | None = None
+    """The worker that keeps its condition and its state, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRequest:
-    """A request that has been dispatched. `stage` is the one that its current plan is in by now, `steps_done` what is
-    expected to be done of D; `yielding` when it was told to stop at its next step boundary. `expected_end_s` is when
-    its assignment is expected to end (the request, or its segment of D). `batch` is the size of its batch."""
+    """A request that has been dispatched."""
 
     spec: RequestSpec
     arrival_s: float
     deadline_s: float
     stage: Stage
+    """The stage that its current plan is expected to be in."""
     diffuse: tuple[WorkerId, ...]
+    """The workers of D, in rank order."""
     steps_done: int
+    """Denoising steps that are expected to be done."""
     expected_end_s: float
+    """When its assignment is expected to end: the request, or its segment of D."""
     yielding: bool = False
+    """It has been preempted, and stops at its next step boundary."""
     batch: int = 1
+    """Number of requests in its batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker as the dispatcher sees it. `idle`: nothing runs, waits or is reserved there.
-    `free_at_s`: when all it has been given is expected to end (now or earlier when idle).
-    `resident`: what is in its memory by now; `replicas`, its placement, may be ahead of that (Adjust-on-Dispatch).
-    None: the same. `place`: see `WorkerSpec`."""
+    """The dispatcher's view of a worker."""
 
     worker_id: WorkerId
     node_id: str
     memory_bytes: int
     replicas: frozenset[Replica]
+    """Its placement."""
     idle: bool
+    """Nothing runs, waits or is reserved there."""
     free_at_s: float
+    """When all plans that it has been given are expected to end; now or earlier when it is idle."""
     resident: frozenset[Replica] | None = None
+    """The replicas in its memory, which follow its placement as plans need them (Adjust-on-Dispatch). None: the same
+    as `replicas`."""
     place: int = 0
+    """See `WorkerSpec.place`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All that a policy may decide from, at one moment."""
+    """All that a policy may decide from at one tick."""
 
     now_s: float
     pending: Sequence[PendingRequest]
@@ -113,23 +122,26 @@ class ClusterView:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where the stages of a request, or of a batch of requests of one model and shape, go.
+    """The workers of the stages of a request, or of a batch of requests of one model and shape.
 
-    `diffuse` is in rank order, inside one node. `encode` is empty when all members have their condition. `decode` is
-    empty when D stops before its last step. Where the primary holds E or C, `encode` or `decode` is `diffuse` itself
-    (merged with D into one plan) or its leader alone; elsewhere they are auxiliaries.
-    `num_steps`: D runs so many steps of each member and then waits for a new assignment; None: as many as the member
-    with the fewest left has (all, for a single request).
-    """
+    Where the primary holds E or C, `encode` or `decode` is `diffuse` itself (merged with D into one plan) or its leader
+    alone; elsewhere they are auxiliaries."""
 
     request_ids: tuple[str, ...]
     primary: PlacementType
+    """Placement type of the workers of D."""
     encode: tuple[WorkerId, ...]
+    """Empty when all members have their condition."""
     diffuse: tuple[WorkerId, ...]
+    """In rank order, inside one node."""
     decode: tuple[WorkerId, ...]
+    """Empty when D stops before its last step."""
     expected_finish_s: float
     reason: str
+    """Why the policy decided so, in a sentence for the decision log."""
     num_steps: int | None = None
+    """D runs this number of steps of each member, which then wait for a new assignment. None: the number that the
+    member with the fewest left has, which is all steps of a single request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +154,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Give a pending request up: it ends without a result."""
+    """Give up a pending request: it ends without a result."""
 
     request_id: str
     reason: str
@@ -150,7 +162,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What a policy wants done now. Everything that is not named goes on or waits."""
+    """A policy's answer at one tick. Requests that it does not name continue or wait."""
 
     assignments: Sequence[Assignment] = field(default_factory=tuple)
     preemptions: Sequence[Preemption] = field(default_factory=tuple)
@@ -183,7 +195,7 @@ class StageReport:
 
 
 class Replanner(Protocol):
-    """Watches the load and proposes another placement when the current one does not fit it any more. Pure."""
+    """Watches the load and proposes another placement when the current one no longer fits it. Pure."""
 
     def arrived(self, spec: RequestSpec, now_s: float) -> None:
         """A request was accepted."""
@@ -192,11 +204,11 @@ class Replanner(Protocol):
         """A stage has run, at `report.span.end_s`."""
 
     def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
-        """A model is served from now on (again, perhaps): this load of it is expected, and stays servable. `window_s`:
-        over which its requests are counted; None: as for others."""
+        """A model is served from now on, for the first time or again. The placement must be able to serve `load`. Its
+        requests are counted over `window_s` seconds; None: over the same time as those of other models."""
 
     def forget(self, model: str) -> None:
-        """A model is not served any more."""
+        """A model is no longer served."""
 
     def propose(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
         """A better plan for the live workers, or None. Called at every tick, so it is cheap while nothing is due."""

@@ -1,11 +1,11 @@
-"""What is asked for: the metadata the scheduler plans with, and the content only workers see."""
+"""Requests: the metadata that the scheduler plans with, and the content that only workers see."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What a client gets: a PNG file per picture; an MP4 file, or the frames as an array, per video.
+# The result that a client gets: a PNG file per image; an MP4 file, or the frames as an array, per video.
 OutputFormat = Literal["png", "mp4", "frames"]
 
 # The LoRA, and the id of a request that must run alone.
@@ -14,7 +14,7 @@ BatchKey = tuple[str | None, str | None]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """Size of one output in pixels and frames (a picture has one frame)."""
+    """Size of one output in pixels and frames (an image has one frame)."""
 
     height: int
     width: int
@@ -38,13 +38,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """One request as the scheduler sees it: no prompt, no tensor.
-
-    `slo_s` counts from arrival; None means the service's default (a multiple of the latency at the optimal degrees).
-    `lora`: the name of the LoRA that it is denoised with; only requests with the same one share forward passes of D.
-    `alone`: it shares no forward pass at all; a batch that it was in has failed.
-    `waited_s`: how long ago it had come in whole when the scheduler was told of it, which makes it no other request.
-    """
+    """One request without its content: no prompt, no tensor."""
 
     request_id: str
     model: str
@@ -52,23 +46,24 @@ class RequestSpec:
     num_inference_steps: int
     num_outputs: int = 1
     slo_s: float | None = None
+    """Seconds from arrival to the deadline; None: the service's default, a multiple of the latency at the optimal
+    degrees."""
     lora: str | None = None
+    """Name of the LoRA. Only requests with the same one share forward passes of D."""
     alone: bool = False
+    """It shares no forward pass, because a batch that it was in has failed."""
     waited_s: float = field(default=0.0, compare=False)
+    """Seconds from its arrival until the scheduler got it. Requests that differ only in this are equal."""
 
     @property
     def batch_key(self) -> BatchKey:
-        """Equal for those requests of one model and size that may be in a batch together."""
+        """Equal for requests of one model and size that may be in a batch together."""
         return self.lora, self.request_id if self.alone else None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationInputs:
-    """The content of a request, as the stages of a pipeline take it. It travels to workers beside the plan.
-
-    `fps`: frames per second of a video, None for a picture. `lora`: a file of the model folder's `loras/`, by its name
-    without the ending. `image`: the picture that a family with `takes_image` starts from: a PNG file, RGB, any size.
-    `seed_drawn`: the client left the seed to the service; who asks so again means the same request."""
+    """The content of a request. Workers get it with the plan."""
 
     prompt: str
     shape: Shape
@@ -78,7 +73,11 @@ class GenerationInputs:
     negative_prompt: str = ""
     num_outputs: int = 1
     fps: float | None = None
+    """Frames per second of a video; None for an image."""
     output_format: OutputFormat = "png"
     lora: str | None = None
+    """A file of the model folder's `loras/`, by its name without the ending."""
     image: bytes | None = field(default=None, repr=False)
+    """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
     seed_drawn: bool = field(default=False, compare=False)
+    """The service drew the seed, because the client gave none."""

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in our words."""
+"""Errors of pydantic in the words of TridentServe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic_core import ErrorDetails
 
 
 def problem_text(detail: ErrorDetails) -> str:
-    """What is wrong, to be told after the path of the key."""
+    """The problem of a value, in words that follow the path of its key."""
     if detail["type"] == "extra_forbidden":
         return "unknown key; check its spelling"
     if detail["type"] == "too_short":

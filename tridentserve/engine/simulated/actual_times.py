@@ -1,4 +1,4 @@
-"""How long things really take in a simulation: the stage times, remembered, with seeded jitter."""
+"""The actual times of a simulation: stage times with seeded jitter, cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class RankDemand:
-    """What a plan needs on one of its workers: these replicas (of `weights_bytes`) beside an activation peak."""
+    """Memory that a plan needs on one of its workers: its replicas (of `weights_bytes`) and an activation peak."""
 
     replicas: tuple[Replica, ...]
     weights_bytes: int
@@ -29,18 +29,21 @@ class RankDemand:
 
 @dataclass(frozen=True, slots=True)
 class PlanDemand:
-    """What plans of one kind take: per stage, how many of the workers run it and its seconds (per step for DIFFUSE),
-    both in the plan's order; per worker, the memory. `frugal`: as it is run where that memory is not there, with E one
-    request after another and C in tiles; None where that needs no less."""
+    """Time and memory that plans of one kind take."""
 
     degrees: tuple[int, ...]
+    """Number of workers that run each stage, in the plan's order."""
     seconds: tuple[float, ...]
+    """Seconds of each stage (per step for DIFFUSE)."""
     ranks: tuple[RankDemand, ...]
+    """Memory on each worker, in rank order."""
     frugal: PlanDemand | None = None
+    """The same where memory is short, with E one request after another and C in tiles; None where that needs no
+    less."""
 
 
 class ActualTimes:
-    """Asks a `StageTimes` once per question. The scheduler's own copy may learn; this one stays as it is."""
+    """Asks a `StageTimes` once per question. The scheduler's own copy may learn; this one does not change."""
 
     def __init__(self, times: StageTimes, jitter: float, seed: int) -> None:
         self._times = times
@@ -53,7 +56,7 @@ class ActualTimes:
         self._weights: dict[Replica, int] = {}
 
     def demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> PlanDemand:
-        """What a plan takes for these requests. `ProfileError` when the stage times do not say."""
+        """The demand of a plan for these requests. Raises `ProfileError` when they were not profiled."""
         outputs = tuple([spec.num_outputs for spec in specs])
         key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs)
         found = self._demands.get(key)

@@ -1,4 +1,4 @@
-"""What is to happen when: a heap of timed calls, and the simulated time."""
+"""A heap of timed calls, and the simulated time."""
 
 from __future__ import annotations
 

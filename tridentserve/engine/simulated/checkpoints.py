@@ -1,4 +1,4 @@
-"""Copies of denoising states on other workers, made at the step boundaries at which live workers make them."""
+"""Checkpoints of denoising states on other workers, made at the step boundaries at which live workers make them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tridentserve.stages import Stage
 
 
 class SimulatedCheckpoints:
-    """The workers compute on meanwhile. A copy that has not arrived when its plan ends, or a worker is lost, counts for
-    nothing."""
+    """Workers compute while checkpoints are sent. A checkpoint that has not arrived when its plan ends, or a worker is
+    lost, is of no use."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SimulatedCheckpoints:
         self._runs = runs
 
     def enter(self, run: PlanRun) -> None:
-        """The times of a plan's stages are known, or were moved: enter its next copy."""
+        """Enter the next checkpoint of a plan into the agenda, as the times of its stages are known or were moved."""
         saves = run.plan.saves
         if saves is None:
             return

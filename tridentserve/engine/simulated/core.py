@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class SimulatedCore:
     """Owns the scheduler. `listener` carries out the effects of an event.
 
-    While a tick is being solved the workers go on, and what they report waits: the effects of the tick come first.
+    While a tick is being solved the workers continue, and their reports wait: the effects of the tick come first.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class SimulatedCore:
         self._last_change_s = 0.0
 
     def post(self, event: ev.Event) -> None:
-        """Something has happened now. May be called from the listener."""
+        """An event happens now. May be called from the listener."""
         self._inbox.append((self._agenda.now_s, event))
         if not self._is_busy:
             self._is_busy = True
             self._handle_inbox()
 
     def _handle_inbox(self) -> None:
-        """Take in what has come, and go on from there."""
+        """Process the events that wait, and enter the next tick."""
         while self._inbox:
             posted_s, event = self._inbox.popleft()
             self._pacer.heard(event)

@@ -16,42 +16,51 @@ from tridentserve.requests import RequestSpec
 
 @dataclass(slots=True, eq=False)
 class PlanRun:
-    """A plan that its workers have been given. `specs`: of its members.
-
-    `heads`: at how many of its workers it is first in the queue. `ready_s`: when they know of it. Once it has started,
-    `spans` are its stages as they will run, and `end_s` is its end. `version` grows when that is moved: what was
-    entered in the agenda before does not count then. `saved_steps`: those done when its states were copied last."""
+    """A plan that its workers have been given."""
 
     plan: DispatchPlan
     specs: tuple[RequestSpec, ...]
+    """Its members' requests."""
     devices: tuple[Device, ...]
+    """Its workers, in rank order."""
     demand: PlanDemand
     heads: int = 0
+    """Number of its workers in whose queue it is first."""
     ready_s: float = 0.0
+    """When its workers know of it."""
     end_s: float = 0.0
+    """When it ends, once it has started."""
     version: int = 0
+    """Grows when its end is moved. Calls in the agenda that were entered with an earlier version do nothing."""
     started_s: float | None = None
     spans: tuple[StageSpan, ...] = ()
+    """Its stages as they will run, once it has started."""
     num_steps: int | None = None
+    """Denoising steps after which it stops; None: it is carried out to its end."""
     aborted: bool = False
     saved_steps: int = 0
+    """Denoising steps in its latest checkpoint."""
     used_bytes: tuple[int, ...] = ()
+    """Memory in use on each worker while it runs, in rank order."""
 
 
 @dataclass(slots=True, eq=False)
 class Device:
-    """One worker. `resident`: its replicas, the one used last at the end. `evicted`: not told to the scheduler yet.
-    `loading_until_s`: what is on its way to it is there by then."""
+    """One worker."""
 
     spec: WorkerSpec
     alive: bool = True
     incarnation: int = 0
     queue: deque[PlanRun] = field(default_factory=deque)
     wanted: frozenset[Replica] = frozenset()
+    """The replicas of its placement."""
     resident: dict[Replica, None] = field(default_factory=dict)
+    """The replicas in its memory, the most recently used one last."""
     resident_bytes: int = 0
     evicted: list[Replica] = field(default_factory=list)
+    """Replicas that have left its memory and are not reported to the scheduler yet."""
     loading_until_s: float = 0.0
+    """When the replicas that are being loaded are resident."""
 
     @property
     def worker_id(self) -> WorkerId:
@@ -62,11 +71,11 @@ class Devices:
     """The workers of the cluster, and the memory that replicas take there."""
 
     def __init__(self, workers: Sequence[WorkerSpec], times: ActualTimes, reserve_bytes: int) -> None:
-        """`reserve_bytes`: of each worker, kept free for the handoff buffer and process groups."""
+        """`reserve_bytes`: memory of each worker that is kept free for the handoff buffer and process groups."""
         self._times = times
         self._reserve_bytes = reserve_bytes
         self._devices = {spec.worker_id: Device(spec) for spec in workers}
-        # On how many workers of a node a replica is resident (of a divided one: its shard of that number).
+        # Number of workers of a node on which a replica is resident (in a unit: its shard of that number).
         self._holders: Counter[tuple[str, Replica, int]] = Counter()
 
     def __getitem__(self, worker_id: WorkerId) -> Device:
@@ -91,14 +100,14 @@ class Devices:
                 self.add(device, replica)
 
     def clear(self, device: Device) -> None:
-        """All that it held is gone."""
+        """The worker has lost all its replicas."""
         for replica in list(device.resident):
             self._remove(device, replica)
         device.evicted.clear()
         device.loading_until_s = 0.0
 
     def unload(self, model: str) -> None:
-        """Drop all replicas of a model, of which nothing runs any more."""
+        """Drop all replicas of a model. No plan of it runs any more."""
         for device in self:
             for replica in [replica for replica in device.resident if replica.model == model]:
                 self._remove(device, replica)
@@ -110,19 +119,19 @@ class Devices:
         self._holders[self._shard(device, replica)] += 1
 
     def _shard(self, device: Device, replica: Replica) -> tuple[str, Replica, int]:
-        """What a worker has of a replica, which other workers of its node may have too."""
+        """The shard of a replica that a worker holds. Other workers of its node may hold the same."""
         return device.spec.node_id, replica, device.spec.place % self._times.unit(replica)
 
     def source(self, device: Device, replica: Replica) -> LoadSource:
-        """Where a replica that the worker lacks comes from."""
+        """The place from which a replica is loaded that the worker lacks."""
         return "peer" if self._holders[self._shard(device, replica)] > 0 else "host"
 
     def least_bytes(self, demand: RankDemand) -> int:
-        """What a worker must have for a plan, with the handoff buffer."""
+        """Memory that a worker needs for a plan, with the handoff buffer."""
         return demand.weights_bytes + demand.peak_bytes + self._reserve_bytes
 
     def make_room(self, device: Device, demand: RankDemand) -> int:
-        """Evict until what a plan needs fits beside what stays.
+        """Evict replicas until those of a plan fit.
 
         Returns the bytes in use once the plan's replicas are there, with the peak and the handoff buffer."""
         resident, needs = device.resident, demand.replicas
@@ -142,7 +151,7 @@ class Devices:
         return used_bytes
 
     def _remove(self, device: Device, replica: Replica) -> int:
-        """Returns the bytes that are free now."""
+        """Returns the bytes that this frees."""
         del device.resident[replica]
         self._holders[self._shard(device, replica)] -= 1
         num_bytes = self._times.weights_bytes(replica)

@@ -1,4 +1,4 @@
-"""The simulated engine: effects of the scheduler become timed calls, what comes of them becomes events."""
+"""The simulated engine: effects of the scheduler become timed calls, and their outcomes become events."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.tick_pacer import SchedulerLike
 
-# When a request comes, in seconds from the start, and what it asks for.
+# The time of arrival of a request, in seconds from the start, and the request.
 Arrival = tuple[float, RequestSpec]
-# When a model comes or goes.
+# The time at which a model comes or goes, and the event.
 ModelChange = tuple[float, ev.ModelAdded | ev.ModelDraining | ev.ModelRemoved]
 
 

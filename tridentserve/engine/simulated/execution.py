@@ -1,4 +1,4 @@
-"""Executes plans on the simulated workers: queues, loads, inputs, stages, stops, failures."""
+"""Executes plans on the simulated workers: queues, loads, inputs, stages, stops and failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Executor:
         self._runs: dict[int, PlanRun] = {}
         self._checkpoints = SimulatedCheckpoints(agenda, devices, handoff, recorder, post, self._runs)
 
-    # Plans come and are told to stop.
+    # Plans are queued and stopped.
 
     def run(self, plan: DispatchPlan) -> None:
         """Queue a plan on its workers."""
@@ -82,7 +82,7 @@ class Executor:
         self._post(failure)
 
     def abort(self, plan_id: int) -> None:
-        """Stop a plan at its next step boundary; what it has is of no use."""
+        """Stop a plan at its next step boundary and drop its outputs."""
         run = self._runs.get(plan_id)
         if run is None:
             return
@@ -94,7 +94,7 @@ class Executor:
         self._cut(run)
 
     def yield_(self, plan_id: int) -> None:
-        """Stop a plan at its next step boundary and keep what it has. One that is past its last boundary goes on."""
+        """Stop a plan at its next step boundary and keep its outputs. One that is past its last boundary continues."""
         run = self._runs.get(plan_id)
         if run is None or Stage.DIFFUSE not in run.plan.stages:
             return
@@ -275,7 +275,7 @@ class Executor:
         self._report(run, ev.StageFinished(plan_id, run.spans, run.num_steps))
 
     def _report(self, run: PlanRun, event: ev.Event) -> None:
-        """Tell the scheduler of the end of a plan. Its workers go on meanwhile."""
+        """Report the end of a plan to the scheduler. Its workers continue meanwhile."""
         options, delay_s = self._options, self._options.report_overhead_s
         if Stage.DECODE in run.plan.stages:
             delay_s += sum(options.image_s_per_pixel * s.shape.pixels * s.num_outputs for s in run.specs)
@@ -285,7 +285,7 @@ class Executor:
             self._post(event)
 
     def _fail_soon(self, run: PlanRun, error: str, retry: bool, code: str) -> None:
-        """Now, but not from within a start: many plans in a row may fail."""
+        """Fail a plan now, but not from within its start: many plans in a row may fail."""
         self._agenda.at(self._agenda.now_s, self._fail, run, run.version, error, retry, code)
 
     def _fail(self, run: PlanRun, version: int, error: str, retry: bool, code: str) -> None:
@@ -296,13 +296,13 @@ class Executor:
         self._post(ev.PlanFailed(run.plan.plan_id, error, retry, code))
 
     def close(self) -> None:
-        """The simulation ends: tell the recorder how far the plans have come that still run."""
+        """The simulation ends: give the recorder the plans that still run."""
         for run in self._runs.values():
             if run.started_s is not None:
                 self._record(run, "unfinished")
 
     def _record(self, run: PlanRun, outcome: PlanOutcome) -> None:
-        """Tell the recorder what ran of a plan that ends now."""
+        """Give the recorder a plan that ends now."""
         now_s = self._agenda.now_s
         if outcome in ("failed", "unfinished"):
             run.spans = tuple(replace(s, end_s=min(s.end_s, now_s)) for s in run.spans if s.start_s < now_s)

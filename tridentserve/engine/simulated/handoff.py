@@ -1,4 +1,4 @@
-"""Where the outputs of stages are, and when they get to the worker that needs them."""
+"""The outputs of stages: where they are, and when they reach the worker that needs them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,24 @@ _STATE = (Stage.ENCODE, Stage.DIFFUSE)
 
 @dataclass(slots=True)
 class _StageOutput:
-    """What the last plan of a request left. `holder` keeps it; a copy is on its way to `pushed_to`, or there, from
-    `ready_s` on, and takes `buffered_bytes` of its handoff buffer. `spilled`: it waits in the holder's host memory.
-    `steps_done`: of a copy that was made while the plan ran."""
+    """The output of a request's last plan, or a checkpoint."""
 
     plan_id: int
     spec: RequestSpec
     stages: tuple[Stage, ...]
+    """The stages whose outputs are in it."""
     holder: WorkerId
+    """The worker that keeps it."""
     pushed_to: WorkerId | None = None
+    """The worker to which it is pushed."""
     ready_s: float = 0.0
+    """When it arrives there."""
     buffered_bytes: int = 0
+    """Bytes of the handoff buffer that it takes there."""
     spilled: bool = False
+    """It waits in the holder's host memory, because the buffer was full."""
     steps_done: int | None = None
+    """Denoising steps in a checkpoint; None for other outputs."""
 
 
 class Handoff:
@@ -71,7 +76,7 @@ class Handoff:
         return ready_s
 
     def take(self, run: PlanRun) -> float:
-        """The plan's leader has its inputs now; returns the seconds it took to fetch what had not been pushed there."""
+        """The plan's leader takes its inputs. Returns the seconds it needs to fetch those not pushed to it."""
         leader = run.plan.leader
         seconds = 0.0
         for member in run.plan.members:
@@ -81,14 +86,14 @@ class Handoff:
             if leader not in (output.holder, output.pushed_to):
                 seconds += self._move(output, leader)
             if member.from_checkpoint:
-                continue  # it stays where it is: this plan may be lost, too
+                continue  # it stays where it is, because this plan may be lost too
             self._unbuffer(output)
             output.holder, output.pushed_to, output.spilled = leader, None, False
         return seconds
 
     def keep(self, run: PlanRun, now_s: float) -> None:
-        """A plan has ended after its last stage or step: its outputs replace what was kept of its requests, and what
-        the next plan needs is pushed."""
+        """A plan has ended after its last stage or step. Its outputs replace those kept of its requests and are
+        pushed to the leader of the next plan."""
         last = run.spans[-1].stage
         pushed: defaultdict[WorkerId, list[_StageOutput]] = defaultdict(list)
         for member, spec in zip(run.plan.members, run.specs, strict=True):
@@ -110,31 +115,31 @@ class Handoff:
                 self._push(outputs, target, now_s)
 
     def save(self, plan_id: int, spec: RequestSpec, keeper: WorkerId, steps_done: int) -> None:
-        """A copy of a request's state has arrived: it replaces the one before."""
+        """A checkpoint of a request has arrived. It replaces the one before."""
         self._copies[spec.request_id] = _StageOutput(plan_id, spec, _STATE, keeper, steps_done=steps_done)
 
     def copy_seconds(self, run: PlanRun, to: WorkerId) -> float:
-        """Until copies of the states of a running plan are on another worker."""
+        """Seconds until checkpoints of a running plan are on another worker."""
         return sum(self._move(_StageOutput(run.plan.plan_id, spec, _STATE, run.plan.leader), to) for spec in run.specs)
 
     @property
     def kept(self) -> int:
-        """Outputs and copies of all requests: 0 when none is under way."""
+        """Number of outputs and checkpoints that are kept; 0 when no request is under way."""
         return len(self._outputs) + len(self._copies)
 
     def drop(self, request_id: str) -> None:
-        """Nobody needs what is kept of a request."""
+        """Drop the output and the checkpoint of a request."""
         self.drop_outputs(request_id)
         self._copies.pop(request_id, None)
 
     def drop_outputs(self, request_id: str) -> None:
-        """As `drop`, but for a copy of the state."""
+        """Drop the output of a request, but not its checkpoint."""
         output = self._outputs.pop(request_id, None)
         if output is not None:
             self._unbuffer(output)
 
     def lose(self, worker_id: WorkerId, now_s: float) -> None:
-        """All that was on a worker is gone. What was pushed to it is still at its holder."""
+        """A worker has lost all outputs and checkpoints. Outputs that were pushed to it are still at their holders."""
         for request_id, output in list(self._outputs.items()):
             if output.pushed_to == worker_id:
                 self._unbuffer(output)
@@ -147,7 +152,7 @@ class Handoff:
             del self._copies[request_id]
 
     def _push(self, outputs: list[_StageOutput], target: WorkerId, now_s: float) -> None:
-        """All in one transfer, while the workers go on. What does not fit stays in host memory until it is fetched."""
+        """Push outputs in one transfer, while the workers compute. Those that do not fit wait in host memory."""
         batch = 0
         fitting = []
         for output in outputs:

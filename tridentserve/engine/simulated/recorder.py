@@ -1,4 +1,4 @@
-"""Writes down what happens in a simulation."""
+"""Records the events of a simulation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VIRTUAL_OF = {virtual.primary: virtual for virtual in VirtualReplica}
 
 @dataclass(slots=True)
 class _Entry:
-    """One request so far. `where`: the workers of its stages; of D, those of its first and its last segment."""
+    """One request so far, with the workers of its stages; D has those of its first and its last segment."""
 
     spec: RequestSpec
     arrival_s: float

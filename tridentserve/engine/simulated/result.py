@@ -1,4 +1,4 @@
-"""What comes of a simulation."""
+"""The result of a simulation."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """How one request ended. `outcome`: "finished", the code of its error, or "unfinished". `end_s` is None for the
-    last. `slo_s` is the request's own until it finishes. `virtual_replica`: by which stages shared workers with its D;
-    None unless it finished. `error`: what went wrong, if anything. Since its last retry: `start_s`, when its first
-    stage began (None when none has ended), and `timeline`, its stages as they ran, when plans are kept."""
+    """How one request ended."""
 
     spec: RequestSpec
     arrival_s: float
     end_s: float | None
+    """None when it has not ended."""
     slo_s: float | None
+    """Seconds from arrival to the deadline: the scheduler's when it finished, else the request's own."""
     outcome: str
+    """ "finished", the code of its error, or "unfinished"."""
     retries: int
     virtual_replica: VirtualReplica | None
+    """Says which stages shared workers with its D; None unless it finished."""
     error: str | None = None
     start_s: float | None = None
+    """When its first stage began since its last retry; None when none has ended."""
     timeline: tuple[StageSpan, ...] = ()
+    """Its stages as they ran since its last retry, when plans are kept."""
 
     @property
     def latency_s(self) -> float | None:
@@ -48,8 +51,7 @@ class RequestResult:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """One plan as it ran, from the moment it took its workers. `used_bytes`: per worker, in rank order, weights, peak
-    activation and handoff buffer. Plans that never started have no record."""
+    """One plan as it ran, from the moment it took its workers. Plans that never started have no record."""
 
     plan_id: int
     model: str
@@ -60,54 +62,61 @@ class PlanRecord:
     spans: tuple[StageSpan, ...]
     outcome: PlanOutcome
     used_bytes: tuple[int, ...]
+    """Weights, peak activation and handoff buffer of each worker, in rank order."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What happened how often, and how much was moved.
-
-    `plans`: started or not; `out_of_memory`: plans that did not fit; `frugal_plans`: those that fitted with C in tiles,
-    or E one request after another; `switches`: changes of the placement; `loads`:
-    replicas that were fetched; `spills`: outputs that found no room in a handoff buffer; `methods`: what the reasons of
-    assignments end with, after the last comma; `checkpoints`: copies made of the states of a running plan;
-    `resumed_steps`: those that need not be done again because of them; `failed_ticks`: ticks whose policy failed."""
+    """Numbers of events in a simulation, and the bytes and seconds that they took."""
 
     plans: int = 0
+    """Plans that were sent, started or not."""
     failed_plans: int = 0
     out_of_memory: int = 0
+    """Plans that did not fit into memory."""
     frugal_plans: int = 0
+    """Plans that fitted only with C in tiles, or with E one request after another."""
     yields: int = 0
     retries: int = 0
     switches: int = 0
+    """Changes of the placement."""
     loads: int = 0
+    """Replicas that were loaded."""
     load_bytes: int = 0
     load_seconds: float = 0.0
     groups_made: int = 0
     transfers: int = 0
     transfer_bytes: int = 0
     spills: int = 0
+    """Outputs that found no room in a handoff buffer."""
     checkpoints: int = 0
     resumed_steps: int = 0
+    """Denoising steps that were not done again because of checkpoints."""
     ticks: int = 0
     failed_ticks: int = 0
+    """Ticks whose policy failed."""
     solve_seconds: float = 0.0
     worker_losses: int = 0
     methods: Counter[str] = field(default_factory=Counter)
+    """Number of assignments by the last part of their reasons, after the last comma."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """`requests` in order of arrival; `busy_seconds`: GPU-seconds per stage; `placements`: since when each placement
-    was in force; `plans`: every plan that ran, by its end, when they are kept; `duration_s`: when the last plan or
-    request ended."""
+    """All that is known of a simulation at its end."""
 
     requests: Sequence[RequestResult]
+    """In order of arrival."""
     counts: Counts
     duration_s: float
+    """When the last plan or request ended."""
     num_workers: int
     busy_seconds: dict[Stage, float]
+    """GPU-seconds per stage."""
     placements: Sequence[tuple[float, PlacementPlan]]
+    """Each placement with the time from which it was in force."""
     plans: Sequence[PlanRecord] = ()
+    """Every plan that ran, in the order in which they ended, when plans are kept."""
 
     @property
     def utilisation(self) -> float:
@@ -117,7 +126,7 @@ class SimulationResult:
 
     @property
     def attainment(self) -> float:
-        """Share of all requests that met their SLO. Those that got no result did not."""
+        """Share of all requests that met their SLO. Requests without a result did not."""
         return sum(request.slo_met for request in self.requests) / len(self.requests) if self.requests else 0.0
 
     @property
@@ -126,6 +135,6 @@ class SimulationResult:
 
     @property
     def virtual_replica_shares(self) -> dict[VirtualReplica, float]:
-        """Of the finished requests, the share that each virtual replica served."""
+        """Share of the finished requests that each virtual replica served."""
         served = Counter(request.virtual_replica for request in self.requests if request.virtual_replica is not None)
         return {virtual: served[virtual] / served.total() if served else 0.0 for virtual in VirtualReplica}
