@@ -1,4 +1,4 @@
-"""What the HTTP routes and the Python handle need of the services behind them, as protocols."""
+"""The services behind the HTTP routes and the Python handle, as protocols."""
 
 from __future__ import annotations
 

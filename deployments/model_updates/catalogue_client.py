@@ -15,7 +15,7 @@ from tridentserve.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _POLL_S = 2.0
-"""How long the Scheduler keeps a poll when nothing changes. The end of the Scheduler waits for it."""
+"""Seconds that the Scheduler keeps a poll when nothing changes. The end of the Scheduler waits for it."""
 _TIMEOUT_S = 30.0
 """An answer that has not come by then will not come, because the Scheduler is being replaced."""
 _PAUSE_S = 0.5

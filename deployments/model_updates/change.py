@@ -39,7 +39,7 @@ class KnownModel:
     """Seconds of the monotonic clock at which the model began to drain."""
 
     def is_replaced_by(self, other: ModelArgs) -> bool:
-        """Whether `other` has other weights under the same name, or computes in another way."""
+        """True if `other` has other weights under the same name, or computes in another way."""
         mine, others = (
             (model.path, model.tiny, model.dtype, model.attention, model.compile) for model in (self.model, other)
         )

@@ -51,7 +51,7 @@ class ImageBudget:
         self._held_bytes = 0
 
     def has_room(self, image: bytes | None) -> bool:
-        """Whether the image can be held now; None always can."""
+        """True if the image can be held now; None always can."""
         return not image or not self._held_bytes or self._held_bytes + len(image) <= self._max_bytes
 
     @contextmanager

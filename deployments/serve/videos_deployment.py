@@ -99,7 +99,7 @@ def choose_data_dir(args: AppArgs) -> Path:
 
 
 def needs_videos(args: AppArgs) -> bool:
-    """Whether the service has this deployment: with a model that makes videos, or with a `videos` section (for models
+    """True if the service has this deployment: with a model that makes videos, or with a `videos` section (for models
     that are added later)."""
     return "videos" in args.model_fields_set or any(_makes_videos(model) for model in args.models)
 

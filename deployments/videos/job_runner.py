@@ -26,9 +26,9 @@ _RESULT_FIELDS = (
 )
 """Fields of a result that the store keeps, in addition to those of the request."""
 PAUSE_S = 1.0
-"""How long a job waits that the service could not accept."""
+"""Seconds that a job waits after the service could not accept it."""
 _AWAY_PAUSE_S = 5.0
-"""How long a job waits whose model is away."""
+"""Seconds that a job waits whose model is away."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class JobRunner:
             await self._fail(run, describe_failure(update.code, update.message, update.param))
 
     async def _may_return(self, model: str) -> bool:
-        """Whether a model that refuses requests is expected to accept them again."""
+        """True if a model that refuses requests is expected to accept them again."""
         try:
             health = await self._backend.health()
         except TridentServeError:  # the scheduler is absent: its models may be there when it is

@@ -9,8 +9,8 @@ from tridentserve.errors import ModelUnavailableError, UnknownModelError
 REFUSALS = (ModelUnavailableError.code, UnknownModelError.code)
 """Codes with which the scheduler refuses or ends a request whose model is drained or removed."""
 AWAY_S, GONE_S = 1800.0, 30.0
-"""How long jobs wait for a model that the service still names, and for a model that it does not name. (The service may
-name the model that replaces another one a moment after the other one has left.)"""
+"""Seconds that jobs wait for a model that the service still names, and for a model that it does not name. (A model that
+replaces another one may be named a moment after the other one has left.)"""
 _SERVING = "serving"
 
 
@@ -23,7 +23,7 @@ class ModelAbsences:
         self._gone_s: dict[str, float] = {}
 
     def may_return(self, model: str, state: str | None) -> bool:
-        """Whether jobs should wait for a model that has just refused one. `state` is the model's state in the service's
+        """True if jobs should wait for a model that has just refused one. `state` is the model's state in the service's
         health, None if it has none."""
         now_s = self._clock()
         if state == _SERVING:  # it returned in the meantime

@@ -79,7 +79,7 @@ class VideoJob:
     """The content of the request, without its input image."""
     created_s: float
     attempts: int
-    """How many leases of the job have begun."""
+    """Number of leases of the job that have begun."""
     steps_done: int
     """Denoising steps that were done when the lease was last renewed."""
     ended_s: float | None

@@ -22,7 +22,7 @@ from deployments.videos.store_thread import StoreThread
 logger = logging.getLogger(__name__)
 
 _RENEWALS = 3.0
-"""How often a lease is renewed before it runs out."""
+"""Renewals of a lease before it runs out."""
 
 
 class VideoWorker:

@@ -131,7 +131,7 @@ def _outputs(spec: RequestSpec, inputs: GenerationInputs) -> tuple[bytes, ...]:
 
 
 def video(prompt: str, index: int = 0) -> bytes:
-    """What the fake makes in place of an MP4 file."""
+    """The bytes that the fake makes in place of an MP4 file."""
     return f"video {index} of {prompt}".encode()
 
 

@@ -52,7 +52,7 @@ async def test_half_of_many_clients_leave() -> None:
 
 
 async def test_a_cancelled_handler_ends_its_request() -> None:
-    """What Ray Serve does when a client leaves."""
+    """Ray Serve cancels the handler when a client leaves."""
     backend = FakeBackend(allowed_steps=0)
     transport = httpx.ASGITransport(api(backend))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

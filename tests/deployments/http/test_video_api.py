@@ -147,7 +147,7 @@ async def test_no_temporary_file_is_left_by_a_client_that_leaves(temporary: Call
 
 @pytest.mark.parametrize("when", ["before it is looked at", "before it is opened"])
 async def test_a_file_that_goes_before_it_is_sent(served: Served, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the retention, say. The answer is that of a video that is gone."""
+    """The retention removes it, for example. The answer is that of a video that does not exist."""
     opened = FileResponse._handle_simple
 
     async def removed_at_last(self: FileResponse, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""What images may take: how many wait to be decoded, how many bytes are held, and that the wait counts."""
+"""Bounds on input images that wait to be decoded, and on bytes that are held; the wait counts as latency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a body becomes, and which bodies are refused: before anything is made, naming the field, repeating no value."""
+"""Bodies become requests, or are refused before anything is computed, with the field's name and without its value."""
 
 from __future__ import annotations
 

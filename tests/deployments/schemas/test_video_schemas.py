@@ -1,4 +1,4 @@
-"""What a video request becomes, in each of the forms that clients send, and which ones are refused."""
+"""Video requests in each of the forms that clients send, and those that are refused."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def service(tmp_path: Path) -> Service:
 
 
 class SlowResults(VideoStorage):
-    """Of which a file is written when the test says so."""
+    """A storage that writes a file when the test allows it."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

@@ -35,7 +35,7 @@ class Clock:
 
 
 class Service:
-    """What processes share: the directory and the clock."""
+    """The things that processes share: the directory and the clock."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
