@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,8 +24,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-import ray
+from lib.bench.ray_cluster import ray_cluster
 from lib.bench.workers import Workers, started
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, whole_number
 from numpy.typing import NDArray
 from PIL import Image
@@ -56,13 +55,10 @@ class Outcome:
 
 def main() -> int:
     options = _arguments()
-    print(f"machine: {platform.platform()}, {os.cpu_count()} cores, ray {ray.__version__}")
-    print(f"command: python {' '.join(sys.argv)}")
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
-    try:
-        return asyncio.run(_measure(options))
-    finally:
-        ray.shutdown()
+    run = describe_run(libraries=("ray", "torch"))
+    with ray_cluster(num_cpus=2):
+        pairs = asyncio.run(_measure(options))
+    return _report(run, options, pairs)
 
 
 def _arguments() -> argparse.Namespace:
@@ -74,10 +70,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--batch", type=whole_number, default=4, help="requests that share forward passes at most")
     parser.add_argument("--runs", type=whole_number, default=5, help="pairs that are counted, after one that is not")
+    parser.add_quick(steps=[2, 3, 4], batch=2, runs=1)
     return parser.parse_args()
 
 
-async def _measure(options: argparse.Namespace) -> int:
+async def _measure(options: argparse.Namespace) -> list[tuple[Outcome, Outcome]]:
     inputs = {
         f"r{index}": GenerationInputs(f"number {index}", Shape(options.side, options.side), steps, 5.0, seed=index)
         for index, steps in enumerate(options.steps)
@@ -88,8 +85,8 @@ async def _measure(options: argparse.Namespace) -> int:
             pairs = [
                 (await _run(workers, inputs, 1), await _run(workers, inputs, options.batch))
                 for _ in range(1 + options.runs)
-            ][1:]
-    return _report(options, pairs)
+            ]
+    return pairs[1:]
 
 
 async def _run(workers: Workers, inputs: dict[str, GenerationInputs], batch: int) -> Outcome:
@@ -132,7 +129,7 @@ def _difference(ones: dict[str, NDArray[Any]], others: dict[str, NDArray[Any]]) 
     return max(float(np.abs(ones[name].astype(np.float64) - others[name]).max()) for name in ones)
 
 
-def _report(options: argparse.Namespace, pairs: list[tuple[Outcome, Outcome]]) -> int:
+def _report(run: dict[str, str], options: argparse.Namespace, pairs: list[tuple[Outcome, Outcome]]) -> int:
     ratios = [alone.seconds / together.seconds for alone, together in pairs]
     alone_s = statistics.median(alone.seconds for alone, _ in pairs)
     together_s = statistics.median(together.seconds for _, together in pairs)
@@ -155,7 +152,7 @@ def _report(options: argparse.Namespace, pairs: list[tuple[Outcome, Outcome]]) -
         "max_latent_difference": latents,
         "max_pixel_difference": pixels,
     }
-    print(json.dumps(result))
+    print_result(run, result)
     return 0 if latents <= MAX_LATENT_DIFFERENCE and pixels <= MAX_PIXEL_DIFFERENCE else 1
 
 

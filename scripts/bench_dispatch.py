@@ -4,15 +4,13 @@ One cluster of nodes of 8 serves the mixes of four models in equal parts: the Or
 brings the same work, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a
 seed: which workers are idle, until when the others are busy, which requests wait and for how long. All worker views
 are new objects in every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service.
-TridentServe, arXiv 2510.02838, section 8.5, Table 4. The last line is one JSON object.
+TridentServe, arXiv 2510.02838, section 8.5, Table 4. Ratios are to the first cluster. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import platform
 import random
 import statistics
@@ -22,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, whole_number
 
 from dispatch import DispatchOptions, IlpDispatcher
@@ -90,17 +89,19 @@ class Snapshots:
 
 def main() -> int:
     options = _arguments()
-    print(f"machine: {platform.platform()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores")
-    print(f"command: python {' '.join(sys.argv)}")
+    run = describe_run(platform.processor() or platform.machine(), libraries=("highspy", "pulp"))
     try:
         rows = [_row(gpus, options) for gpus in options.gpus]
     except TridentServeError as error:
         print(f"bench_dispatch: {error}", file=sys.stderr)
         return 2
-    print(f"{'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9}")
     for row in rows:
-        print(f"{row['gpus']:6g} {row['pending']:8g} {row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {row['gap']:9.5f}")
-    print(json.dumps({"rows": rows}))
+        row["p50_ratio"] = round(row["p50_ms"] / rows[0]["p50_ms"], 4)
+    print(f"{'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9} {'p50 ratio':>9}")
+    for row in rows:
+        figures = f"{row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {row['gap']:9.5f} {row['p50_ratio']:9.2f}"
+        print(f"{row['gpus']:6g} {row['pending']:8g} {figures}")
+    print_result(run, {"rows": rows})
     return 0
 
 
@@ -172,6 +173,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profiles", default="l20", help="a profile table that comes with TridentServe")
     parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
     parser.add_argument("--solver", choices=get_args(SolverName), default=DispatchOptions().solver)
+    parser.add_quick(gpus=[128, 256], ticks=2)
     return parser.parse_args()
 
 

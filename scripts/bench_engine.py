@@ -11,9 +11,9 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import ray
 from lib.bench.checkpoint import make_checkpoint
 from lib.bench.handing_off import measure_handoff
 from lib.bench.loading import measure_load
 from lib.bench.pausing import measure_pause, measure_service_pause
+from lib.bench.ray_cluster import ray_cluster
 from lib.bench.regrouping import measure_regroup
 from lib.bench.switching import measure_switch
-from lib.bench.workers import started
+from lib.bench.workers import Workers, started
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, positive, whole_number
 
 from tridentserve.engine.live.messages import ModelSource
@@ -42,17 +43,9 @@ PARTS = ("regroup", "handoff", "load", "pause_resume", "switch")
 
 def main() -> int:
     options = _arguments()
-    print(
-        f"machine: {platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, ray {ray.__version__}"
-    )
-    print(f"command: python {' '.join(sys.argv)}")
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            result = asyncio.run(_measure(options, Path(folder)))
-    finally:
-        ray.shutdown()
-    print(json.dumps(result))
+    run = describe_run(libraries=("ray", "torch"))
+    with ray_cluster(num_cpus=4), tempfile.TemporaryDirectory() as folder:
+        print_result(run, asyncio.run(_measure(options, Path(folder))))
     return 0
 
 
@@ -70,6 +63,25 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--small-side", type=whole_number, default=512, help="of a picture whose steps are short")
     parser.add_argument("--requests", type=whole_number, default=80, help="during the switch")
     parser.add_argument("--gap-s", type=positive(float), default=0.8, help="seconds between two of them")
+    parser.add_argument(
+        "--keep-workers", action="store_true", help="switch there and back, instead of starting anew for each way"
+    )
+    parser.add_argument("--overlap-s", type=positive(float), default=2.0, help="seconds of computation beside handoffs")
+    parser.add_argument(
+        "--group-sizes", type=whole_number, nargs="+", default=[2, 4], help="members of the groups that are made"
+    )
+    parser.add_quick(
+        runs=2,
+        layers=1,
+        side=64,
+        pauses=1,
+        small_side=64,
+        requests=6,
+        gap_s=0.1,
+        keep_workers=True,
+        overlap_s=0.1,
+        group_sizes=[2],
+    )
     return parser.parse_args()
 
 
@@ -80,26 +92,37 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         result[name] = figures
         print(f"{name}: {json.dumps(figures)}", flush=True)
 
-    tiny = ModelSource("tiny", ensure_tiny("sd3", cache_dir()))
-    if {"regroup", "handoff", "pause_resume"}.intersection(options.only):
-        async with started(4, {"tiny": tiny}, folder / "host", handoff_bytes=_HANDOFF_BYTES) as workers:
-            if "regroup" in options.only:
-                add("regroup", await measure_regroup(workers, options.runs))
-            if "handoff" in options.only:
-                add("handoff", await measure_handoff(workers, options.runs))
-            if "pause_resume" in options.only:
-                figures = await measure_pause(workers, options.side, steps=2, runs=options.pauses)
-                small = await measure_pause(workers, options.small_side, steps=4, runs=options.runs)
-                service = await measure_service_pause(tiny.folder, folder / "host", options.small_side, 4, options.runs)
-                add("pause_resume", figures | {"small": small | service})
+    sources = {"tiny": ModelSource("tiny", ensure_tiny("sd3", cache_dir()))}
     if {"load", "switch"}.intersection(options.only):
-        large = make_checkpoint(folder / "large", options.layers)
-        if "load" in options.only:
-            add("load", await measure_load(ModelSource("large", large), max(3, options.runs // 4)))
-        if "switch" in options.only:
-            nbytes = sum(file.stat().st_size for file in large.rglob("*.safetensors"))
-            add("switch", await measure_switch(large, nbytes, folder / "host2", options.requests, options.gap_s))
+        sources["large"] = ModelSource("large", make_checkpoint(folder / "large", options.layers))
+    if {"regroup", "handoff", "load", "pause_resume"}.intersection(options.only):
+        count = max(2, *options.group_sizes)
+        async with started(count, sources, folder / "host", handoff_bytes=_HANDOFF_BYTES) as workers:
+            await _measure_workers(workers, options, folder, add)
+    if "switch" in options.only:
+        large = sources["large"].folder
+        nbytes = sum(file.stat().st_size for file in large.rglob("*.safetensors"))
+        load = (options.requests, options.gap_s)
+        add("switch", await measure_switch(large, nbytes, folder / "host2", *load, options.keep_workers))
     return result
+
+
+async def _measure_workers(
+    workers: Workers, options: argparse.Namespace, folder: Path, add: Callable[[str, dict[str, Any]], None]
+) -> None:
+    if "regroup" in options.only:
+        add("regroup", await measure_regroup(workers, options.group_sizes, options.runs))
+    if "handoff" in options.only:
+        add("handoff", await measure_handoff(workers, options.runs, options.overlap_s))
+    if "pause_resume" in options.only:
+        figures = await measure_pause(workers, options.side, steps=2, runs=options.pauses)
+        small = await measure_pause(workers, options.small_side, steps=4, runs=options.runs)
+        service = await measure_service_pause(
+            ensure_tiny("sd3", cache_dir()), folder / "host", options.small_side, 4, options.runs
+        )
+        add("pause_resume", figures | {"small": small | service})
+    if "load" in options.only:
+        add("load", await measure_load(workers, "large", max(3, options.runs // 4)))
 
 
 if __name__ == "__main__":

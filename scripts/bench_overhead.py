@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -26,12 +24,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import diffusers
 import httpx
 import numpy as np
-import ray
 import torch
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, whole_number
-from lib.local_service import start_service
+from lib.local_service import local_service
 from PIL import Image
-from ray import serve
 
 from deployments.config.app import AppArgs
 from deployments.validation.args import args_problems
@@ -43,18 +40,12 @@ _PIPELINES = {"sd3": diffusers.StableDiffusion3Pipeline, "flux": diffusers.FluxP
 
 def main() -> int:
     options, args = _arguments()
-    print(f"machine: {platform.platform()}, {os.cpu_count()} cores, torch {torch.__version__}, ray {ray.__version__}")
-    print(f"command: python {' '.join(sys.argv)}")
+    run = describe_run(f"threads {options.threads}", libraries=("ray", "torch", "diffusers"))
     torch.set_num_threads(options.threads)
     stock = _stock_pipeline(options.family, args.cache_dir)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
-    try:
-        url = start_service(args)
+    with local_service(args) as url:
         pairs = [_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
-    finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
-    _report(pairs, options)
+    _report(run, pairs, options)
     return 0
 
 
@@ -66,6 +57,7 @@ def _arguments() -> tuple[argparse.Namespace, AppArgs]:
     parser.add_argument("--steps", type=whole_number, default=50)
     parser.add_argument("--runs", type=whole_number, default=7, help="pairs that are counted, after one that is not")
     parser.add_argument("--threads", type=whole_number, default=1, help="torch threads of worker and stock pipeline")
+    parser.add_quick(side=64, steps=2, runs=1)
     options = parser.parse_args()
     limits = {"min_side": options.side, "max_side": options.side, "max_pixels": options.side**2}
     model = {"name": "model", "tiny": options.family, "profile_as": f"tiny-{options.family}"}
@@ -114,7 +106,7 @@ def _pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, flo
     return between_s - began_s, ended_s - between_s
 
 
-def _report(pairs: list[tuple[float, float]], options: argparse.Namespace) -> None:
+def _report(run: dict[str, str], pairs: list[tuple[float, float]], options: argparse.Namespace) -> None:
     stock_s, service_s = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratios = [service / stock for stock, service in pairs]
     print(f"stock pipeline: median {stock_s:.3f} s; service: median {service_s:.3f} s; {options.runs} pairs")
@@ -127,8 +119,9 @@ def _report(pairs: list[tuple[float, float]], options: argparse.Namespace) -> No
         "stock_s": round(stock_s, 4),
         "service_s": round(service_s, 4),
         "ratio": round(statistics.median(ratios), 4),
+        "ratio_range": [round(min(ratios), 4), round(max(ratios), 4)],
     }
-    print(json.dumps(result))
+    print_result(run, result)
 
 
 if __name__ == "__main__":

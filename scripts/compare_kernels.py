@@ -12,17 +12,14 @@ Exit status: 0; 1 when the model cannot be measured; 2 for bad usage; 130 after 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, whole_number
 from lib.measure.models import add_model_options, check_model_options, is_published, name_of, shapes, source_of
 
@@ -46,7 +43,7 @@ def _attentions(text: str) -> list[Attention]:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="compare_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
     parser.add_argument("--sizes", type=shapes, default=shapes("512"), help="such as 256,832x480x81 (default 512)")
     parser.add_argument("--attention", type=_attentions, default=list(ATTENTIONS), help="some of them (default: all)")
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
@@ -54,7 +51,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=whole_number, default=1, metavar="N", help="of each way in a round (default 1)")
     parser.add_argument("--blocks", type=whole_number, metavar="N", help="of each kind at most, of a published model")
     add_model_options(parser)
+    parser.add_quick(model="tiny-sd3", sizes=shapes("64"), attention=["sdpa", "math"], without_compile=True, rounds=1)
     arguments = parser.parse_args(argv)
+    if arguments.model is None:
+        parser.error("name a MODEL")
     check_model_options(parser, [arguments.model], arguments)
     if arguments.blocks is not None and not is_published(arguments.model, arguments):
         parser.error("--blocks is for published models with --random-weights")
@@ -64,14 +64,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _ways(arguments: argparse.Namespace) -> list[Kernels]:
     both = (False,) if arguments.without_compile else (False, True)
     return [Kernels(attention, compiled) for compiled in both for attention in arguments.attention]
-
-
-def _machine(arguments: argparse.Namespace) -> str:
-    return (
-        f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-        f"{device_name(arguments.device)}, threads {arguments.threads}, torch {torch.__version__}, "
-        f"diffusers {diffusers.__version__}"
-    )
 
 
 def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
@@ -126,8 +118,8 @@ def _title(arguments: argparse.Namespace, shape: Shape) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
-    about = {"machine": _machine(arguments), "command": f"python {' '.join(sys.argv)}"}
-    print(*(f"{key}: {value}" for key, value in about.items()), sep="\n", flush=True)
+    details = (device_name(arguments.device), f"threads {arguments.threads}")
+    run = describe_run(*details, libraries=("torch", "diffusers"))
     with tempfile.TemporaryDirectory(prefix="compare-kernels-") as scratch:
         try:
             source = source_of(arguments.model, arguments, Path(scratch), most_blocks=arguments.blocks)
@@ -138,9 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("compare_kernels: interrupted", file=sys.stderr)
             return 130
-    print(
-        json.dumps(about | {"model": name_of(arguments.model, arguments), "blocks": arguments.blocks, "sizes": sizes})
-    )
+    print_result(run, {"model": name_of(arguments.model, arguments), "blocks": arguments.blocks, "sizes": sizes})
     return 0
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
 
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, positive, whole_number
 from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
 from lib.compare.samples import StagePoint, stage_samples
@@ -79,6 +79,7 @@ def _check(args: AppArgs, options: argparse.Namespace) -> None:
 
 
 def _compare(args: AppArgs, options: argparse.Namespace) -> int:
+    run = describe_run()
     traces, lives, warm_ups = _serve(args, options)
     rows, failed, times = [], 0, cost_model(args)
     for (name, requests), live, before, after in zip(traces.items(), lives, warm_ups, warm_ups[1:], strict=False):
@@ -94,7 +95,7 @@ def _compare(args: AppArgs, options: argparse.Namespace) -> int:
             failed += sum(result.error is not None for result in results)
         rows.append(_row(name, requests, live, simulated))
     _print(rows)
-    print(json.dumps({"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)}))
+    print_result(run, {"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)})
     return 1 if failed else 0
 
 
@@ -256,6 +257,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=whole_number, default=5, help="warm-up requests of each size (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
     parser.add_argument("--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="folder of the reports")
+    parser.add_quick(sides=[64, 128, 256], steps=2, requests=3, rounds=1)
     return parser.parse_args(argv)
 
 

@@ -1,9 +1,9 @@
 """Shows requests that move between worker sets at step boundaries, without any change of their pictures.
 
 Starts the service of a config file on a free port (without HTTP options of its own), replays a trace of equal requests
-that overlap with `replay_trace.py`, and looks at the Chrome trace: at least one request must have had three different
-worker sets. Its picture is compared with that of the stock diffusers pipeline, which knows neither workers nor steps
-that wait. The last line is one JSON object. Exit status: 0 when all of this is so, 1 when not.
+that overlap with `replay_trace.py`, and looks at the Chrome trace: at least one request must have had `--worker-sets`
+different sets of workers. Its picture is compared with that of the stock diffusers pipeline, which knows neither
+workers nor steps that wait. The last line is one JSON object. Exit status: 0 when all of this is so, 1 when not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import diffusers
 import httpx
 import numpy as np
-import ray
 import torch
 import yaml
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, positive, whole_number
-from lib.local_service import start_service
+from lib.local_service import local_service
 from numpy.typing import NDArray
 from PIL import Image
-from ray import serve
 
 from deployments.config.app import AppArgs
 from traces.formats.ours import write_trace
@@ -44,13 +43,16 @@ _ROOT = Path(__file__).parent.parent
 _GUIDANCE_SCALE = 5.0
 # Loose: all requests share the workers, and none is hurried.
 _SLO_MS = 600_000.0
-_WANTED_SETS = 3
 
 
 def main() -> int:
     options = _arguments()
     content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+    run = describe_run(libraries=("ray", "torch", "diffusers"))
     args = AppArgs.model_validate(content["applications"][0]["args"])
+    if options.workers is not None:
+        cluster = args.cluster.model_copy(update={"workers_per_node": options.workers})
+        args = args.model_copy(update={"cluster": cluster})
     requests = [
         TraceRequest(
             request_id=f"request-{index}",
@@ -69,18 +71,13 @@ def main() -> int:
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     write_trace(requests, options.out / "trace.csv")
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=4)
-    try:
-        url = start_service(args)
+    with local_service(args) as url:
         status = _replay(options.out, url)
         moved = _most_moved(options.out / "trace.json")
         index = int(moved[0].split("-")[1])  # the id of the service: run, index of the row, id of the row
         picture = _picture(url, requests[index], args.models[0].name, moved[0])
-    finally:
-        serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
     difference = _difference(picture, _stock_picture(args, requests[index]))
-    return _report(options, moved, requests[index], difference) if status == 0 else status
+    return _report(run, options, moved, requests[index], difference) if status == 0 else status
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,6 +88,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--side", type=whole_number, default=512, help="width and height in pixels")
     parser.add_argument("--steps", type=whole_number, default=40)
     parser.add_argument("--out", type=Path, default=Path("out/demo-preemption"), help="trace and report")
+    parser.add_argument("--workers", type=whole_number, metavar="N", help="instead of those of the configuration")
+    parser.add_argument(
+        "--worker-sets", type=whole_number, default=3, metavar="N", help="that one request must have had (default 3)"
+    )
+    parser.add_quick(requests=3, gap_s=0.1, side=64, steps=6, workers=2, worker_sets=1)
     return parser.parse_args()
 
 
@@ -154,7 +156,11 @@ def _difference(picture: NDArray[np.uint8], stock: NDArray[np.uint8]) -> int:
 
 
 def _report(
-    options: argparse.Namespace, moved: tuple[str, list[tuple[str, ...]]], request: TraceRequest, difference: int
+    run: dict[str, str],
+    options: argparse.Namespace,
+    moved: tuple[str, list[tuple[str, ...]]],
+    request: TraceRequest,
+    difference: int,
 ) -> int:
     sets = moved[1]
     different, degrees = len(set(sets)), sorted({len(workers) for workers in sets})
@@ -167,9 +173,9 @@ def _report(
         "moves": len(sets) - 1,
         "max_difference": difference,
     }
-    print(json.dumps(result))
+    print_result(run, result)
     allowed = 0 if degrees == [1] else 1
-    return 0 if different >= _WANTED_SETS and difference <= allowed else 1
+    return 0 if different >= options.worker_sets and difference <= allowed else 1
 
 
 if __name__ == "__main__":

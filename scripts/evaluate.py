@@ -3,7 +3,7 @@
 
 A cell is a model, a workload, a policy, a seed and an SLO scale; all policies of a model, workload and seed serve the
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
-The report (report.html, figures/) is of all cells in DIR.
+The report (report.html, figures/) is of all cells in DIR. The last line is one JSON object, of the cells asked for.
 
 Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130 after Ctrl-C.
 """
@@ -20,11 +20,13 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, not_negative, policy_name, positive
 from lib.evaluate.cells import Cell, Settings, grid
 from lib.evaluate.report import write_markdown, write_report
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
+from lib.evaluate.summary import summarize
 from lib.evaluate.tables import BASELINES, PAPER_WORKLOADS
 from tqdm import tqdm
 
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = list(
             grid(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
         )
+        run = describe_run(command=command)
         status = _run(cells, settings, store, arguments.jobs, command)
         if not store.results:
             print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
@@ -65,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.markdown is not None:
             write_markdown(arguments.markdown, store.results, command)
             print(f"tables: {arguments.markdown}")
+        asked = {cell: result for cell, result in store.results.items() if cell in cells}
+        rows = summarize(asked, arguments.policies)
+        print_result(run, {"cells": len(cells), "finished": len(asked), "rows": rows})
     except (TridentServeError, OSError) as error:
         print(f"evaluate: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -152,6 +158,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("out/evaluation"), metavar="DIR", help="folder (default out/evaluation)")
     add("--bench-dispatch", type=_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")
+    parser.add_quick(
+        models=["flux.1-dev"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
+    )
     return parser.parse_args(argv)
 
 

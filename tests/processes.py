@@ -46,11 +46,14 @@ def started(
 
 
 def run(
-    command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
     """What a process says until it ends by itself."""
     with started(command, cwd, env) as process:
-        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+        stdout, stderr = process.communicate(timeout=patience_s)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from dispatch.policies import find_policy
@@ -13,6 +13,26 @@ from tridentserve.errors import ConfigError
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the whole usage, and exits with 2. All scripts use it."""
+
+    _quick: dict[str, object] | None = None
+
+    def add_quick(self, **values: object) -> None:
+        """Add `--quick`, with which options that are not given have these values. Call it last."""
+        self._quick = values
+        names = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
+        self.add_argument(
+            "--quick",
+            action="store_true",
+            help=f"run everything once on the smallest scale, to see that it works; figures mean nothing ({names})",
+        )
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        """Read a command line, that of the process unless `args` are given."""
+        arguments = super().parse_args(args)
+        if self._quick is not None and arguments.quick:
+            self.set_defaults(**self._quick)
+            arguments = super().parse_args(args)
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog.removesuffix('.py')}: {' '.join(message.split())} (see --help)\n")

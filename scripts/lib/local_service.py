@@ -1,17 +1,33 @@
-"""A whole service in the Ray of this process, for scripts that measure or show one."""
+"""A whole service on this machine, for scripts that measure or show one."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import ray
 from ray import serve
 
 from deployments.app import build_app
 from deployments.config.app import AppArgs
 
+# Logical ones: workers and deployments ask for less than one each.
+_NUM_CPUS = 4
 
-def start_service(args: AppArgs) -> str:
-    """Start it on a free port of this machine; its address, once it can take requests. `serve.shutdown()` ends it."""
+
+@contextmanager
+def local_service(args: AppArgs) -> Iterator[str]:
+    """Start Ray and the service on a free port; yields its address once it takes requests. Both end with the block."""
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=_NUM_CPUS)
+    try:
+        yield _start_service(args)
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def _start_service(args: AppArgs) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -13,11 +13,11 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 NBYTES = 64 << 20
 
 
-async def measure_handoff(workers: Workers, runs: int) -> dict[str, Any]:
+async def measure_handoff(workers: Workers, runs: int, overlap_s: float) -> dict[str, Any]:
     """All ways end with a tensor that the consumer owns. `nixl_take_ms`: the part that a consumer waits for when the
     parcel was pushed before it asked. `object_store_ms`: a torch tensor is put and got; `object_store_numpy_ms`: a
     numpy array, which Ray maps, and a copy of it. `overlap`: matrix products that the consumer does while parcels
-    arrive, over those it does when nothing happens."""
+    arrive for `overlap_s`, over those it does when nothing happens."""
     samples: dict[str, list[float]] = {"nixl": [], "nixl_take": [], "object_store": [], "object_store_numpy": []}
     for run in range(-1, runs):  # the first makes the connection, or the store's pages
         whole_s, take_s = await _nixl(workers, run)
@@ -33,7 +33,7 @@ async def measure_handoff(workers: Workers, runs: int) -> dict[str, Any]:
         result[f"{name}_range_ms"] = [round(1000 * min(of_name), 3), round(1000 * max(of_name), 3)]
     for name in ("object_store", "object_store_numpy"):
         result[f"speedup_over_{name}"] = round(result[f"{name}_ms"] / result["nixl_ms"], 2)
-    idle, busy, moved = await _overlap(workers)
+    idle, busy, moved = await _overlap(workers, overlap_s)
     return result | {"overlap": {"compute_kept": round(busy / idle, 3), "parcels_meanwhile": moved}}
 
 
@@ -61,7 +61,7 @@ async def _object_store(workers: Workers, as_tensor: bool) -> float:
     return time.perf_counter() - start_s
 
 
-async def _overlap(workers: Workers, seconds: float = 2.0) -> tuple[int, int, int]:
+async def _overlap(workers: Workers, seconds: float) -> tuple[int, int, int]:
     """Products of `w1` in that time when idle and while parcels come in from `w0`, and how many parcels came."""
     idle = await workers.call("w1", "compute", seconds)
     computing = asyncio.ensure_future(workers.call("w1", "compute", seconds))

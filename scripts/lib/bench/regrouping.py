@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from lib.bench.figures import milliseconds
 from lib.bench.workers import Workers
 
 
-async def measure_regroup(workers: Workers, runs: int) -> dict[str, Any]:
-    """Per number of members: `new`, a group that nobody has; `kept`, one that all hold (the slowest member counts)."""
+async def measure_regroup(workers: Workers, sizes: Sequence[int], runs: int) -> dict[str, Any]:
+    """Per number of members: `new`, a group that nobody has; `kept`, one that all hold (the slowest member counts);
+    `kept_over_new`, the ratio of their medians."""
     result: dict[str, Any] = {}
     uses = iter(range(1, 1_000_000))
-    for size in (2, 4):
+    for size in sizes:
         members = [f"w{index}" for index in range(size)]
 
         async def once(name: str, members: list[str] = members) -> float:
@@ -24,5 +27,6 @@ async def measure_regroup(workers: Workers, runs: int) -> dict[str, Any]:
         new = [await once(f"new-{size}-{run}") for run in range(runs)]
         await once(f"kept-{size}")
         kept = [await once(f"kept-{size}") for _ in range(runs)]
-        result[str(size)] = {"new": milliseconds(new), "kept": milliseconds(kept)}
+        ratio = round(statistics.median(kept) / statistics.median(new), 4)
+        result[str(size)] = {"new": milliseconds(new), "kept": milliseconds(kept), "kept_over_new": ratio}
     return result

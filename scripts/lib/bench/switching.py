@@ -26,6 +26,7 @@ from tridentserve.scheduling import events as ev
 
 _MODELS = ("one", "other")
 _BEFORE, _AFTER = (["one", "one", "other"], ["one", "other", "other"])
+_WAYS = ("adjust_on_dispatch", "stop_the_world")
 _HANDOFF_MIB = 32
 _INPUTS = GenerationInputs("switch", Shape(64, 64), 2, 5.0, seed=1)
 # A request is delayed when it takes so many times the median of those before the switch.
@@ -74,6 +75,8 @@ class _Switch:
     service: Service[_Gate]
     replanner: _OnDemand
     after: PlacementPlan
+    # The model that most requests are for before the switch, and the one that most are for after it.
+    models: Sequence[str]
 
     async def adjust(self) -> None:
         self.replanner.due = self.after
@@ -98,9 +101,12 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-async def measure_switch(folder: Path, weights_bytes: int, host_dir: Path, requests: int, gap_s: float) -> Any:
+async def measure_switch(
+    folder: Path, weights_bytes: int, host_dir: Path, requests: int, gap_s: float, keep_workers: bool
+) -> dict[str, Any]:
     """`longest_gap_ms` between two stages that finish, after the switch; `delayed`: requests that took more than twice
-    the median of those before it."""
+    the median of those before it. The ratios are Adjust-on-Dispatch over stopping the world. With `keep_workers` the
+    second way leads back to the first placement, on workers that hold what the first way has made there."""
     result: dict[str, Any] = {"requests": requests, "gap_between_requests_s": gap_s}
     memory_mb = _HANDOFF_MIB + (weights_bytes * 3 // 2 >> 20)
     args: dict[str, Any] = {
@@ -110,12 +116,22 @@ async def measure_switch(folder: Path, weights_bytes: int, host_dir: Path, reque
         "handoff": {"capacity_mb": _HANDOFF_MIB},
         "dispatch": {"policy": "edf", "max_degree": 1},
     }
-    for name in ("adjust_on_dispatch", "stop_the_world"):
+    for ways in (_WAYS,) if keep_workers else ((way,) for way in _WAYS):
         replanner = _OnDemand()
         async with serving(args, folder, host_dir, _Gate, replanner, fetch="peer") as service:
-            after = build_fixed_placement([{model: "EDC"} for model in _AFTER], service.specs, _MODELS, epoch=1)
-            result[name] = await _run(_Switch(service, replanner, after), name, requests, gap_s)
+            for epoch, way in enumerate(ways, start=1):
+                result[way] = await _run(_make_switch(service, replanner, epoch), way, requests, gap_s)
+    for figure in ("longest_gap", "longest_latency_after"):
+        adjusted, stopped = (result[name][f"{figure}_ms"] for name in _WAYS)
+        result[f"{figure}_ratio"] = round(adjusted / stopped, 4)
     return result
+
+
+def _make_switch(service: Service[_Gate], replanner: _OnDemand, epoch: int) -> _Switch:
+    """Make the first switch of a service, or the second one, which leads back."""
+    held, models = (_AFTER, _MODELS) if epoch == 1 else (_BEFORE, _MODELS[::-1])
+    after = build_fixed_placement([{model: "EDC"} for model in held], service.specs, _MODELS, epoch=epoch)
+    return _Switch(service, replanner, after, models)
 
 
 async def _run(switch: _Switch, how: str, requests: int, gap_s: float) -> dict[str, Any]:
@@ -129,8 +145,8 @@ async def _run(switch: _Switch, how: str, requests: int, gap_s: float) -> dict[s
             switching, switched_s = loop.create_task(act()), _now_s()
         # First two of three are for the one model, then two of three for the other.
         rare = index % 3 == 2
-        model = _MODELS[rare if index < requests // 2 else not rare]
-        tasks.append(loop.create_task(switch.service.ask(f"r{index}", model, _INPUTS)))
+        model = switch.models[rare if index < requests // 2 else not rare]
+        tasks.append(loop.create_task(switch.service.ask(f"{how}-{index}", model, _INPUTS)))
     answers = await asyncio.gather(*tasks)
     if switching is not None:
         await switching

@@ -22,7 +22,7 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.worker import StageWorker
-from tridentserve.engine.options import WorkerOptions
+from tridentserve.engine.options import Fetch, WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica, WorkerId
@@ -80,17 +80,21 @@ class BenchWorker(StageWorker):
         return int((value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())).nbytes)
 
     async def compute(self, seconds: float) -> int:
-        """How many matrix products the device thread does in that time."""
+        """How many matrix products the device thread does in that time, at least one."""
 
         def multiply() -> int:
             matrix = torch.ones(256, 256)
             end_s, done = time.perf_counter() + seconds, 0
-            while time.perf_counter() < end_s:
+            while done == 0 or time.perf_counter() < end_s:
                 torch.mm(matrix, matrix)
                 done += 1
             return done
 
         return await self._on_device(multiply)
+
+    async def fetch_by(self, fetch: Fetch) -> None:
+        """Where replicas are fetched from, from now on."""
+        self._replicas._fetch = fetch
 
     async def read_checkpoint(self, replica: Replica) -> float:
         """Seconds to read the stage from its folder into models of its own, as without a host copy."""

@@ -13,7 +13,7 @@ from traces.results import ReplayResult
 
 # What comes first pays for pages, caches and groups that are made on first use.
 _UNCOUNTED = 1
-_ROUNDS_TOGETHER = 3
+_MOST_ROUNDS_TOGETHER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class WarmUpClient:
         self, url: str, model: str, sides: Sequence[int], num_steps: int, rounds: int, on_done: Callable[[], None]
     ) -> None:
         self._url, self._model, self._num_steps, self._on_done = url, model, num_steps, on_done
-        self._sides, self._rounds = sides, rounds
+        self._sides, self._rounds, self._rounds_together = sides, rounds, min(rounds, _MOST_ROUNDS_TOGETHER)
         self._numbers = count()
 
     @staticmethod
     def num_requests(sides: Sequence[int], rounds: int, num_workers: int) -> int:
         """Of a whole warm-up, at most."""
         clients: list[int] = [1, *range(2, num_workers + 1), _hurried_clients(num_workers)]
-        return len(sides) * (_UNCOUNTED + rounds + _ROUNDS_TOGETHER * sum(clients))
+        return len(sides) * (_UNCOUNTED + rounds + min(rounds, _MOST_ROUNDS_TOGETHER) * sum(clients))
 
     async def run(self, num_workers: int, slo_ms: Callable[[Sequence[ReplayResult]], Mapping[int, float]]) -> WarmUp:
         """`rounds` requests of each size, one after the other; then 2, 3, ... `num_workers` clients at once; then one
@@ -76,7 +76,7 @@ class WarmUpClient:
         """Each of the clients begins with another size."""
 
         async def client(index: int) -> list[ReplayResult]:
-            turns = [list(slo_ms)[(index + turn) % len(slo_ms)] for turn in range(_ROUNDS_TOGETHER * len(slo_ms))]
+            turns = [list(slo_ms)[(index + turn) % len(slo_ms)] for turn in range(self._rounds_together * len(slo_ms))]
             return [await self._ask(session, side, slo_ms[side]) for side in turns]
 
         answers = await asyncio.gather(*(client(index) for index in range(number)))
