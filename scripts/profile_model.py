@@ -91,7 +91,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps-per-point", type=whole_number, default=10, metavar="N", help="timed runs (default 10)")
     parser.add_argument("--passes", type=whole_number, default=1, metavar="N", help="times over; the lowest count (1)")
     parser.add_argument("--name", help="model name in the table (default: the folder's name); one MODEL only")
-    parser.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="kernel (default sdpa: torch chooses)")
+    parser.add_argument(
+        "--attention", choices=ATTENTIONS, default=Kernels().attention, help="kernel (default: torch chooses)"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks of the denoising model")
     add_model_options(parser)
     arguments = parser.parse_args(argv)

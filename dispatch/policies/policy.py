@@ -13,6 +13,7 @@ from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import Dispatcher, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.auxiliary_queues import DecodeOrder
+from tridentserve.scheduling.scheduler import SchedulerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Policy:
     """Where the stages are at the start. None: the Orchestrator plans that for the expected load."""
     replanner_wanted: bool = True
     """True when the placement follows the load afterwards."""
-    decode_order: DecodeOrder = "urgent"
+    decode_order: DecodeOrder = SchedulerOptions().decode_order
     """Which decode goes first where several wait for an auxiliary."""
     one_pool: bool = True
     """True when the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
