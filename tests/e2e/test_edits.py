@@ -19,7 +19,7 @@ from tests import http
 from tests.e2e.conftest import Service, picture
 from tests.e2e.test_videos import frames_of
 from tests.waiting import PATIENCE_S
-from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -46,7 +46,7 @@ def photo() -> bytes:
 
 
 PHOTO = photo()
-UPRIGHT = png_of(read_picture(PHOTO, 10**6))
+UPRIGHT = encode_png(read_image(PHOTO, 10**6))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES, ImageFit
-from tridentserve.models.input_image import check_image, made_smaller, png_of, read_picture, source_image
+from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_image
 from tridentserve.requests import GenerationInputs, Shape
 
 MANY = 10**6
@@ -31,14 +31,14 @@ def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def pixels(content: bytes) -> np.ndarray[Any, Any]:
-    picture = Image.open(io.BytesIO(png_of(read_picture(content, MANY))))
+    picture = Image.open(io.BytesIO(encode_png(read_image(content, MANY))))
     assert (picture.format, picture.mode, picture.info) == ("PNG", "RGB", {})
     return np.asarray(picture)
 
 
 def refuse(content: bytes, max_pixels: int = MANY) -> str:
     with pytest.raises(InvalidRequestError) as caught:
-        read_picture(content, max_pixels, "input_reference")
+        read_image(content, max_pixels, "input_reference")
     assert caught.value.param == "input_reference"
     assert str(caught.value).startswith("input_reference: ")
     return str(caught.value)
@@ -102,7 +102,7 @@ def test_it_is_turned_upright(orientation: int) -> None:
     exif[0x0112] = orientation
     content = file_of(COLOURS, exif=exif)
     assert np.array_equal(pixels(content), np.asarray(upright))
-    assert read_picture(content, MANY).size == upright.size
+    assert read_image(content, MANY).size == upright.size
 
 
 def test_the_same_pixels_are_the_same_file_whatever_else_it_holds() -> None:
@@ -110,18 +110,18 @@ def test_the_same_pixels_are_the_same_file_whatever_else_it_holds() -> None:
     exif[0x010E] = "a description"
     plain, described = file_of(COLOURS), file_of(COLOURS, exif=exif, dpi=(300, 300), icc_profile=b"x" * 200)
     assert plain != described
-    assert png_of(read_picture(plain, MANY)) == png_of(read_picture(described, MANY))
+    assert encode_png(read_image(plain, MANY)) == encode_png(read_image(described, MANY))
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from(["PNG", "JPEG", "WEBP"]))
 def test_any_size_up_to_the_limit(width: int, height: int, kind: str) -> None:
     content = file_of(COLOURS.resize((width, height)), kind)
-    assert read_picture(content, width * height).size == (width, height)
+    assert read_image(content, width * height).size == (width, height)
     assert f"more than {width * height - 1} pixels" in refuse(content, width * height - 1)
 
 
 def test_a_strip_that_an_image_encoder_would_blow_up_is_refused() -> None:
-    assert read_picture(file_of(COLOURS.resize((100, 1))), MANY).size == (100, 1)
+    assert read_image(file_of(COLOURS.resize((100, 1))), MANY).size == (100, 1)
     for size in ((101, 1), (2, 201)):
         assert "one side more than 100 times as long as the other" in refuse(file_of(COLOURS.resize(size)))
 
@@ -178,22 +178,22 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_or_read(kind: str, data: s
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8)):
         damaged[place] = data.draw(st.integers(0, 255))
     with suppress(InvalidRequestError):
-        read_picture(bytes(damaged), MANY)
+        read_image(bytes(damaged), MANY)
 
 
 def test_a_request_has_a_picture_when_its_family_starts_from_one() -> None:
     without = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7)
-    png = png_of(read_picture(file_of(COLOURS), MANY))
+    png = encode_png(read_image(file_of(COLOURS), MANY))
     with_one = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7, image=png)
     check_image(FAMILIES["flux_kontext"], with_one)
     check_image(FAMILIES["flux"], without)
     for family, inputs in (("flux_kontext", without), ("flux", with_one)):
         with pytest.raises(InvalidRequestError, match=f"image: .*{family} starts from a"):
             check_image(FAMILIES[family], inputs)
-    assert np.array_equal(np.asarray(source_image(with_one)), np.asarray(COLOURS))
-    assert source_image(with_one).mode == "RGB"
+    assert np.array_equal(np.asarray(open_input_image(with_one)), np.asarray(COLOURS))
+    assert open_input_image(with_one).mode == "RGB"
     with pytest.raises(InvalidRequestError, match="required"):
-        source_image(without)
+        open_input_image(without)
     assert "PNG" not in repr(with_one)
 
 
@@ -201,15 +201,15 @@ def test_a_request_has_a_picture_when_its_family_starts_from_one() -> None:
 def test_a_picture_is_made_smaller_and_never_larger(fit: ImageFit) -> None:
     square = Image.new("RGB", (200, 200))
     square.paste("white", (50, 0, 150, 200))  # of 100:200, the middle that a crop leaves
-    small = made_smaller(square, Shape(100, 50), fit)
+    small = shrink_image(square, Shape(100, 50), fit)
     assert small.size == (50, 100)
     assert (np.asarray(small)[:, 5:45] == 255).all() == (fit == "crop")
     for shape in (Shape(200, 200), Shape(64, 1000), Shape(400, 400)):
-        assert made_smaller(square, shape, fit) is square
-    assert made_smaller(square, Shape(16, 16), None) is square
+        assert shrink_image(square, shape, fit) is square
+    assert shrink_image(square, Shape(16, 16), None) is square
 
 
 def test_a_strip_is_not_blown_up_to_be_cropped() -> None:
     strip = Image.new("RGB", (1000, 10))
-    assert made_smaller(strip, Shape(64, 64), "crop") is strip
-    assert made_smaller(strip, Shape(64, 64), "stretch").size == (64, 64)
+    assert shrink_image(strip, Shape(64, 64), "crop") is strip
+    assert shrink_image(strip, Shape(64, 64), "stretch").size == (64, 64)

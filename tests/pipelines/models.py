@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tridentserve.models.families import FAMILIES, Family
-from tridentserve.models.input_image import source_image
+from tridentserve.models.input_image import open_input_image
 from tridentserve.models.model_folder import detect_family
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, ensure_tiny, load_adapter
 from tridentserve.requests import GenerationInputs, Shape
@@ -340,12 +340,12 @@ def _picture(family: str, inputs: GenerationInputs) -> dict[str, Any]:
         case "flux_kontext":
             # In the output's size, and neither brought to another one; the output's pixels are the most there may be.
             size = (inputs.shape.width, inputs.shape.height)
-            resized = source_image(inputs).resize(size, Image.Resampling.LANCZOS)
+            resized = open_input_image(inputs).resize(size, Image.Resampling.LANCZOS)
             return {"image": resized, "_auto_resize": False, "max_area": inputs.shape.pixels}
         case "cogvideox_i2v":
-            return {"image": [source_image(inputs)] * inputs.num_outputs}
+            return {"image": [open_input_image(inputs)] * inputs.num_outputs}
         case _:
-            return {"image": source_image(inputs)}
+            return {"image": open_input_image(inputs)}
 
 
 def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where TridentServe keeps what it makes itself, such as the tiny pipelines. No torch here: configurations use it."""
+"""The cache directory for files that TridentServe makes itself, such as tiny pipelines. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TINY_VERSION = 1
 
 
 def cache_dir() -> Path:
-    """The folder named by $TRIDENTSERVE_CACHE, else ~/.cache/tridentserve; it need not exist yet.
+    """The directory named by $TRIDENTSERVE_CACHE, else ~/.cache/tridentserve; it need not exist yet.
 
-    Raises `ConfigError` when its `~` stands for no home folder.
+    Raises `ConfigError` when its `~` stands for no home directory.
     """
     text = os.environ.get(CACHE_ENV) or "~/.cache/tridentserve"
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text} names no home folder that is known here; set ${CACHE_ENV} to a full path") from None
+        raise ConfigError(f"{text} names no home directory that exists; set ${CACHE_ENV} to a full path") from None
 
 
 def tiny_folder(family: str, folder: Path) -> Path:
-    """Where the tiny pipeline of a family is, once it has been made, in a cache folder."""
+    """The model folder of a family's tiny pipeline in a cache directory, whether or not it exists yet."""
     return folder / f"tiny-{family}-v{TINY_VERSION}"

@@ -1,8 +1,8 @@
-"""How large the tiles are in which C is done where memory is short: known to planners, used by workers.
+"""The size of the tiles in which C is done where memory is short, for planners and workers.
 
-One size for all pictures and one for all videos, whatever their own: a size that depended on them would change what a
-tile looks like. 512 is what the memory of a picture's VAE is small at (0.4 GiB in bfloat16) and an eye finds no seams;
-256 is the default of the videos' VAEs in diffusers.
+All images have one tile size and all videos another, whatever their own size, because a size that depended on theirs
+would change how a tile looks. At 512 the VAE of an image takes little memory (0.4 GiB in bfloat16) and no seams are
+visible; 256 is the default of the VAEs of videos in diffusers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import replace
 
 from tridentserve.requests import Shape
 
-_PICTURE, _VIDEO = 512, 256
-# Tiles overlap: a decode in tiles takes so many times as long (40 to 65 % more operations, measured on five VAEs).
+_IMAGE, _VIDEO = 512, 256
+# Tiles overlap: a decode in tiles takes this number of times as long (40 to 65 % more operations on five VAEs).
 TILED_SLOWDOWN = 1.5
 
 
 def decode_tile(shape: Shape) -> int:
     """The side of a tile, in pixels."""
-    return _PICTURE if shape.num_frames == 1 else _VIDEO
+    return _IMAGE if shape.num_frames == 1 else _VIDEO
 
 
 def tiled_shape(shape: Shape) -> Shape | None:
-    """What is decoded at once of an output that is decoded in tiles; None where it is no larger than a tile."""
+    """The size of a tile of an output that is decoded in tiles; None where the output is no larger than a tile."""
     tile = decode_tile(shape)
     if max(shape.height, shape.width) <= tile:
         return None

@@ -17,45 +17,44 @@ _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of `diffusers` pipelines.
-
-    `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
-    `size_factors`: where checkpoints differ in that, the entries of their configs whose product it is (of a list the
-    last one counts), as component, key and what diffusers takes where there is none.
-    `components`: the pipeline components each stage needs, by their names in `model_index.json`. A VAE that encodes
-    pictures and decodes them belongs to two stages, each of which has one of its own.
-    `optional`: those of them that a model folder may leave out.
-    `shares_tokens`: whether D can run at degrees above 1 (not of U-Nets).
-    `loras`: whether diffusers knows LoRAs of it.
-    `negative_prompt`: whether one has an effect; guidance that is an embedding takes none.
-    `takes_image`: whether every request of it starts from a picture (edits, image to video); others take none.
-    `image_fit`: how E brings the picture to the size of the output, where it needs nothing else of it, so that this can
-    be done before. None: E needs the picture itself (or takes none).
-    `options`: entries of `model_index.json` that are no components but settings of the pipeline.
-    `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only pictures are made.
-    `default_shape` and `default_fps`: of a video when the request names none.
-    `one_size`: whether there are models of it that make one size only: the default is that size for all pictures that
-    a video starts from. Of others it follows the picture's proportions.
-    """
+    """One family of `diffusers` pipelines."""
 
     name: str
     pipeline_class: str
     size_multiple: int
+    """Height and width must be multiples of it (VAE factor times patch size)."""
     default_steps: int
     default_guidance_scale: float
     components: Mapping[Stage, tuple[str, ...]]
+    """The pipeline components that each stage needs, by their names in `model_index.json`. A VAE that encodes and
+    decodes images belongs to two stages, each of which has one of its own."""
     size_factors: tuple[tuple[str, str, int], ...] = ()
+    """Where model folders differ in `size_multiple`: the entries of their configs whose product it is, as component,
+    key and the default of diffusers. The last entry of a list counts."""
     optional: frozenset[str] = frozenset()
+    """Components that a model folder may leave out."""
     options: tuple[str, ...] = ()
+    """Entries of `model_index.json` that are no components but settings of the pipeline."""
     shares_tokens: bool = True
+    """D can run at degrees above 1. U-Nets cannot."""
     loras: bool = True
+    """diffusers supports LoRAs of it."""
     negative_prompt: bool = True
+    """A negative prompt has an effect; where guidance is an embedding it has none."""
     takes_image: bool = False
+    """Every request of it starts from an image (edits, image to video); requests of other families have none."""
     image_fit: ImageFit | None = None
+    """How E resizes the image to the size of the output, if it needs nothing else of it, so that this can be done
+    before. None: E needs the image itself (or takes none)."""
     frame_multiple: int | None = None
+    """The number of frames of a video is 1 plus a multiple of it; None where only images are made."""
     default_shape: Shape | None = None
+    """Size of a video when the request names none."""
     default_fps: int | None = None
+    """Frames per second of a video when the request names none."""
     one_size: bool = False
+    """Some models of it make one size only, so the default size holds for all images that a video starts from. The
+    default size of other families follows the image's proportions."""
 
     def allows_frames(self, num_frames: int) -> bool:
         """Whether an output can have this many frames."""

@@ -1,4 +1,4 @@
-"""The picture that an edit or a video from a picture starts from: read from what a client sent, without trusting it."""
+"""Input images of edits and of image-to-video requests, read from the files of clients, which are not trusted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MAX_PROPORTION = 100
 # A progressive JPEG has about ten scans; each more costs a pass over all pixels, and takes a few bytes of the file.
 _MAX_JPEG_SCANS = 32
 # Its header says how long it is and of how many components, which tells it from whatever else a file holds (the video
-# of a phone's moving picture, say).
+# of a phone's moving photo, for example).
 _START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
-def read_picture(content: bytes, max_pixels: int, param: str = "image") -> Image.Image:
-    """A still picture (PNG, JPEG or WebP) as RGB: turned upright as its EXIF orientation says, what is transparent
-    flattened onto white.
+def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.Image:
+    """A still image (PNG, JPEG or WebP) as RGB: turned upright as its EXIF orientation says, with transparent
+    parts flattened onto white.
 
     Nothing is decoded before its size is known to be at most `max_pixels`. Raises `InvalidRequestError`, which names
     the field `param`, and no value of the file.
@@ -35,33 +35,33 @@ def read_picture(content: bytes, max_pixels: int, param: str = "image") -> Image
     if not content:
         _refuse(param, "is an empty file")
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
-            if picture.width * picture.height > max_pixels:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > max_pixels:
                 _too_large(param, max_pixels)
-            if max(picture.size) > _MAX_PROPORTION * min(picture.size):
+            if max(image.size) > _MAX_PROPORTION * min(image.size):
                 _refuse(param, f"has one side more than {_MAX_PROPORTION} times as long as the other")
-            # The other pictures of an MPO file (as phones make them) are previews or depths of the first.
-            if picture.format != "MPO" and getattr(picture, "is_animated", False):
-                _refuse(param, "must be a still picture, this one is animated")
-            if picture.format in ("JPEG", "MPO") and len(_START_OF_SCAN.findall(content)) > _MAX_JPEG_SCANS:
+            # The other images of an MPO file (as phones make them) are previews or depths of the first.
+            if image.format != "MPO" and getattr(image, "is_animated", False):
+                _refuse(param, "must be a still image, this one is animated")
+            if image.format in ("JPEG", "MPO") and len(_START_OF_SCAN.findall(content)) > _MAX_JPEG_SCANS:
                 _refuse(param, f"is a JPEG file with more than {_MAX_JPEG_SCANS} scans")
-            return _rgb(ImageOps.exif_transpose(picture))
+            return _rgb(ImageOps.exif_transpose(image))
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         _too_large(param, max_pixels)
     except Exception:  # Pillow's decoders raise whatever broken bytes lead them to
-        _refuse(param, f"cannot be read as a picture; send a whole {', '.join(FORMATS)} file")
+        _refuse(param, f"cannot be read as an image; send a whole {', '.join(FORMATS)} file")
 
 
-def made_smaller(picture: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
-    """The picture in the size of an output, bit for bit as the processors of diffusers bring it there (Lanczos), where
-    it has more pixels than that. E brings smaller ones there, and those that it needs as they are (`fit` is None)."""
+def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
+    """The image in the size of an output, resized bit for bit as the processors of diffusers do it (Lanczos), if it has
+    more pixels than that. Smaller images, and those that E needs as they are (`fit` is None), are left to E."""
     size = (shape.width, shape.height)
-    width, height = size if fit != "crop" else _covering(picture, shape)
-    if fit is None or width * height >= picture.width * picture.height:
-        return picture
-    resized = picture.resize((width, height), Image.Resampling.LANCZOS)
+    width, height = size if fit != "crop" else _covering(image, shape)
+    if fit is None or width * height >= image.width * image.height:
+        return image
+    resized = image.resize((width, height), Image.Resampling.LANCZOS)
     if fit == "stretch":
         return resized
     # `VaeImageProcessor._resize_and_crop` rounds both halves down, each for itself.
@@ -70,52 +70,52 @@ def made_smaller(picture: Image.Image, shape: Shape, fit: ImageFit | None) -> Im
     return cropped
 
 
-def _covering(picture: Image.Image, shape: Shape) -> tuple[int, int]:
-    """Width and height, in the picture's proportions, that cover an output: one side is the output's."""
-    if shape.width / shape.height > picture.width / picture.height:
-        return shape.width, picture.height * shape.width // picture.width
-    return picture.width * shape.height // picture.height, shape.height
+def _covering(image: Image.Image, shape: Shape) -> tuple[int, int]:
+    """Width and height, in the image's proportions, that cover an output: one side is the output's."""
+    if shape.width / shape.height > image.width / image.height:
+        return shape.width, image.height * shape.width // image.width
+    return image.width * shape.height // image.height, shape.height
 
 
-def png_of(picture: Image.Image) -> bytes:
+def encode_png(image: Image.Image) -> bytes:
     """A PNG file without metadata. The same pixels give the same bytes."""
-    picture.info.clear()  # else it would write profiles and the like that the file brought
+    image.info.clear()  # else profiles and other metadata of the file would be written
     buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
+    image.save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
     return buffer.getvalue()
 
 
 def check_image(family: Family, inputs: GenerationInputs) -> None:
-    """Whether a request brings a picture if, and only if, its family starts from one. Raises `InvalidRequestError`."""
+    """Check that a request has an input image if, and only if, its family takes one. Raises `InvalidRequestError`."""
     check_given(family, inputs.image is not None, "image")
 
 
 def check_given(family: Family, is_given: bool, param: str, others: Collection[str] = ()) -> None:
-    """As `check_image`, before the picture of the field `param` is read. `others`: models that would take the request
-    as it is."""
+    """The same check before the image of the field `param` is read. `others`: models that would take the request as it
+    is."""
     instead = f"; {', '.join(others)} would take the request as it is" if others else ""
     if family.takes_image and not is_given:
-        _refuse(param, f"is required: {family.name} starts from a picture{instead}")
+        _refuse(param, f"is required: {family.name} starts from an image{instead}")
     if not family.takes_image and is_given:
         _refuse(param, f"must be left out: {family.name} starts from a prompt alone{instead}")
 
 
-def source_image(inputs: GenerationInputs) -> Image.Image:
-    """The picture of a request, RGB, in its own size. Raises `InvalidRequestError` when it has none."""
+def open_input_image(inputs: GenerationInputs) -> Image.Image:
+    """The image of a request, RGB, in its own size. Raises `InvalidRequestError` when it has none."""
     if inputs.image is None:
-        _refuse("image", "is required: this model starts from a picture")
-    with Image.open(io.BytesIO(inputs.image), formats=("PNG",)) as picture:
-        return picture.convert("RGB")
+        _refuse("image", "is required: this model starts from an image")
+    with Image.open(io.BytesIO(inputs.image), formats=("PNG",)) as image:
+        return image.convert("RGB")
 
 
-def _rgb(picture: Image.Image) -> Image.Image:
-    """Of any mode that the formats know."""
-    if picture.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would cut off at 255
-        picture = picture.convert("I").point(_high_byte).convert("L")
-    if not picture.has_transparency_data:
-        return picture.convert("RGB")
-    white = Image.new("RGBA", picture.size, "white")
-    return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert an image of any mode that the formats have."""
+    if image.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would cut off at 255
+        image = image.convert("I").point(_high_byte).convert("L")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def _high_byte(value: float) -> float:
@@ -123,7 +123,7 @@ def _high_byte(value: float) -> float:
 
 
 def _too_large(param: str, max_pixels: int) -> NoReturn:
-    _refuse(param, f"has more than {max_pixels} pixels, the most that this model takes; send a smaller picture")
+    _refuse(param, f"has more than {max_pixels} pixels, the most that this model takes; send a smaller image")
 
 
 def _refuse(param: str, problem: str) -> NoReturn:

@@ -9,7 +9,7 @@ _FOLDER, _SUFFIX = "loras", ".safetensors"
 
 
 def lora_names(model_folder: Path) -> tuple[str, ...]:
-    """The names that requests may give: those of the safetensors files, without the ending, sorted."""
+    """The names that requests may give: the names of the safetensors files, without the ending, sorted."""
     return tuple(sorted(path.stem for path in (model_folder / _FOLDER).glob(f"*{_SUFFIX}") if path.is_file()))
 
 
@@ -19,6 +19,6 @@ def lora_file(model_folder: Path, name: str) -> Path | None:
 
 
 def lora_bytes(model_folder: Path, names: Iterable[str | None]) -> int:
-    """What LoRAs of these names take on a device, which holds one at a time: the size of the largest file."""
+    """Bytes that LoRAs of these names take on a device, which holds one at a time: the size of the largest file."""
     files = [lora_file(model_folder, name) for name in names if name is not None]
     return max((file.stat().st_size for file in files if file is not None), default=0)

@@ -19,7 +19,7 @@ _ABANDONED = "abandoned"
 
 
 def abandon(store: Store, name: str, rank: int, use: int) -> None:
-    """Speak for a member that cannot any more (its process has ended): who waits for it in the handshake fails."""
+    """Abandon a use for a member whose process has ended: members that wait for it in the handshake fail."""
     store.set(_key(name, use, rank), _ABANDONED)
 
 
@@ -28,12 +28,13 @@ def _key(name: str, use: int, rank: int) -> str:
 
 
 @dataclass(slots=True)
-class _Held:
-    """A group, who is in it, and the use it was made or found ready for last."""
+class _CachedGroup:
+    """A group that is kept for later plans."""
 
     group: SequenceGroup
     members: tuple[str, ...]
     last_use: int
+    """The latest use that it was made or found ready for."""
 
 
 class GroupCache:
@@ -52,7 +53,7 @@ class GroupCache:
         self._device = device
         self._capacity = capacity
         self._timeout_s = timeout_s
-        self._groups: OrderedDict[str, _Held] = OrderedDict()
+        self._groups: OrderedDict[str, _CachedGroup] = OrderedDict()
         # Prefixes of keys to delete, with the time from which nobody waits for them.
         self._leftovers: deque[tuple[float, str]] = deque()
 
@@ -63,8 +64,8 @@ class GroupCache:
 
     def acquire(self, name: str, rank: int, size: int, use: int, members: Sequence[str] = ()) -> SequenceGroup:
         """The group `name`, ready on all members. `use` is the same on all of them and grows with every use of the
-        name (the plan's id). `members`: who they are, for `lose`. Raises `GroupError` when a member does not come in
-        time, or has given this use up."""
+        name (the plan's id). `members`: their names, for `lose`. Raises `GroupError` when a member does not
+        come in time, or has abandoned this use."""
         self._tidy()
         held = self._groups.get(name)
         if held is not None and held.group.failed:
@@ -83,15 +84,15 @@ class GroupCache:
             with suppress(RuntimeError):  # of the store: nothing depends on it
                 # All are here, so all have read what was written for the use before.
                 self._store.delete_key(_key(name, held.last_use, rank))
-        self._groups[name] = _Held(group, tuple(members), use)
+        self._groups[name] = _CachedGroup(group, tuple(members), use)
         self._groups.move_to_end(name)
         while len(self._groups) > self._capacity:
             self.drop(next(iter(self._groups)))
         return group
 
     def abandon(self, name: str, rank: int, use: int) -> None:
-        """This member will not take part (any longer) in a use: those who wait for it get their `GroupError` at once,
-        in the handshake or in a collective."""
+        """This member takes no part in a use any more. Members that wait for it get their `GroupError` at once, in the
+        handshake or in a collective."""
         abandon(self._store, name, rank, use)
         self.drop(name)
         self._delete_later(f"use/{name}/{use}/")
@@ -110,7 +111,7 @@ class GroupCache:
             self.drop(name)
 
     def _exchange(self, name: str, rank: int, size: int, use: int, mine: str) -> list[str]:
-        """What each member holds under this name."""
+        """The name of the group that each member holds under this name, or ""."""
         keys = [_key(name, use, member) for member in range(size)]
         try:
             self._store.set(keys[rank], mine)
@@ -133,7 +134,7 @@ class GroupCache:
         self._leftovers.append((time.monotonic() + self._timeout_s, prefix))
 
     def _tidy(self) -> None:
-        """Delete the keys that are due. Members delete the same ones: who comes second finds none."""
+        """Delete the keys that are due. Members delete the same keys; the second one finds none."""
         now_s = time.monotonic()
         due: list[str] = []
         while self._leftovers and self._leftovers[0][0] <= now_s:

@@ -144,7 +144,7 @@ def _edge(row: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor
 _ACTIVE: ContextVar[_Rows | None] = ContextVar("rows", default=None)
 
 
-class _Redirect(TorchFunctionMode):
+class _RowsRedirect(TorchFunctionMode):
     """Sends what looks beyond a pixel to the sharing of rows. Convolutions have hooks of their own."""
 
     def __init__(self, rows: _Rows) -> None:
@@ -212,7 +212,7 @@ def _sharing(stock: Callable[..., Any]) -> Callable[..., Any]:
             rows.frames = latents.shape[2]
         token = _ACTIVE.set(rows)
         try:
-            with _Redirect(rows):
+            with _RowsRedirect(rows):
                 output = stock(rows.shard(latents), *args, **kwargs)
         finally:
             _ACTIVE.reset(token)

@@ -281,7 +281,7 @@ def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sampl
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
-        with _Redirect(active, text_first) as redirect:
+        with _UlyssesRedirect(active, text_first) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
         if redirect.calls != expected:
@@ -301,7 +301,7 @@ def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sampl
     return forward
 
 
-class _Redirect(TorchFunctionMode):
+class _UlyssesRedirect(TorchFunctionMode):
     """Sends calls of SDPA to a sharding: processors of all families, old and new, end in that function."""
 
     def __init__(self, sharding: _Sharding, text_first: bool) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from deployments.schemas.image_field import count_image_chars
 from tests.deployments.clients import IMAGES, client, error_of, events, image_client
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, png
-from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.requests import Shape
 
 EDITS = "/v1/images/edits"
@@ -69,7 +69,7 @@ async def test_all_encodings_give_the_same_request(sent: dict[str, Any]) -> None
     assert answer.status_code == 200, answer.text
     assert (answer.json()["model"], answer.json()["size"], len(answer.json()["data"])) == ("tiny-kontext", "64x48", 1)
     ((spec, inputs),) = backend.seen
-    assert inputs.image == png_of(read_picture(IMAGE, 10**6))
+    assert inputs.image == encode_png(read_image(IMAGE, 10**6))
     assert (inputs.prompt, inputs.num_inference_steps, spec.shape) == ("make it blue", 2, Shape(48, 64))
 
 

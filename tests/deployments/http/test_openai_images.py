@@ -16,10 +16,10 @@ from deployments.http.app import create_api
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import served
 from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png, video
-from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.models.input_image import encode_png, read_image
 
 IMAGE = png(64, 48, "red")
-NORMALISED = png_of(read_picture(IMAGE, 10**6))
+NORMALISED = encode_png(read_image(IMAGE, 10**6))
 FILE = ("fox.png", IMAGE, "image/png")
 EXTRA = {"num_inference_steps": 2}
 

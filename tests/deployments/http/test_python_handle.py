@@ -20,7 +20,7 @@ from tridentserve.errors import (
     UnknownModelError,
     WorkerError,
 )
-from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.models.input_image import encode_png, read_image
 
 BODY = {"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1", "seed": 7}
 
@@ -60,7 +60,7 @@ async def test_images_to_start_from(named: bool) -> None:
         assert (await generate(backend, WITH_IMAGES, {**edit, "image": sent}))["images"] == [image]
     assert (await generate(backend, WITH_IMAGES, video))["videos"] == [fake_video("a cat")]
     assert [spec.model for spec, _ in backend.seen] == ["tiny-kontext"] * 5 + ["tiny-wan-i2v"]
-    assert {inputs.image for _, inputs in backend.seen} == {png_of(read_picture(image, 10**6))}
+    assert {inputs.image for _, inputs in backend.seen} == {encode_png(read_image(image, 10**6))}
 
 
 @pytest.mark.parametrize(

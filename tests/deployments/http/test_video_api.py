@@ -24,7 +24,7 @@ from tests.deployments.fake_backend import FakeBackend, png, video
 from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError
-from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.models.input_image import encode_png, read_image
 
 VIDEOS = "/v1/videos"
 BODY = {"prompt": "a fox", "size": "64x64", "num_frames": 9, "num_inference_steps": 2, "fps": 8}
@@ -303,7 +303,7 @@ async def test_a_video_from_an_image(served: Served, sent: dict[str, Any]) -> No
         at_once = await http.post(f"{VIDEOS}/sync", **sent)
     assert (job["model"], at_once.status_code) == ("tiny-wan-i2v", 200)
     assert (await served.until_ended(job["id"]))["status"] == "completed"
-    assert [inputs.image for _, inputs in served.backend.seen] == [png_of(read_picture(IMAGE, 10**6))] * 2
+    assert [inputs.image for _, inputs in served.backend.seen] == [encode_png(read_image(IMAGE, 10**6))] * 2
 
 
 @pytest.mark.parametrize("video_id", ["unknown", "%00", ".x", "a" * 129, "%2e%2e%2fjobs"])

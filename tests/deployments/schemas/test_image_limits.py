@@ -21,7 +21,7 @@ from tests.deployments.videos.test_store import request
 from tests.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate, QueuedUpdate
 from tridentserve.errors import InvalidRequestError, OverloadedError, http_status_of
-from tridentserve.models.input_image import read_picture
+from tridentserve.models.input_image import read_image
 
 EDITS = "/v1/images/edits"
 SENT: dict[str, Any] = {
@@ -54,7 +54,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Before every image that the API decodes, one at a time, with one more that may wait."""
     gate = Gate()
     monkeypatch.setattr(image_field, "_THREADS", DecodingThreads(max_threads=1, max_waiting=1))
-    monkeypatch.setattr(image_field, "read_picture", gate.before(read_picture))
+    monkeypatch.setattr(image_field, "read_image", gate.before(read_image))
     return gate
 
 

@@ -15,7 +15,7 @@ from deployments.schemas.video import build_video_request, parse_video_request
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, png
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.models.families import FAMILIES
-from tridentserve.models.input_image import png_of, read_picture
+from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 
@@ -137,7 +137,7 @@ def test_a_video_starts_from_an_image_where_its_model_does() -> None:
     assert (spec.model, spec.shape, inputs.image) == (
         "tiny-wan-i2v",
         Shape(64, 64, 5),
-        png_of(read_picture(image, 10**6)),
+        encode_png(read_image(image, 10**6)),
     )
     assert made()[0].model == "tiny-wan"
     for fields, says in (
@@ -151,7 +151,7 @@ def test_a_video_starts_from_an_image_where_its_model_does() -> None:
             made(**fields)
     with pytest.raises(InvalidRequestError, match="starts from a prompt alone; tiny-wan-i2v would take the request"):
         made(model="tiny-wan", input_reference="eA==")
-    with pytest.raises(InvalidRequestError, match="starts from a picture; tiny-wan would take the request as it is"):
+    with pytest.raises(InvalidRequestError, match="starts from an image; tiny-wan would take the request as it is"):
         made(model="tiny-wan-i2v")
     with pytest.raises(InvalidRequestError, match=r"unknown field image; .* is called input_reference here"):
         made(image="eA==")

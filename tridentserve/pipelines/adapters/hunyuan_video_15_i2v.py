@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tridentserve.errors import CheckpointError
-from tridentserve.models.input_image import source_image
+from tridentserve.models.input_image import open_input_image
 from tridentserve.pipelines.adapters.hunyuan_video_15 import HunyuanVideo15Adapter
 from tridentserve.pipelines.adapters.image_conditioned import FromPicture, for_all
 from tridentserve.pipelines.base import Tensors
@@ -35,7 +35,7 @@ class HunyuanVideo15ImageAdapter(FromPicture, HunyuanVideo15Adapter):
     def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         pipe = self.pipe
         size = {"height": inputs.shape.height, "width": inputs.shape.width}
-        picture = pipe.video_processor.resize(source_image(inputs), **size, resize_mode="crop")
+        picture = pipe.video_processor.resize(open_input_image(inputs), **size, resize_mode="crop")
         image_latents = pipe._get_image_latents(pipe.vae, pipe.video_processor, picture, **size, device=self.device)
         # As the transformer takes them; `dtype` is that of the text encoders.
         taken = pipe.transformer.dtype

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tridentserve.models.input_image import source_image
+from tridentserve.models.input_image import open_input_image
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
@@ -40,5 +40,5 @@ def resized_picture(processor: Any, inputs: GenerationInputs) -> torch.Tensor:
     """In the size of the request's output, whatever its own is, by the pipeline's processor: (1, 3, height, width) from
     -1 to 1, in float32. So what E and D cost depends on the size of the output only."""
     shape = inputs.shape
-    pixels: torch.Tensor = processor.preprocess(source_image(inputs), height=shape.height, width=shape.width)
+    pixels: torch.Tensor = processor.preprocess(open_input_image(inputs), height=shape.height, width=shape.width)
     return pixels

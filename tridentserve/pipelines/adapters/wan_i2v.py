@@ -13,7 +13,7 @@ import torch
 from diffusers import WanPipeline
 
 from tridentserve.errors import CheckpointError
-from tridentserve.models.input_image import source_image
+from tridentserve.models.input_image import open_input_image
 from tridentserve.pipelines.adapters.image_conditioned import FromPicture, for_all, resized_picture
 from tridentserve.pipelines.adapters.video_adapter import statistic
 from tridentserve.pipelines.adapters.wan import WanAdapter
@@ -48,7 +48,7 @@ class WanImageAdapter(FromPicture, WanAdapter):
         # The mode of the VAE's distribution: nothing is drawn.
         made = {"image_latents": vae.encode(frames).latent_dist.mode()}
         if self.pipe.transformer.config.image_dim is not None:
-            made["image_embeds"] = self.pipe.encode_image(source_image(inputs), self.device)
+            made["image_embeds"] = self.pipe.encode_image(open_input_image(inputs), self.device)
         return made
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
