@@ -34,7 +34,7 @@ def test_the_policy_of_the_page_serves(tmp_path: Path, tiny_cache: Path) -> None
     with started([sys.executable, command[1], str(tmp_path / command[2])], ROOT, {**os.environ, **path}) as process:
 
         def is_ready() -> bool:
-            assert process.poll() is None, "the service has ended"
+            assert process.poll() is None, process.communicate()
             try:
                 return bool(http.get(f"http://127.0.0.1:{port}/health", timeout=60.0).json()["status"] == "ready")
             except (httpx.HTTPError, ValueError, KeyError):
