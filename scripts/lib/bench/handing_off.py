@@ -49,7 +49,7 @@ async def _nixl(workers: Workers, run: int) -> tuple[float, float]:
     if taken != NBYTES:
         raise RuntimeError(f"{taken} bytes arrived, {NBYTES} were sent")
     for worker in ("w0", "w1"):
-        await workers.call(worker, "forget", "handoff", key.plan_id)
+        await workers.call(worker, "forget_request", "handoff", key.plan_id)
     return end_s - start_s, end_s - pushed_s
 
 

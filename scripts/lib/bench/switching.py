@@ -85,13 +85,13 @@ class _Switch:
     async def stop_the_world(self) -> None:
         engine = self.service.engine
         self.service.dispatcher.closed = True
-        await _until(lambda: not engine._plans)
+        await _until(lambda: not engine._driver._plans)
         await self.adjust()
         wanted = {worker: self.after.describe(worker) for worker in self.after.replicas}
         await _until(lambda: engine.placement == wanted)
         # What workers do when they start: make resident all that their placement says.
         fleet = engine._fleet
-        await asyncio.gather(*(fleet.handle(worker).start.remote() for worker in fleet.alive))
+        await asyncio.gather(*(fleet.handle(worker).start() for worker in fleet.alive))
         self.service.dispatcher.closed = False
         engine._core.post(ev.Tick())
 

@@ -21,7 +21,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport
 from tridentserve.engine.live.transport.parcel import Parcel
-from tridentserve.engine.live.worker.worker import StageWorker
+from tridentserve.engine.live.worker.worker_actor import StageWorker
 from tridentserve.engine.options import Fetch, WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.loading import load_adapter
@@ -39,28 +39,28 @@ class BenchWorker(StageWorker):
 
     async def outputs(self, key: HandoffKey) -> dict[str, NDArray[Any]]:
         """The tensors that a plan has left here."""
-        parcel = await self._handoff.take(key, self._config.spec.worker_id)
+        parcel = await self._parts.handoff.fetch_parcel(key, self._parts.config.spec.worker_id)
         return {name: tensor.numpy() for name, tensor in parcel.tensors.items()}
 
     async def regroup(self, name: str, workers: Sequence[WorkerId], use: int) -> float:
         """Seconds from asking for a group to the end of its first collective."""
-        rank = list(workers).index(self._config.spec.worker_id)
+        rank = list(workers).index(self._parts.config.spec.worker_id)
 
         def first_collective() -> float:
             start_s = time.perf_counter()
-            group = self._executor._groups.acquire(name, rank, len(workers), use, workers)
+            group = self._parts.groups.acquire(name, rank, len(workers), use, workers)
             group.agree()
             return time.perf_counter() - start_s
 
-        return await self._on_device(first_collective)
+        return await self._parts.device_thread(first_collective)
 
     async def keep(self, key: HandoffKey, nbytes: int) -> None:
         """Keep an output of so many bytes, as a plan does."""
-        self._handoff.keep(key, Parcel({"bytes": torch.ones(nbytes, dtype=torch.uint8)}))
+        self._parts.handoff.keep_output(key, Parcel({"bytes": torch.ones(nbytes, dtype=torch.uint8)}))
 
     async def push(self, key: HandoffKey, to: WorkerId) -> None:
         """Push a kept output; returns when it is in the other worker's buffer."""
-        await self._handoff.push(key, to)
+        await self._parts.handoff.push_output(key, to)
 
     async def make(self, nbytes: int) -> None:
         """An output of so many bytes that `put` then puts."""
@@ -72,7 +72,7 @@ class BenchWorker(StageWorker):
 
     async def take(self, key: HandoffKey, source: WorkerId) -> int:
         """Take what was pushed here; its bytes."""
-        return (await self._handoff.take(key, source)).layout().nbytes
+        return (await self._parts.handoff.fetch_parcel(key, source)).layout().nbytes
 
     async def get(self, references: list[Any]) -> int:
         """Take a copy out of the object store, as `take` does out of the buffer; its bytes."""
@@ -90,29 +90,30 @@ class BenchWorker(StageWorker):
                 done += 1
             return done
 
-        return await self._on_device(multiply)
+        return await self._parts.device_thread(multiply)
 
     async def fetch_by(self, fetch: Fetch) -> None:
         """Where replicas are fetched from, from now on."""
-        self._replicas._fetch = fetch
+        self._parts.replicas._fetch = fetch
 
     async def read_checkpoint(self, replica: Replica) -> float:
         """Seconds to read the stage from its folder into models of its own, as without a host copy."""
-        source = self._config.sources[replica.model]
+        source = self._parts.config.sources[replica.model]
 
         def read() -> float:
             start_s = time.perf_counter()
             load_adapter(source.folder, frozenset({replica.stage}))
             return time.perf_counter() - start_s
 
-        return await self._on_device(read)
+        return await self._parts.device_thread(read)
 
     async def load(self, replica: Replica) -> tuple[str, float, int]:
         """Evict a replica and load it again: where it came from, the seconds, the bytes."""
         loads: list[Any] = []
-        if replica in self._replicas.resident:
-            await self._replicas._evict(replica)
-        await self._replicas.prepare((replica,), tell=loads.append)
+        replicas = self._parts.replicas
+        if replica in replicas.resident:
+            await replicas._evict(replica)
+        await replicas.prepare((replica,), tell=loads.append)
         return loads[0].source, loads[0].seconds, loads[0].num_bytes
 
 
@@ -147,7 +148,7 @@ class Workers:
         """Run a plan on all its workers. Raises `RuntimeError` where one reports a failure."""
         start_s = time.perf_counter()
         content = {name: inputs[name] for name in plan.request_ids}
-        calls = [self.handles[w].run.remote(next(self._numbers[w]), plan, content) for w in plan.workers]
+        calls = [self.handles[w].run_plan.remote(next(self._numbers[w]), plan, content) for w in plan.workers]
         leader, *_ = await asyncio.gather(*(self._listen(call) for call in calls))
         return Done(leader[0], leader[1], time.perf_counter() - start_s)
 
@@ -160,7 +161,7 @@ class Workers:
                 report = item
             elif isinstance(item, bytes):
                 pictures.append(item)
-            if report is not None and len(pictures) == sum(report.num_images.values()):
+            if report is not None and len(pictures) == sum(report.num_outputs.values()):
                 break  # what follows is the end of the call, for which the engine does not wait either
         if report is None or report.outcome == "failed":
             raise RuntimeError(report.error if report is not None else "a plan ended without a report")
@@ -172,7 +173,7 @@ class Workers:
     async def forget(self, names: Sequence[str]) -> None:
         """Drop all that is kept of these requests."""
         last = next(self._plan_ids)
-        await asyncio.gather(*(self.call(w, "forget", name, last) for name in names for w in self.handles))
+        await asyncio.gather(*(self.call(w, "forget_request", name, last) for name in names for w in self.handles))
 
 
 @asynccontextmanager
@@ -195,7 +196,7 @@ async def started(
     try:
         ready = await asyncio.gather(*(handle.start.remote() for handle in handles.values()))
         everyone = {w: (handle, answer) for (w, handle), answer in zip(handles.items(), ready, strict=True)}
-        await asyncio.gather(*(handle.connect.remote(everyone) for handle in handles.values()))
+        await asyncio.gather(*(handle.connect_peers.remote(everyone) for handle in handles.values()))
         yield Workers(handles)
     finally:
         for handle in handles.values():

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from PIL import Image
 
@@ -76,8 +75,8 @@ class Service:
 
     async def holds_nothing(self) -> bool:
         """No worker holds any parcel."""
-        handles = [self.engine._fleet.handle(worker_id) for worker_id in self.engine.workers_alive()]
-        return not any(await asyncio.gather(*(handle.ping.remote() for handle in handles)))
+        handles = self.engine._fleet.handles_of(self.engine.workers_alive())
+        return not any(await asyncio.gather(*(handle.count_parcels() for handle in handles)))
 
     def leader(self, after: int) -> str:
         """Of the first plan given out since then."""
@@ -125,7 +124,7 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     before = len(read_log(service.log)) if service.log.exists() else 0
     answering = asyncio.create_task(service.generate(f"r-{degree}"))
     await until(lambda: service.saved(before) == 2)
-    ray.kill(service.engine._fleet.handle(service.leader(before)))
+    service.engine._fleet.handle(service.leader(before)).kill()
     answer = await answering
     assert isinstance(answer, CompletedUpdate), answer
     saved = recovery.check(read_log(service.log)[before:], f"r-{degree}", degree)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.waiting import until
-from tridentserve.engine.live.client_requests import Job, JobBook
-from tridentserve.engine.live.plan_calls import contents
+from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
+from tridentserve.engine.live.plan_calls import select_inputs
 from tridentserve.engine.live.updates import ProgressUpdate, QueuedUpdate
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -17,16 +17,16 @@ def inputs(seed: int = 1, prompt: str = "x", image: bytes | None = None, seed_dr
     return GenerationInputs(prompt, SPEC.shape, 4, 5.0, seed, image=image, seed_drawn=seed_drawn)
 
 
-def admitted() -> tuple[JobBook, Job]:
-    book = JobBook(max_result_age_s=0.05)
+def admitted() -> tuple[ClientRequests, ClientRequest]:
+    book = ClientRequests(max_result_age_s=0.05)
     return book, book.admit(SPEC, inputs())
 
 
 async def test_clients_join_and_begin_with_the_latest_update() -> None:
     book, job = admitted()
-    job.tell(QueuedUpdate("id"))
+    job.publish(QueuedUpdate("id"))
     first = job.join()
-    job.tell(ProgressUpdate("id", 1, 4))
+    job.publish(ProgressUpdate("id", 1, 4))
     second = job.join()
     assert book.joinable("id") is job
     assert [first.get_nowait(), first.get_nowait()] == [QueuedUpdate("id"), ProgressUpdate("id", 1, 4)]
@@ -76,7 +76,7 @@ async def test_a_drawn_seed_is_the_same_request_another_seed_or_prompt_is_not() 
 
 
 async def test_another_picture_is_another_request_also_when_the_first_has_ended() -> None:
-    book = JobBook(max_result_age_s=0.05)
+    book = ClientRequests(max_result_age_s=0.05)
     job = book.admit(SPEC, inputs(image=b"one"))
     for _ in range(2):
         assert job.is_same(SPEC, inputs(seed=2, seed_drawn=True, image=b"one"))
@@ -87,9 +87,9 @@ async def test_another_picture_is_another_request_also_when_the_first_has_ended(
 
 
 def test_pictures_go_to_the_worker_that_encodes() -> None:
-    jobs = {"a": Job("a", SPEC, inputs(image=b"one")), "b": Job("b", SPEC, inputs())}
+    jobs = {"a": ClientRequest("a", SPEC, inputs(image=b"one")), "b": ClientRequest("b", SPEC, inputs())}
     members = tuple(PlanMember(name) for name in jobs)
     whole = DispatchPlan(1, "model", tuple(Stage), ("w0", "w1"), members, "w0+w1")
     later = DispatchPlan(2, "model", (Stage.DIFFUSE, Stage.DECODE), ("w0",), members)
-    assert contents(whole, jobs, "w0") == {"a": inputs(image=b"one"), "b": inputs()}
-    assert contents(whole, jobs, "w1") == contents(later, jobs, "w0") == {"a": inputs(), "b": inputs()}
+    assert select_inputs(whole, jobs, "w0") == {"a": inputs(image=b"one"), "b": inputs()}
+    assert select_inputs(whole, jobs, "w1") == select_inputs(later, jobs, "w0") == {"a": inputs(), "b": inputs()}

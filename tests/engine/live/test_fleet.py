@@ -13,8 +13,9 @@ from ray.exceptions import RayActorError
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live import fleet as fleet_module
-from tridentserve.engine.live.fleet import Fleet, WorkerResources
+from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
 from tridentserve.engine.live.messages import WorkerConfig
+from tridentserve.engine.live.worker_handle import WorkerHandle
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.plans import DispatchPlan, PlanMember
@@ -35,7 +36,9 @@ def config_of(store_port: int, host_dir: Path) -> WorkerConfig:
 
 
 def test_a_call_that_ray_cannot_make_is_told_and_takes_no_turn(tmp_path: Path) -> None:
-    fleet = Fleet([config_of(1, tmp_path)], WorkerResources(0.1), lambda config: None, lambda worker_id, why: None)
+    fleet = WorkerFleet(
+        [config_of(1, tmp_path)], WorkerResources(0.1), lambda config: None, lambda worker_id, why: None
+    )
     plan = DispatchPlan(1, "m", (Stage.ENCODE,), ("w",), (PlanMember("r"),))
     turns: list[int] = []
 
@@ -45,9 +48,10 @@ def test_a_call_that_ray_cannot_make_is_told_and_takes_no_turn(tmp_path: Path) -
             raise OSError("the object store is full")
         return "a call"
 
-    fleet._members["w"].handle = SimpleNamespace(run=SimpleNamespace(remote=call))
-    assert fleet.run("w", plan, {}) is None
-    assert str(fleet.run("w", plan, {})) == "a call"
+    actor: Any = SimpleNamespace(run_plan=SimpleNamespace(remote=call))
+    fleet._workers["w"].handle = WorkerHandle(actor)
+    assert fleet.run_plan("w", plan, {}) is None
+    assert str(fleet.run_plan("w", plan, {})) == "a call"
     assert turns == [0, 0]
 
 
@@ -57,7 +61,7 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
 ) -> None:
     store = connect_store(is_server=True)
     joined, broken = asyncio.Queue[WorkerConfig](), asyncio.Event()
-    fleet = Fleet(
+    fleet = WorkerFleet(
         [config_of(store.port, tmp_path)], WorkerResources(0.1), joined.put_nowait, lambda worker_id, why: None
     )
 
@@ -70,12 +74,12 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
     await fleet.start()
     try:
         assert (await joined.get()).incarnation == 0
-        former: Any = fleet.handle("w")
+        former = fleet.handle("w")
         broken.set()
         assert (await joined.get()).incarnation == 1
         with pytest.raises(RayActorError):
-            await former.ping.remote()
-        assert await fleet.handle("w").ping.remote() == 0
+            await former.count_parcels()
+        assert await fleet.handle("w").count_parcels() == 0
     finally:
         await fleet.stop()
     del store

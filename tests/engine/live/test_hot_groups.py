@@ -35,7 +35,7 @@ def make_and_use(member: Member, capacity: int) -> list[list[str]]:
     executor.make_groups(groups)
     held = list(cache.names)
     used = cache.acquire(groups[-1].name, member.rank, member.size, 1, groups[-1].workers).name
-    executor.lose_member("w1")
+    executor.drop_groups_of("w1")
     return [held, [used], list(cache.names)]
 
 

@@ -19,11 +19,11 @@ from PIL import Image
 from tests.pipelines.models import make_inputs, stock_result
 from tests.waiting import until
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.live.fleet import Fleet, WorkerResources
+from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
-from tridentserve.engine.live.plan_calls import untold_steps
-from tridentserve.engine.live.transport.parcel import Layout
+from tridentserve.engine.live.plan_calls import list_unreported_steps
+from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -49,7 +49,7 @@ HANDOFF_BYTES = 4 << 20
 class Plans:
     """Makes plans with numbers that nobody has used, runs them, keeps the reports."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: WorkerFleet) -> None:
         self.fleet = fleet
         self.steps_told: Counter[int] = Counter()  # By plan, while it runs.
         self._ids = itertools.count()
@@ -79,7 +79,7 @@ class Plans:
     ) -> tuple[PlanReport, list[bytes], int]:
         """The leader's report, the pictures, the number of steps told. Any member's failure raises."""
         content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
-        calls = [self.fleet.run(worker_id, plan, content) for worker_id in plan.workers]
+        calls = [self.fleet.run_plan(worker_id, plan, content) for worker_id in plan.workers]
         results = await asyncio.gather(*(self._listen(plan, call) for call in calls))
         for report, _, _ in results:
             assert report.outcome != "failed", report.error
@@ -94,17 +94,17 @@ class Plans:
                 self.steps_told[plan.plan_id] += 1
             elif isinstance(item, PlanReport):
                 report = item
-                notes += len(untold_steps(plan, report))
+                notes += len(list_unreported_steps(plan, report))
             elif isinstance(item, ReplicaLoad):
                 continue
             else:
                 pictures.append(item)
         assert report is not None
-        assert len(pictures) == sum(report.num_images.values())
+        assert len(pictures) == sum(report.num_outputs.values())
         return report, pictures, notes
 
     async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
-        return await getattr(self.fleet.handle(worker_id), method).remote(*args)
+        return await getattr(self.fleet.handle(worker_id).actor, method).remote(*args)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
         for worker_id in WORKERS
     ]
     lost: list[str] = []
-    fleet = Fleet(configs, WorkerResources(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
+    fleet = WorkerFleet(configs, WorkerResources(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
     await fleet.start()
     yield Plans(fleet)
     assert not lost
@@ -238,7 +238,7 @@ async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> Non
     plan = plans.plan((E, D), workers, steps=(0, 100_000))
     running = asyncio.create_task(plans.run(plan, inputs))
     await until(lambda: plans.steps_told[plan.plan_id] > 0)
-    await plans.call("w0", "stop", plan.plan_id)
+    await plans.call("w0", "stop_plan", plan.plan_id)
     report, _, notes = await running
     assert report.outcome == "stopped"
     assert 0 < notes < 100_000
@@ -252,7 +252,7 @@ async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plan
     begun = plans.plan((E, D) if " " in first else (E, D, C), first, steps=(0, LONG))
     running = asyncio.create_task(plans.run(begun, inputs))
     await until(lambda: plans.steps_told[begun.plan_id] > 0)
-    await plans.call("w0", "pause", begun.plan_id)
+    await plans.call("w0", "pause_plan", begun.plan_id)
     report, pictures, notes = await running
     assert (report.outcome, pictures) == ("finished", [])
     assert report.paused_after == notes < LONG
@@ -297,7 +297,7 @@ async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, 
     after = tuple(PlanMember(name, None, both.plan_id, "w0") for name in both.request_ids)
     decode = replace(plans.plan((C,), "w1", model), members=after)
     report, pictures, _ = await plans.run(decode, content)
-    assert report.num_images == {early + "2": 1, late + "2": 2}
+    assert report.num_outputs == {early + "2": 1, late + "2": 2}
     for picture, expected in zip(pictures, [*alone[early], *alone[late]], strict=True):
         assert np.abs(pixels(picture).astype(int) - pixels(expected).astype(int)).max() <= 1
     for name in content:
@@ -314,14 +314,14 @@ async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[st
     both = replace(plans.plan((D, C), "w1"), members=members)
     await forget(plans, both.plan_id, "left")
     report, (picture,), _ = await plans.run(both)
-    assert report.num_images == {"stays": 1}
+    assert report.num_outputs == {"stays": 1}
     assert np.array_equal(pixels(picture), stock["sd3"])
     await forget(plans, 30_000, "stays")
 
 
 async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:
     plan = plans.plan((E, D, C), "w0")
-    await plans.call("w0", "pause", plan.plan_id)
+    await plans.call("w0", "pause_plan", plan.plan_id)
     report, pictures, _ = await plans.run(plan)
     assert (report.paused_after, [span.stage for span in report.spans], pictures) == (0, [E, D], [])
     rest = plans.plan((D, C), "w1", input_id=plan.plan_id, source="w0")
@@ -332,7 +332,7 @@ async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, s
 
 async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None:
     plan = plans.plan((E, D, C), "w0")
-    await plans.call("w0", "stop", plan.plan_id)
+    await plans.call("w0", "stop_plan", plan.plan_id)
     report, pictures, _ = await plans.run(plan)
     assert (report.outcome, pictures) == ("stopped", [])
 
@@ -355,7 +355,7 @@ async def test_a_leader_that_fails_does_not_leave_its_group_waiting(plans: Plans
 
 async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any]) -> None:
     block = HandoffKey("block", 0)
-    assert await plans.call("w1", "reserve", block, "x", Layout((), HANDOFF_BYTES, {})) is not None
+    assert await plans.call("w1", "reserve_slot", block, "x", ParcelLayout((), HANDOFF_BYTES, {})) is not None
     encode = plans.plan((E,), "w0", push_to="w1")
     denoise = plans.plan((D, C), "w1", input_id=encode.plan_id, source="w0")
     await plans.run(encode)
@@ -367,7 +367,7 @@ async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any
 
 async def test_nothing_is_left_in_the_buffers(plans: Plans) -> None:
     await forget(plans, 100_000)
-    assert [await plans.call(worker_id, "ping") for worker_id in WORKERS] == [0, 0, 0, 0]
+    assert [await plans.call(worker_id, "count_parcels") for worker_id in WORKERS] == [0, 0, 0, 0]
 
 
 async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> None:
@@ -384,4 +384,4 @@ async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> 
 
 async def forget(plans: Plans, last_plan_id: int, request_id: str = "r") -> None:
     for worker_id in WORKERS:
-        await plans.call(worker_id, "forget", request_id, last_plan_id)
+        await plans.call(worker_id, "forget_request", request_id, last_plan_id)

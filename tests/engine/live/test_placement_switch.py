@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from PIL import Image
 
@@ -193,13 +192,13 @@ async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Servi
 
 async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(service: Service) -> None:
     assert service.engine.placement["w0"] == f"{MODEL}:D"
-    ray.kill(service.engine._fleet.handle("w0"))
+    service.engine._fleet.handle("w0").kill()
     await until(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
     answer = await service.generate("elsewhere", inputs_of(2))
     assert isinstance(answer, CompletedUpdate)
     await until(lambda: "w0" in service.engine.workers_alive())
-    handle = service.engine._fleet.handle("w0")
-    assert (await handle.offers.remote(D), await handle.offers.remote(E)) == (0, None)
+    actor = service.engine._fleet.handle("w0").actor
+    assert (await actor.count_readers.remote(D), await actor.count_readers.remote(E)) == (0, None)
 
 
 async def test_the_log_replays_to_the_same_effects(service: Service) -> None:

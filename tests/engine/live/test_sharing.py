@@ -215,7 +215,7 @@ async def test_a_model_that_comes_later_is_served_and_goes_again(service: Servic
 
 
 async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:
-    handles = [service.engine._fleet.handle(worker_id) for worker_id in service.engine.workers_alive()]
-    assert await asyncio.gather(*(handle.ping.remote() for handle in handles)) == [0, 0, 0, 0]
+    handles = service.engine._fleet.handles_of(service.engine.workers_alive())
+    assert await asyncio.gather(*(handle.count_parcels() for handle in handles)) == [0, 0, 0, 0]
     for logged, effects in replay(read_log(service.log), sharing.scheduler(MEMORY_BYTES)):
         assert effects == logged.effects

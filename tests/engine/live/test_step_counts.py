@@ -33,7 +33,7 @@ def test_a_scheduler_that_makes_other_steps_is_refused(tmp_path: Path) -> None:
     def execute(steps: int) -> dict[str, Parcel]:
         plan = DispatchPlan(0, "m", (Stage.ENCODE, Stage.DIFFUSE), ("w",), (PlanMember("r", (0, steps)),))
         inputs = {"r": make_inputs(16, 16, steps, variant="sdxl")}
-        return executor.execute(plan, inputs, {}, StepControl()).outputs
+        return executor.execute_plan(plan, inputs, {}, StepControl()).outputs
 
     assert set(execute(2)["r"].tensors) == {"latents"}
     # With this spacing, diffusers rounds 1000 / 61 so that there are 62.

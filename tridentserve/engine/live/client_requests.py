@@ -1,4 +1,4 @@
-"""Requests as clients see them: who waits, who may join, how long a result can be asked for again."""
+"""Requests as clients see them: which clients wait, which may join, how long a result can be asked for again."""
 
 from __future__ import annotations
 
@@ -8,40 +8,55 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tridentserve.engine.live.updates import CompletedUpdate, Update
-from tridentserve.plans import WorkerId
+from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.request_records import RequestRecord
 
 
 @dataclass(slots=True)
-class Job:
-    """A request and the clients that wait for it. `key` is its id inside the scheduler: a request id that was
-    cancelled may be used again, and is another request then. `workers` hold, or may be given, something of it.
-    `tiled`: it was decoded in tiles. `asked`: what another request must ask for to be this one."""
+class ClientRequest:
+    """A request and the clients that wait for it."""
 
     key: str
+    """Its id inside the scheduler: a request id that was cancelled may be used again, for another request."""
     spec: RequestSpec
     inputs: GenerationInputs
     waiters: set[asyncio.Queue[Update]] = field(default_factory=set)
+    """One queue of updates for each client that waits."""
     workers: set[WorkerId] = field(default_factory=set)
+    """Workers that hold, or may be given, something of the request."""
     last_plan_id: int = -1
-    images: list[Any] = field(default_factory=list)
+    """The latest plan that the request was part of."""
+    outputs: list[Any] = field(default_factory=list)
+    """References to its images or videos."""
     peak_memory_bytes: int = 0
+    """Largest memory that a worker used while it ran a plan of the request."""
     tiled: bool = False
+    """The request was decoded in tiles."""
     latest: Update | None = None
-    asked: GenerationInputs = field(init=False)
+    comparable: GenerationInputs = field(init=False)
+    """What another request must ask for to be the same one."""
 
     def __post_init__(self) -> None:
-        self.asked = _asked(self.inputs)
+        self.comparable = _make_comparable(self.inputs)
 
-    def tell(self, update: Update) -> None:
-        """Pass an update to all who wait; who joins later begins with the latest."""
+    def add_plan(self, plan: DispatchPlan, member: PlanMember) -> None:
+        """The request is the member `member` of a plan that is given to workers now."""
+        self.workers.update(plan.workers)
+        if member.push_to is not None:
+            self.workers.add(member.push_to)
+        if plan.saves is not None:
+            self.workers.add(plan.saves.keeper)
+        self.last_plan_id = plan.plan_id
+
+    def publish(self, update: Update) -> None:
+        """Pass an update to all clients that wait; a client that joins later begins with the latest one."""
         self.latest = update
         for inbox in self.waiters:
             inbox.put_nowait(update)
 
     def join(self) -> asyncio.Queue[Update]:
-        """Wait for this request too. The inbox is given back with `JobBook.leave`."""
+        """Add a client that waits for this request. It gives its inbox back with `ClientRequests.leave`."""
         inbox: asyncio.Queue[Update] = asyncio.Queue()
         if self.latest is not None:
             inbox.put_nowait(self.latest)
@@ -49,17 +64,18 @@ class Job:
         return inbox
 
     def is_same(self, spec: RequestSpec, inputs: GenerationInputs) -> bool:
-        """Whether a client asks for the same again. Who leaves the seed to the service takes that of this request."""
+        """Whether a client asks for the same again. A client that leaves the seed to the service takes the one of this
+        request."""
         same_seed = inputs.seed_drawn or inputs.seed == self.inputs.seed
-        return self.spec == spec and same_seed and self.asked == _asked(inputs)
+        return self.spec == spec and same_seed and self.comparable == _make_comparable(inputs)
 
-    def completed(self, record: RequestRecord, clock_offset_s: float) -> CompletedUpdate:
+    def make_result(self, record: RequestRecord, clock_offset_s: float) -> CompletedUpdate:
         """The last update of the request, which has ended with a result. The scheduler's time plus `clock_offset_s` is
         the Unix clock's."""
         return CompletedUpdate(
             request_id=self.spec.request_id,
             model=self.spec.model,
-            outputs=tuple(self.images),
+            outputs=tuple(self.outputs),
             output_format=self.inputs.output_format,
             seed=self.inputs.seed,
             shape=self.spec.shape,
@@ -77,64 +93,69 @@ class Job:
         )
 
 
-class JobBook:
+class ClientRequests:
     """All unfinished requests, and finished ones whose result can still be asked for."""
 
     def __init__(self, max_result_age_s: float) -> None:
         self._max_result_age_s = max_result_age_s
-        self._joinable: dict[str, Job] = {}  # by the id clients know
-        self._unfinished: dict[str, Job] = {}  # by key
+        self._joinable: dict[str, ClientRequest] = {}  # by the id clients know
+        self._unfinished: dict[str, ClientRequest] = {}  # by key
         self._attempts = 0
 
     @property
     def num_unfinished(self) -> int:
         return len(self._unfinished)
 
-    def joinable(self, request_id: str) -> Job | None:
+    def joinable(self, request_id: str) -> ClientRequest | None:
         return self._joinable.get(request_id)
 
-    def unfinished(self, key: str) -> Job | None:
+    def unfinished(self, key: str) -> ClientRequest | None:
         return self._unfinished.get(key)
 
-    def admit(self, spec: RequestSpec, inputs: GenerationInputs) -> Job:
+    def admit(self, spec: RequestSpec, inputs: GenerationInputs) -> ClientRequest:
+        """Accept a request."""
         self._attempts += 1
-        job = Job(f"{spec.request_id}~{self._attempts}", spec, inputs)
-        self._joinable[spec.request_id] = self._unfinished[job.key] = job
-        return job
+        request = ClientRequest(f"{spec.request_id}~{self._attempts}", spec, inputs)
+        self._joinable[spec.request_id] = self._unfinished[request.key] = request
+        return request
 
-    def withdraw(self, request_id: str) -> Job | None:
-        """The unfinished request with this id, which nobody can join from now on; None when there is none."""
-        job = self._joinable.get(request_id)
-        if job is None or job.key not in self._unfinished:
+    def withdraw(self, request_id: str) -> ClientRequest | None:
+        """Take back the unfinished request with this id: no client can join it from now on. None when there is none."""
+        request = self._joinable.get(request_id)
+        if request is None or request.key not in self._unfinished:
             return None
         del self._joinable[request_id]
-        return job
+        return request
 
-    def leave(self, job: Job, inbox: asyncio.Queue[Update]) -> bool:
-        """A client has gone. True when it was the last one of an unfinished request, which is of no use to anybody."""
-        job.waiters.discard(inbox)
-        return not job.waiters and job.key in self._unfinished and self._joinable.get(job.spec.request_id) is job
+    def leave(self, request: ClientRequest, inbox: asyncio.Queue[Update]) -> bool:
+        """A client has gone. True when it was the last one of an unfinished request, which nobody waits for then."""
+        request.waiters.discard(inbox)
+        return (
+            not request.waiters
+            and request.key in self._unfinished
+            and self._joinable.get(request.spec.request_id) is request
+        )
 
-    def end(self, key: str, keep: bool) -> Job | None:
+    def end(self, key: str, keep: bool) -> ClientRequest | None:
         """A request has ended. With `keep` its result can be asked for again for a while."""
-        job = self._unfinished.pop(key, None)
-        if job is None:
+        request = self._unfinished.pop(key, None)
+        if request is None:
             return None
-        # Of the picture that it started from, megabytes, a digest is kept in `asked`.
-        job.inputs = replace(job.inputs, image=None)
+        # The input image may have megabytes; `comparable` keeps a digest of it.
+        request.inputs = replace(request.inputs, image=None)
         if keep:
-            self._joinable.setdefault(job.spec.request_id, job)
-            asyncio.get_running_loop().call_later(self._max_result_age_s, self._drop, job)
+            self._joinable.setdefault(request.spec.request_id, request)
+            asyncio.get_running_loop().call_later(self._max_result_age_s, self._close, request)
         else:
-            self._drop(job)
-        return job
+            self._close(request)
+        return request
 
-    def _drop(self, job: Job) -> None:
-        if self._joinable.get(job.spec.request_id) is job:
-            del self._joinable[job.spec.request_id]
+    def _close(self, request: ClientRequest) -> None:
+        if self._joinable.get(request.spec.request_id) is request:
+            del self._joinable[request.spec.request_id]
 
 
-def _asked(inputs: GenerationInputs) -> GenerationInputs:
-    """Without the seed, which the service may have drawn, and with a digest of the picture."""
+def _make_comparable(inputs: GenerationInputs) -> GenerationInputs:
+    """The inputs without the seed, which the service may have drawn, and with a digest of the input image."""
     image = None if inputs.image is None else hashlib.blake2b(inputs.image).digest()
     return replace(inputs, seed=0, image=image)

@@ -1,31 +1,23 @@
-"""The worker actors of one service: started together, connected with one another, replaced when one is lost."""
+"""The worker actors of one service: they start together, are connected with one another, and are replaced when lost."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tridentserve.engine.live.messages import (
-    UNKNOWN_PEAK,
-    ExpectedPeak,
-    ModelSource,
-    PlanReport,
-    ReplicaLoad,
-    StatesSaved,
-    StepNote,
-    WorkerConfig,
-    WorkerReady,
-)
-from tridentserve.engine.live.worker.worker_actor import actor_class
+from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
+from tridentserve.engine.live.worker.worker_actor import StageWorker
+from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -38,38 +30,35 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 _MAX_CONCURRENCY = 10_000
 
 
-class PlanCall(Protocol):
-    """A plan under way on one worker (Ray's generator): references to its notes, its report and its pictures."""
-
-    def __aiter__(self) -> PlanCall: ...
-
-    async def __anext__(self) -> Awaitable[StepNote | StatesSaved | ReplicaLoad | PlanReport]: ...
-
-    def completed(self) -> Any:
-        """The reference that stands for the end of the call, or for its error."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What Ray reserves per worker. With a placement group, worker i takes bundle `bundles[i]`."""
+    """What Ray reserves for each worker."""
 
     num_cpus: float
     num_gpus: float = 0.0
     group: PlacementGroup | None = None
+    """Ray's placement group that the workers are started in, if there is one."""
     bundles: tuple[int, ...] = ()
+    """Index of each worker's bundle in that group."""
 
 
 @dataclass(slots=True)
-class _Member:
+class _FleetWorker:
+    """One worker, in its present incarnation."""
+
     config: WorkerConfig
+    """What its next incarnation starts with."""
     bundle: int | None
-    handle: Any = None
+    """Index of its bundle in Ray's placement group."""
+    handle: WorkerHandle | None = None
+    """None while the worker is down."""
     ready: WorkerReady | None = None
     next_number: int = 0
+    """Number of its next turn (see `Turns`)."""
 
 
-class Fleet:
-    """Handles of the workers. `on_joined` and `on_lost` are called in the event loop."""
+class WorkerFleet:
+    """Starts, connects and replaces the workers. `on_joined` and `on_lost` are called in the event loop."""
 
     def __init__(
         self,
@@ -78,8 +67,8 @@ class Fleet:
         on_joined: Callable[[WorkerConfig], None],
         on_lost: Callable[[WorkerId, str], None],
     ) -> None:
-        self._members = {
-            config.spec.worker_id: _Member(config, bundle)
+        self._workers = {
+            config.spec.worker_id: _FleetWorker(config, bundle)
             for config, bundle in zip(configs, resources.bundles or [None] * len(configs), strict=True)
         }
         self._resources = resources
@@ -89,89 +78,93 @@ class Fleet:
 
     @property
     def alive(self) -> list[WorkerId]:
-        return [worker_id for worker_id, member in self._members.items() if member.handle is not None]
+        return [worker_id for worker_id, member in self._workers.items() if member.handle is not None]
 
-    def handle(self, worker_id: WorkerId) -> Any:
-        """The actor's handle. Raises `WorkerError` while the worker is down."""
-        handle = self._members[worker_id].handle
+    def handle(self, worker_id: WorkerId) -> WorkerHandle:
+        """Raises `WorkerError` while the worker is down."""
+        handle = self._workers[worker_id].handle
         if handle is None:
             raise WorkerError(f"worker {worker_id} is down")
         return handle
 
-    def run(
+    def handles_of(self, worker_ids: Collection[WorkerId]) -> list[WorkerHandle]:
+        """The handles of those of these workers that are up."""
+        return [self.handle(worker_id) for worker_id in self.alive if worker_id in worker_ids]
+
+    def run_plan(
         self,
         worker_id: WorkerId,
         plan: DispatchPlan,
         inputs: Mapping[str, GenerationInputs],
         peak: ExpectedPeak = UNKNOWN_PEAK,
     ) -> PlanCall | None:
-        """Give a worker its next plan, with the content of each member and what its activations are expected to take;
-        None while it is down, or when Ray cannot make the call (its object store is full)."""
-        member = self._members[worker_id]
+        """Give a worker its next plan, with the content of each member's request and the memory that the activations
+        are expected to take; None while it is down, or when Ray cannot make the call (its object store is full)."""
+        member = self._workers[worker_id]
         if member.handle is None:
             return None
         try:
-            call: PlanCall = member.handle.run.remote(member.next_number, plan, dict(inputs), peak)
+            call = member.handle.run_plan(member.next_number, plan, inputs, peak)
         except Exception:  # Ray raises classes of its own, pickle and the disk others
             logger.exception("plan %d could not be given to %s", plan.plan_id, worker_id)
             return None
         member.next_number += 1
         return call
 
-    def place(self, placement: PlacementPlan) -> None:
+    def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""
-        for worker_id, member in self._members.items():
+        for worker_id, member in self._workers.items():
             replicas = placement.replicas.get(worker_id, frozenset())
             member.config = replace(member.config, replicas=replicas, label=placement.describe(worker_id))
             if member.handle is not None:
-                member.handle.place.remote(replicas, member.config.label)
+                member.handle.set_placement(replicas, member.config.label)
 
     @property
     def nodes(self) -> list[str]:
         """Ray's ids of the nodes on which there are workers now."""
-        return list(dict.fromkeys(member.ready.node_id for member in self._members.values() if member.ready))
+        return list(dict.fromkeys(member.ready.node_id for member in self._workers.values() if member.ready))
 
     @property
     def any_config(self) -> WorkerConfig:
-        """Of one worker; most of it is the same for all."""
-        return next(iter(self._members.values())).config
+        """The configuration of one worker; most of it is the same for all."""
+        return next(iter(self._workers.values())).config
 
-    async def learn(self, source: ModelSource) -> None:
+    async def add_model(self, source: ModelSource) -> None:
         """Tell all workers of another model; one that comes back later knows it from its start."""
         calls = []
-        for member in self._members.values():
+        for member in self._workers.values():
             member.config = replace(member.config, sources={**member.config.sources, source.name: source})
             if member.handle is not None:
-                calls.append(member.handle.learn.remote(source))
-        await asyncio.gather(*calls, return_exceptions=True)  # who is lost meanwhile comes back with it
+                calls.append(member.handle.add_model(source))
+        await asyncio.gather(*calls, return_exceptions=True)  # a worker that is lost comes back with it
 
-    async def unload(self, model: str) -> None:
+    async def unload_model(self, model: str) -> None:
         """Have all workers drop a model. Nothing of it runs or waits on any of them."""
         calls = []
-        for member in self._members.values():
+        for member in self._workers.values():
             sources = {name: source for name, source in member.config.sources.items() if name != model}
             member.config = replace(member.config, sources=sources)
             if member.handle is not None:
                 calls.append(self._unload(member, member.handle, model))
-        await asyncio.gather(*calls, return_exceptions=True)  # who is lost meanwhile holds nothing
+        await asyncio.gather(*calls, return_exceptions=True)  # a worker that is lost holds nothing
 
     @staticmethod
-    def _unload(member: _Member, handle: Any, model: str) -> Awaitable[None]:
-        call: Awaitable[None] = handle.unload.remote(member.next_number, model)
+    def _unload(member: _FleetWorker, handle: WorkerHandle, model: str) -> Awaitable[None]:
+        call = handle.unload_model(member.next_number, model)
         member.next_number += 1
         return call
 
     async def start(self) -> None:
         """Start all workers, each with its replicas. Raises what the first one that fails raises."""
         began_s = time.monotonic()
-        started = {worker_id: self._spawn(member) for worker_id, member in self._members.items()}
-        answers = await asyncio.gather(*(handle.start.remote() for handle in started.values()))
+        started = {worker_id: self._spawn(member) for worker_id, member in self._workers.items()}
+        answers = await asyncio.gather(*(handle.start() for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
-            self._members[worker_id].handle, self._members[worker_id].ready = handle, ready
-        everyone = self._directory(self._members)
-        await asyncio.gather(*(handle.connect.remote(everyone) for handle in started.values()))
+            self._workers[worker_id].handle, self._workers[worker_id].ready = handle, ready
+        everyone = self._directory(self._workers)
+        await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
-        await asyncio.gather(*(handle.make_groups.remote() for handle in started.values()))
+        await asyncio.gather(*(handle.make_groups() for handle in started.values()))
         logger.info(
             "%d workers started in %.1f s, their groups in %.1f s",
             len(started),
@@ -185,12 +178,12 @@ class Fleet:
         """End all workers."""
         for watcher in self._watchers.values():
             watcher.cancel()
-        for member in self._members.values():
+        for member in self._workers.values():
             if member.handle is not None:
-                ray.kill(member.handle)
+                member.handle.kill()
                 member.handle = None
 
-    def _spawn(self, member: _Member) -> Any:
+    def _spawn(self, member: _FleetWorker) -> WorkerHandle:
         options: dict[str, Any] = {
             "num_cpus": self._resources.num_cpus,
             "num_gpus": self._resources.num_gpus,
@@ -200,24 +193,30 @@ class Fleet:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._resources.group, placement_group_bundle_index=member.bundle
             )
-        return ray.remote(actor_class()).options(**options).remote(member.config)
+        actor: Any = ray.remote(StageWorker).options(**options).remote(member.config)
+        return WorkerHandle(actor)
 
-    def _directory(self, worker_ids: Mapping[WorkerId, object]) -> dict[WorkerId, tuple[Any, WorkerReady]]:
-        members = ((worker_id, self._members[worker_id]) for worker_id in worker_ids)
-        return {worker_id: (member.handle, member.ready) for worker_id, member in members if member.ready}
+    def _directory(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]:
+        """How to reach those of these workers that are up, for their peers."""
+        members = ((worker_id, self._workers[worker_id]) for worker_id in worker_ids)
+        return {
+            worker_id: (member.handle.actor, member.ready)
+            for worker_id, member in members
+            if member.handle is not None and member.ready is not None
+        }
 
     def _joined(self, worker_id: WorkerId) -> None:
-        member = self._members[worker_id]
-        self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, member.handle))
+        member, handle = self._workers[worker_id], self.handle(worker_id)
+        self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, handle))
         self._on_joined(member.config)
 
-    async def _watch(self, worker_id: WorkerId, handle: Any) -> None:
+    async def _watch(self, worker_id: WorkerId, handle: WorkerHandle) -> None:
         """Wait until the worker's process ends, then bring the worker back."""
-        why = await _error_of(handle.watch.remote())
+        why = await _error_of(handle.watch())
         logger.warning("worker %s is lost: %s", worker_id, why)
         # A broken connection looks the same as death, but such an actor would keep its GPU.
-        ray.kill(handle)
-        member = self._members[worker_id]
+        handle.kill()
+        member = self._workers[worker_id]
         member.handle, member.ready, member.next_number = None, None, 0
         self._on_lost(worker_id, why)
         pause_s = _FIRST_PAUSE_S
@@ -226,36 +225,36 @@ class Fleet:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self._joined(worker_id)
 
-    async def _came_back(self, worker_id: WorkerId, member: _Member) -> bool:
-        """Start a new incarnation and introduce it to the others; False when that fails."""
-        handle: Any = None
+    async def _came_back(self, worker_id: WorkerId, member: _FleetWorker) -> bool:
+        """Start a new incarnation and connect it with the others; False when that fails."""
+        handle: WorkerHandle | None = None
         try:
             member.config = replace(member.config, incarnation=member.config.incarnation + 1)
             began_with, member.next_number = member.config.sources, 0
             handle = self._spawn(member)
-            ready: WorkerReady = await handle.start.remote()
+            ready = await handle.start()
             await self._catch_up(member, handle, began_with)
-            # Ray may have moved its bundle: the scheduler must know the node, which no instance spans.
+            # Ray may have moved its bundle: the scheduler must know the node, because no group spans two.
             member.config = replace(member.config, spec=replace(member.config.spec, node_id=ready.node_id))
             member.handle, member.ready = handle, ready
-            # It began with the placement of that time.
-            await handle.place.remote(member.config.replicas, member.config.label)
-            await handle.connect.remote(self._directory(self._members))
-            newcomer = self._directory({worker_id: None})
-            others = [other for other in self.alive if other != worker_id]
-            await asyncio.gather(
-                *(self.handle(other).connect.remote(newcomer) for other in others), return_exceptions=True
-            )
+            # It started with the placement of that time.
+            await handle.set_placement(member.config.replicas, member.config.label)
+            await handle.connect_peers(self._directory(self._workers))
+            newcomer = self._directory([worker_id])
+            others = self.handles_of([other for other in self.alive if other != worker_id])
+            await asyncio.gather(*(other.connect_peers(newcomer) for other in others), return_exceptions=True)
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
             member.handle = member.ready = None
             if handle is not None:
-                ray.kill(handle)
+                handle.kill()
             return False
         return True
 
-    async def _catch_up(self, member: _Member, handle: Any, began_with: Mapping[str, ModelSource]) -> None:
-        """Tell a worker that has just started which models came and went meanwhile, and while it was told."""
+    async def _catch_up(
+        self, member: _FleetWorker, handle: WorkerHandle, began_with: Mapping[str, ModelSource]
+    ) -> None:
+        """Tell a worker that has just started which models came and went in the meantime, until it knows them all."""
         known = began_with
         while known != (now := member.config.sources):
             for name, source in known.items():
@@ -263,11 +262,12 @@ class Fleet:
                     await self._unload(member, handle, name)
             for name, source in now.items():
                 if known.get(name) != source:
-                    await handle.learn.remote(source)
+                    await handle.add_model(source)
             known = now
 
 
 async def _error_of(forever: Awaitable[None]) -> str:
+    """Wait for a call that only ends with its worker; returns why it has ended."""
     try:
         await forever
     except RayError as error:

@@ -1,4 +1,4 @@
-"""What the live engine and its workers tell each other. Plain data; no torch, no ray."""
+"""The messages between the live engine and its workers: plain data, without torch and ray."""
 
 from __future__ import annotations
 
@@ -61,14 +61,15 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPeak:
-    """What the activations of a plan are expected to take on one worker; 0 where nobody knows. `frugal_bytes`: with E
-    one request after another and C in tiles, which is what a worker does that has not the memory for `num_bytes`."""
+    """Memory that the activations of a plan are expected to take on one worker; 0 where it is not known."""
 
     num_bytes: int = 0
     frugal_bytes: int = 0
+    """The same with E one request after another and C in tiles. A worker that lacks the memory for `num_bytes` runs
+    the plan so."""
 
     def plus(self, num_bytes: int) -> ExpectedPeak:
-        """With so many more beside the activations."""
+        """The same with `num_bytes` more in addition to the activations."""
         return ExpectedPeak(self.num_bytes + num_bytes, self.frugal_bytes + num_bytes)
 
 
@@ -77,48 +78,60 @@ UNKNOWN_PEAK = ExpectedPeak()
 
 @dataclass(frozen=True, slots=True)
 class StepNote:
-    """The leader of a plan has done a denoising step, and goes on."""
+    """The leader of a plan has done a denoising step, and does further ones."""
 
     request_id: str
     steps_done: int
+    """Denoising steps of the request that are done."""
 
 
 @dataclass(frozen=True, slots=True)
-class StatesSaved:
-    """Copies of the states of a plan, after so many of its steps, have arrived at its keeper; what had run by then."""
+class CheckpointNote:
+    """A state checkpoint of each member of a plan has arrived at the worker that keeps them."""
 
     num_steps: int
+    """Denoising steps of the plan that were done."""
     spans: tuple[StageSpan, ...]
+    """Stages of the plan that had run by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """A worker has made a replica resident for a plan. `evicted`: what has left its memory since it last told."""
+    """A worker has made a replica resident for a plan."""
 
     loaded: Replica
     evicted: tuple[Replica, ...]
+    """Replicas that have left its memory since its previous `ReplicaLoad`."""
     source: LoadSource
     num_bytes: int
     seconds: float
 
 
+# What a worker reports while a plan is under way.
+PlanNote = StepNote | CheckpointNote | ReplicaLoad
+
+
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """How a plan ended on one worker. So many pictures or videos of each request follow, one item each, in this order.
-    `retry`: see `PlanFailed`. `tiled`: the requests were decoded in tiles, as memory was short.
-    `paused_after`: it was paused after so many of its denoising steps.
-    `peak_memory_bytes`: the most that was in use while it ran; `peak_growth_bytes`: so much more than when it began
-    (0 where that cannot be measured), to be compared with the profile's `expected_peak_bytes`."""
+    """How a plan ended on one worker. On the leader the outputs follow, one item each."""
 
     plan_id: int
     outcome: Literal["finished", "stopped", "failed"]
     spans: list[StageSpan] = field(default_factory=list)
-    num_images: dict[str, int] = field(default_factory=dict)
+    num_outputs: dict[str, int] = field(default_factory=dict)
+    """Images or videos of each request that follow the report, in this order."""
     peak_memory_bytes: int = 0
+    """Largest memory in use while the plan ran."""
     peak_growth_bytes: int = 0
+    """How much more that is than when the plan began; 0 where it cannot be measured."""
     expected_peak_bytes: int = 0
+    """What the profile expects `peak_growth_bytes` to be."""
     tiled: bool = False
+    """The requests were decoded in tiles, because memory was short."""
     paused_after: int | None = None
+    """The plan was paused after this number of its denoising steps; None when it was not."""
     error: str = ""
     retry: bool = True
+    """See `PlanFailed`."""
     code: str = "worker_failed"
+    """Code of the error, a class of `tridentserve.errors`."""

@@ -17,7 +17,7 @@ from tridentserve.scheduling.request_records import RequestRecord, RequestState
 
 if TYPE_CHECKING:
     from tridentserve.engine.live.handoff.buffer import HandoffBuffer
-    from tridentserve.engine.live.handoff.peer import Transfer
+    from tridentserve.engine.live.handoff.peer import CompletedTransfer
 
 # Ray drops a gauge that is not set for a while: levels are told again this often.
 GAUGE_PERIOD_S = 2.0
@@ -111,7 +111,7 @@ class WorkerMetrics:
             tag_keys=("worker", "model"),
         )
 
-    def plan_done(self, plan: DispatchPlan, spans: Iterable[StageSpan]) -> None:
+    def count_stages(self, plan: DispatchPlan, spans: Iterable[StageSpan]) -> None:
         for span in spans:
             tags = {**self._worker, "model": plan.model, "stage": span.stage.value, "degree": str(len(span.workers))}
             seconds = max(span.seconds, 0.0)
@@ -119,17 +119,17 @@ class WorkerMetrics:
             self._stage_seconds_total.inc(max(seconds, 1e-9), tags=tags)
             self._stage_runs.inc(tags=tags)
 
-    def plan_peak(self, plan: DispatchPlan, measured_bytes: int, expected_bytes: int) -> None:
+    def set_plan_peak(self, plan: DispatchPlan, measured_bytes: int, expected_bytes: int) -> None:
         stages = "".join(stage.letter for stage in plan.stages)
         tags = {**self._worker, "model": plan.model, "stages": stages, "degree": str(plan.degree)}
         self._plan_peak.set(measured_bytes, tags={**tags, "kind": "measured"})
         self._plan_peak.set(expected_bytes, tags={**tags, "kind": "expected"})
 
-    def tiled_decodes(self, plan: DispatchPlan, num_requests: int) -> None:
+    def count_tiled_decodes(self, plan: DispatchPlan, num_requests: int) -> None:
         if num_requests:
             self._tiled.inc(num_requests, tags={**self._worker, "model": plan.model})
 
-    def replica_loaded(self, load: ReplicaLoad) -> None:
+    def count_load(self, load: ReplicaLoad) -> None:
         tags = {**self._worker, "model": load.loaded.model, "stage": load.loaded.stage.value, "source": load.source}
         self._loads.inc(tags=tags)
         self._load_bytes.inc(max(load.num_bytes, 1), tags=tags)
@@ -137,22 +137,22 @@ class WorkerMetrics:
         for replica in load.evicted:
             self._evictions.inc(tags={**self._worker, "model": replica.model, "stage": replica.stage.value})
 
-    def replica_level(self, resident_bytes: int) -> None:
+    def set_resident_bytes(self, resident_bytes: int) -> None:
         self._resident.set(resident_bytes, tags=self._worker)
 
-    def handoff_done(self, transfer: Transfer) -> None:
+    def count_transfer(self, transfer: CompletedTransfer) -> None:
         tags = {**self._worker, "path": transfer.path}
         self._handoffs.inc(tags=tags)
         self._handoff_bytes.inc(max(transfer.nbytes, 1), tags=tags)
         self._handoff_seconds.inc(max(transfer.seconds, 1e-9), tags=tags)
 
-    def handoff_level(self, buffer: HandoffBuffer) -> None:
+    def set_handoff_levels(self, buffer: HandoffBuffer) -> None:
         self._handoff_used.set(buffer.used_bytes, tags=self._worker)
         self._handoff_parcels.set(buffer.num_parcels, tags=self._worker)
-        self._copies_kept.set(len(buffer.copies), tags=self._worker)
-        self._copies_kept_bytes.set(buffer.copies.nbytes, tags=self._worker)
+        self._copies_kept.set(len(buffer.checkpoints), tags=self._worker)
+        self._copies_kept_bytes.set(buffer.checkpoints.nbytes, tags=self._worker)
 
-    def state_saved(self, nbytes: int, seconds: float) -> None:
+    def count_checkpoint(self, nbytes: int, seconds: float) -> None:
         self._copies.inc(tags=self._worker)
         self._copy_bytes.inc(max(nbytes, 1), tags=self._worker)
         self._copy_seconds.inc(max(seconds, 1e-9), tags=self._worker)
@@ -192,7 +192,7 @@ class EngineMetrics:
             tag_keys=("model",),
         )
 
-    def request_ended(self, record: RequestRecord) -> None:
+    def count_ended(self, record: RequestRecord) -> None:
         model = record.spec.model
         self._requests.inc(tags={"model": model, "state": record.state.value})
         if record.state is RequestState.COMPLETED and record.latency_s is not None:
@@ -200,17 +200,17 @@ class EngineMetrics:
         if record.state is not RequestState.CANCELLED and record.error_code != "invalid_request":
             self._slo.inc(tags={"model": model, "met": str(record.slo_met).lower()})
 
-    def refused(self, model: str) -> None:
+    def count_refused(self, model: str) -> None:
         """A request that found the queue full."""
         self._requests.inc(tags={"model": model, "state": "refused"})
 
-    def retried(self, model: str, steps_done: int) -> None:
+    def count_retry(self, model: str, steps_done: int) -> None:
         """A request goes on from so many steps."""
         self._retries.inc(tags={"model": model})
         if steps_done:
             self._resumed_steps.inc(steps_done, tags={"model": model})
 
-    def levels(self, queued: int, running: int, workers_alive: int) -> None:
+    def set_levels(self, queued: int, running: int, workers_alive: int) -> None:
         self._queue.set(queued)
         self._running.set(running)
         self._workers.set(workers_alive)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tridentserve.engine.live.fleet import Fleet
+from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.scheduling import events as ev
@@ -29,7 +29,7 @@ _Kind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
 class ModelChanges:
     """Lives in the engine's event loop. One change of a model at a time."""
 
-    def __init__(self, post: Callable[[ev.Event], None], fleet: Fleet) -> None:
+    def __init__(self, post: Callable[[ev.Event], None], fleet: WorkerFleet) -> None:
         """`post` gives the scheduler an event."""
         self._post = post
         self._fleet = fleet
@@ -42,7 +42,7 @@ class ModelChanges:
         """Make the host copies of a model on every node, by a process of their own that ends with it, and tell the
         workers where they are. Raises the `TridentServeError` of a model that cannot be read, `RayError` else."""
         await asyncio.gather(*(self._make_copies(node_id, source) for node_id in self._fleet.nodes))
-        await self._fleet.learn(source)
+        await self._fleet.add_model(source)
 
     async def rehearse(self, source: ModelSource) -> None:
         """Make the host copies of a model that is to replace one of the same name, which serves on from others. Raises
@@ -78,11 +78,11 @@ class ModelChanges:
         heard = self._expect(ev.Unload, event.model)
         self._post(event)
         await heard
-        await self._fleet.unload(event.model)
+        await self._fleet.unload_model(event.model)
 
     async def discard(self, model: str) -> None:
         """Undo `prepare`, also where it did not come to its end."""
-        await self._fleet.unload(model)
+        await self._fleet.unload_model(model)
 
     def heard(self, event: ev.Event, effects: Iterable[ev.Effect]) -> None:
         """What the scheduler has taken in, and what came of it."""
@@ -131,7 +131,7 @@ def _make_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
 
 def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
     """Run on a node: no copies of a model."""
-    _copies_of(folder, source, torch_device).drop(source.name)
+    _copies_of(folder, source, torch_device).drop_model(source.name)
 
 
 def _copies_of(folder: Path, source: ModelSource, torch_device: str) -> HostCopies:

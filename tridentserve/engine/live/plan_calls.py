@@ -1,13 +1,13 @@
-"""What goes with the calls of a plan to its workers, and what their reports come to."""
+"""The arguments of a plan's calls to its workers, and the event that their reports amount to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tridentserve.engine.live.client_requests import Job
-from tridentserve.engine.live.fleet import PlanCall
+from tridentserve.engine.live.client_requests import ClientRequest
 from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, StepNote
+from tridentserve.engine.live.worker_handle import PlanCall
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageTimes
@@ -17,18 +17,20 @@ from tridentserve.scheduling.estimation.plan_estimates import rank_peaks
 from tridentserve.stages import Stage
 
 
-def contents(plan: DispatchPlan, jobs: Mapping[str, Job], worker_id: WorkerId) -> dict[str, GenerationInputs]:
-    """What a worker of a plan gets of its requests: only who encodes needs the picture that one starts from."""
+def select_inputs(
+    plan: DispatchPlan, requests: Mapping[str, ClientRequest], worker_id: WorkerId
+) -> dict[str, GenerationInputs]:
+    """What a worker of a plan gets of its requests: only a worker that encodes needs their input images."""
     if Stage.ENCODE in plan.stages and worker_id in plan.workers_of(Stage.ENCODE):
-        return {name: job.inputs for name, job in jobs.items()}
-    return {name: replace(job.inputs, image=None) for name, job in jobs.items()}
+        return {name: request.inputs for name, request in requests.items()}
+    return {name: replace(request.inputs, image=None) for name, request in requests.items()}
 
 
-def expected_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
+def estimate_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
     """Expected bytes of activations on each worker of a plan for these requests."""
-    nobody_knows = [ExpectedPeak()] * plan.degree
+    unknown = [ExpectedPeak()] * plan.degree
     if times is None or not specs:
-        return nobody_knows
+        return unknown
     outputs = [spec.num_outputs for spec in specs]
     try:
         plain, frugal = (
@@ -36,12 +38,12 @@ def expected_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence
             for frugal in (False, True)
         )
     except ProfileError:
-        return nobody_knows
+        return unknown
     return [ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)]
 
 
-def untold_steps(plan: DispatchPlan, report: PlanReport) -> list[StepNote]:
-    """Of each member, the step after which the plan ended, which has no note of its own (see `StageWorker.run`)."""
+def list_unreported_steps(plan: DispatchPlan, report: PlanReport) -> list[StepNote]:
+    """For each member the step after which the plan ended, which has no note of its own (see `PlanRunner.run_plan`)."""
     ended_with_d = plan.stages[-1] is Stage.DIFFUSE or report.paused_after is not None
     num_steps = plan.num_steps if report.paused_after is None else report.paused_after
     if report.outcome != "finished" or not ended_with_d or not num_steps:
@@ -51,20 +53,20 @@ def untold_steps(plan: DispatchPlan, report: PlanReport) -> list[StepNote]:
     ]
 
 
-async def take_images(job: Job | None, call: PlanCall, num_images: int) -> None:
-    """Give a job its pictures, which follow the report. Raises `WorkerError`."""
-    # Only references: the pictures themselves need not pass through this process. A worker that dies before
-    # it has sent all leaves an error in the place of one, and nothing for the others.
-    images = [await anext(call, None) for _ in range(num_images)]
-    if None in images or call.completed() in images:
-        raise WorkerError("the worker was lost before it had sent all pictures")
-    if job is not None:
-        job.images = images
+async def collect_outputs(request: ClientRequest | None, call: PlanCall, num_outputs: int) -> None:
+    """Give a request its outputs, which follow the report. Raises `WorkerError`."""
+    # Only references: the outputs themselves need not pass through this process. A worker that dies before it has sent
+    # all leaves an error in the place of one, and nothing for the others.
+    outputs = [await anext(call, None) for _ in range(num_outputs)]
+    if None in outputs or call.completed() in outputs:
+        raise WorkerError("the worker was lost before it had sent all outputs")
+    if request is not None:
+        request.outputs = outputs
 
 
-def outcome(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s: float) -> ev.Event:
-    """What the reports of all workers of a plan, in rank order, mean to the scheduler, whose time is the Unix clock's
-    less `offset_s`."""
+def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s: float) -> ev.Event:
+    """The event that the reports of all workers of a plan, in rank order, amount to. The scheduler's time is the Unix
+    clock's less `offset_s`."""
     failures = [report for report in reports if report.outcome == "failed"]
     if failures:
         errors = "; ".join(dict.fromkeys(report.error for report in failures))

@@ -11,9 +11,9 @@ import torch
 
 from tests.waiting import until
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
-from tridentserve.engine.live.handoff.peer import HandoffKey, Transfer
+from tridentserve.engine.live.handoff.peer import CompletedTransfer, HandoffKey
 from tridentserve.engine.live.transport.nixl_link import NixlLink, TransferStuckError
-from tridentserve.engine.live.transport.parcel import Layout, Parcel
+from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.errors import HandoffError
 
 CAPACITY = 1 << 20
@@ -39,7 +39,7 @@ class Pair:
     """Producer `a` and consumer `b`."""
 
     def __init__(self, link_a: NixlLink | None, link_b: NixlLink | None, slab_a: torch.Tensor, slab_b: torch.Tensor):
-        self.transfers: list[Transfer] = []
+        self.transfers: list[CompletedTransfer] = []
         peers = {"a": DirectPeer(link_a), "b": DirectPeer(link_b)}
         self.a = HandoffBuffer("a", peers, slab_a, link_a, self.transfers.append)
         self.b = HandoffBuffer("b", peers, slab_b, link_b, self.transfers.append)
@@ -56,9 +56,9 @@ def parcel_of(nbytes: int = 4096) -> Parcel:
     return Parcel({"x": floats.reshape(2, -1), "half": floats[:7].to(torch.bfloat16)}, {"step": 4, "shift": 0.5})
 
 
-def empty(nbytes: int) -> Layout:
+def empty(nbytes: int) -> ParcelLayout:
     """Of so many bytes that hold nothing."""
-    return Layout((), nbytes, {})
+    return ParcelLayout((), nbytes, {})
 
 
 def assert_same(got: Parcel, expected: Parcel) -> None:
@@ -92,24 +92,24 @@ def host_pair() -> Pair:
 
 
 async def test_pushed_through_nixl_and_the_slot_is_free_again(pair: Pair) -> None:
-    pair.a.keep(KEY, parcel_of())
-    await pair.a.push(KEY, "b")
+    pair.a.keep_output(KEY, parcel_of())
+    await pair.a.push_output(KEY, "b")
     assert pair.b.used_bytes > 0
-    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
     assert pair.paths == ["nixl"]
     assert (pair.a.used_bytes, pair.b.used_bytes, pair.b.num_parcels) == (0, 0, 0)
 
 
 async def test_not_pushed_yet_is_asked_for(pair: Pair) -> None:
-    pair.a.keep(KEY, parcel_of())
-    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    pair.a.keep_output(KEY, parcel_of())
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
     assert pair.paths == ["nixl"]
 
 
 async def test_asking_joins_the_push_under_way(pair: Pair) -> None:
-    pair.a.keep(KEY, parcel_of())
-    push = pair.a.push(KEY, "b")
-    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    pair.a.keep_output(KEY, parcel_of())
+    push = pair.a.push_output(KEY, "b")
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
     await push
     assert pair.paths == ["nixl"]
 
@@ -118,20 +118,20 @@ async def test_asking_joins_the_push_under_way(pair: Pair) -> None:
 async def test_a_full_buffer_goes_through_host_memory(pair: Pair, full: str) -> None:
     blocked = HandoffKey("other", 1)
     buffer = pair.a if full == "producer" else pair.b
-    assert await buffer.reserve(blocked, "x", empty(CAPACITY)) == 0
-    pair.a.keep(KEY, parcel_of())
-    await pair.a.push(KEY, "b")
+    assert await buffer.reserve_slot(blocked, "x", empty(CAPACITY)) == 0
+    pair.a.keep_output(KEY, parcel_of())
+    await pair.a.push_output(KEY, "b")
     assert pair.paths == ["host"]
-    assert_same(await pair.b.take(KEY, "a"), parcel_of())
-    await buffer.release(blocked)
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
+    await buffer.release_slot(blocked)
     assert (pair.a.used_bytes, pair.b.used_bytes, pair.b.num_parcels) == (0, 0, 0)
 
 
 async def test_larger_than_the_slab_goes_through_host_memory(pair: Pair) -> None:
-    pair.a.keep(KEY, parcel_of(2 * CAPACITY))
-    await pair.a.push(KEY, "b")
+    pair.a.keep_output(KEY, parcel_of(2 * CAPACITY))
+    await pair.a.push_output(KEY, "b")
     assert pair.paths == ["host"]
-    assert_same(await pair.b.take(KEY, "a"), parcel_of(2 * CAPACITY))
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of(2 * CAPACITY))
 
 
 async def test_many_bytes_go_from_where_they_are(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +140,14 @@ async def test_many_bytes_go_from_where_they_are(pair: Pair, monkeypatch: pytest
     parcel = parcel_of(1 << 16)
     parcel.tensors |= {"again": parcel.tensors["x"], "nothing": torch.zeros(0, 3), "more": torch.arange(5000)}
     newer = HandoffKey("request", 9)
-    assert await pair.a.reserve(HandoffKey("other", 1), "x", empty(CAPACITY)) == 0
+    assert await pair.a.reserve_slot(HandoffKey("other", 1), "x", empty(CAPACITY)) == 0
     for key in (KEY, newer):
-        pair.a.keep(key, parcel)
-    await asyncio.gather(pair.a.push(KEY, "b"), pair.a.push(newer, "b"))
+        pair.a.keep_output(key, parcel)
+    await asyncio.gather(pair.a.push_output(KEY, "b"), pair.a.push_output(newer, "b"))
     for key in (KEY, newer):
-        assert_same(await pair.b.take(key, "a"), parcel)
+        assert_same(await pair.b.fetch_parcel(key, "a"), parcel)
     assert pair.paths == ["nixl", "nixl"]
-    await pair.a.release(HandoffKey("other", 1))
+    await pair.a.release_slot(HandoffKey("other", 1))
     assert (pair.a.used_bytes, pair.b.used_bytes) == (0, 0)
 
 
@@ -156,16 +156,16 @@ async def test_many_bytes_are_used_where_they_are(pair: Pair, monkeypatch: pytes
     monkeypatch.setattr("tridentserve.engine.live.handoff.inbox.MANY_BYTES", 1 << 14)
     sent, newer = parcel_of(CAPACITY // 4), HandoffKey("request", 9)
     for key in (KEY, newer):
-        pair.a.keep(key, sent)
-        await pair.a.push(key, "b")
-    copied = await pair.b.take(KEY, "a")
+        pair.a.keep_output(key, sent)
+        await pair.a.push_output(key, "b")
+    copied = await pair.b.fetch_parcel(KEY, "a")
     one_slot = pair.b.used_bytes
     assert one_slot == sent.layout().nbytes
-    used = (await pair.b.take(newer, "a")).tensors
+    used = (await pair.b.fetch_parcel(newer, "a")).tensors
     assert pair.b.used_bytes == one_slot
-    pair.b.forget("request", 9)
-    pair.a.keep(HandoffKey("other", 1), parcel_of(CAPACITY // 8))
-    await pair.a.push(HandoffKey("other", 1), "b")
+    pair.b.forget_request("request", 9)
+    pair.a.keep_output(HandoffKey("other", 1), parcel_of(CAPACITY // 8))
+    await pair.a.push_output(HandoffKey("other", 1), "b")
     assert_same(copied, sent)
     assert_same(Parcel(used, sent.values), sent)
     first_row = used["x"][0]
@@ -174,13 +174,13 @@ async def test_many_bytes_are_used_where_they_are(pair: Pair, monkeypatch: pytes
     assert pair.b.used_bytes > one_slot, "a view is left"
     assert torch.equal(first_row, sent.tensors["x"][0])
     del first_row
-    pair.b.forget("other", 1)
+    pair.b.forget_request("other", 1)
     await until(lambda: pair.b.used_bytes == 0)
 
 
 async def test_without_nixl(host_pair: Pair) -> None:
-    host_pair.a.keep(KEY, parcel_of())
-    assert_same(await host_pair.b.take(KEY, "a"), parcel_of())
+    host_pair.a.keep_output(KEY, parcel_of())
+    assert_same(await host_pair.b.fetch_parcel(KEY, "a"), parcel_of())
     assert host_pair.paths == ["host"]
 
 
@@ -193,50 +193,50 @@ async def test_nixl_fails_and_host_memory_serves(pair: Pair, monkeypatch: pytest
     link = pair.a._link
     assert link is not None
     monkeypatch.setattr(link, "write", refuse)
-    pair.a.keep(KEY, parcel_of())
-    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    pair.a.keep_output(KEY, parcel_of())
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
     assert pair.paths == ["host"]
     assert (pair.a.used_bytes, pair.b.used_bytes) == (0, 0)
 
 
 async def test_the_same_worker_needs_no_transfer(pair: Pair) -> None:
-    pair.a.keep(KEY, parcel_of())
-    assert_same(await pair.a.take(KEY, "a"), parcel_of())
+    pair.a.keep_output(KEY, parcel_of())
+    assert_same(await pair.a.fetch_parcel(KEY, "a"), parcel_of())
     assert pair.paths == ["local"]
 
 
 async def test_forget_drops_old_plans_only_and_what_comes_late(pair: Pair) -> None:
     newer = HandoffKey("request", 9)
-    pair.a.keep(KEY, parcel_of())
-    pair.a.keep(newer, parcel_of(8192))
-    await pair.a.push(KEY, "b")
+    pair.a.keep_output(KEY, parcel_of())
+    pair.a.keep_output(newer, parcel_of(8192))
+    await pair.a.push_output(KEY, "b")
     for buffer in (pair.a, pair.b):
-        buffer.forget("request", 3)
+        buffer.forget_request("request", 3)
     await until(lambda: pair.b.used_bytes == 0)  # b may hear of the bytes later than a
     assert (pair.a.num_parcels, pair.b.num_parcels) == (1, 0)
     with pytest.raises(HandoffError, match="dropped"):
-        await pair.b.take(KEY, "a")
-    pair.a.keep(KEY, parcel_of())
-    assert await pair.b.reserve(KEY, "a", empty(64)) is None
+        await pair.b.fetch_parcel(KEY, "a")
+    pair.a.keep_output(KEY, parcel_of())
+    assert await pair.b.reserve_slot(KEY, "a", empty(64)) is None
     layout = parcel_of().layout()
-    await pair.b.deliver(KEY, layout, parcel_of().pack(layout))
+    await pair.b.deliver_parcel(KEY, layout, parcel_of().pack(layout))
     assert (pair.a.num_parcels, pair.b.num_parcels) == (1, 0)
-    assert_same(await pair.b.take(newer, "a"), parcel_of(8192))
+    assert_same(await pair.b.fetch_parcel(newer, "a"), parcel_of(8192))
 
 
 async def test_a_slot_that_is_being_written_is_freed_only_afterwards(pair: Pair) -> None:
-    assert await pair.b.reserve(KEY, "a", empty(64)) is not None
-    pair.b.forget("request", 3)
+    assert await pair.b.reserve_slot(KEY, "a", empty(64)) is not None
+    pair.b.forget_request("request", 3)
     assert pair.b.used_bytes > 0  # the writer may still write
-    await pair.b.release(KEY)
+    await pair.b.release_slot(KEY)
     assert pair.b.used_bytes == 0
 
 
 async def test_slots_of_a_lost_peer_are_freed(pair: Pair) -> None:
-    await pair.b.reserve(KEY, "a", empty(64))
-    pair.b.lose_peer("c")
+    await pair.b.reserve_slot(KEY, "a", empty(64))
+    pair.b.drop_peer("c")
     assert pair.b.used_bytes > 0
-    pair.b.lose_peer("a")
+    pair.b.drop_peer("a")
     assert pair.b.used_bytes == 0
 
 
@@ -249,8 +249,8 @@ async def test_a_write_that_takes_too_long_keeps_its_memory_until_it_has_ended(
     assert link is not None
     monkeypatch.setattr(link, "write", lambda *args: (ended, settled))
     ended.set_exception(TransferStuckError("stuck"))
-    pair.a.keep(KEY, parcel_of())
-    assert_same(await pair.b.take(KEY, "a"), parcel_of())
+    pair.a.keep_output(KEY, parcel_of())
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
     assert pair.paths == ["host"]
     assert min(pair.a.used_bytes, pair.b.used_bytes) > 0
     settled.set_result(None)
@@ -258,10 +258,10 @@ async def test_a_write_that_takes_too_long_keeps_its_memory_until_it_has_ended(
 
 
 async def test_a_producer_that_dies_while_it_writes_leaves_nobody_waiting(pair: Pair) -> None:
-    await pair.b.reserve(KEY, "a", empty(64))
-    taken = asyncio.create_task(pair.b.take(KEY, "a"))
+    await pair.b.reserve_slot(KEY, "a", empty(64))
+    taken = asyncio.create_task(pair.b.fetch_parcel(KEY, "a"))
     await asyncio.sleep(0.01)
-    pair.b.lose_peer("a")
+    pair.b.drop_peer("a")
     with pytest.raises(HandoffError, match="holds no output"):
         await taken
     assert pair.b.used_bytes == 0
@@ -273,34 +273,34 @@ COPY = HandoffKey("request", 3, step=5)
 @pytest.mark.parametrize("transport", ["nixl", "host"])
 async def test_a_copy_of_a_state_is_kept_until_its_request_ends(pair: Pair, host_pair: Pair, transport: str) -> None:
     used = pair if transport == "nixl" else host_pair
-    await used.a.save(COPY, parcel_of(), "b")
+    await used.a.send_checkpoint(COPY, parcel_of(), "b")
     assert used.paths == [transport]
-    assert (used.a.num_parcels, used.b.num_parcels, len(used.b.copies), used.b.used_bytes) == (0, 1, 1, 0)
-    used.b.lose_peer("a")
-    assert_same(await used.a.take(COPY, "b"), parcel_of())
-    assert_same(await used.b.take(COPY, "b"), parcel_of())
-    assert used.b.copies.nbytes == parcel_of().nbytes, "whoever goes on from it may be lost, too"
-    used.b.forget("request", 4, copies=False)
-    assert_same(await used.a.take(COPY, "b"), parcel_of())
+    assert (used.a.num_parcels, used.b.num_parcels, len(used.b.checkpoints), used.b.used_bytes) == (0, 1, 1, 0)
+    used.b.drop_peer("a")
+    assert_same(await used.a.fetch_parcel(COPY, "b"), parcel_of())
+    assert_same(await used.b.fetch_parcel(COPY, "b"), parcel_of())
+    assert used.b.checkpoints.nbytes == parcel_of().nbytes, "whoever goes on from it may be lost, too"
+    used.b.forget_request("request", 4, with_checkpoints=False)
+    assert_same(await used.a.fetch_parcel(COPY, "b"), parcel_of())
     for buffer in (used.a, used.b):
-        buffer.forget("request", 4)
+        buffer.forget_request("request", 4)
     assert (used.a.num_parcels, used.b.num_parcels) == (0, 0)
     with pytest.raises(HandoffError, match="dropped"):
-        await used.a.take(COPY, "b")
+        await used.a.fetch_parcel(COPY, "b")
 
 
 async def test_the_two_newest_copies_are_kept(pair: Pair) -> None:
     keys = [HandoffKey("request", plan_id, step) for plan_id, step in ((3, 9), (4, 11), (4, 12))]
     for key in keys:
-        await pair.a.save(key, parcel_of(), "b")
-    assert [pair.b.copies.get(key) is not None for key in keys] == [False, True, True]
-    pair.b.forget("request", 4)
+        await pair.a.send_checkpoint(key, parcel_of(), "b")
+    assert [pair.b.checkpoints.get(key) is not None for key in keys] == [False, True, True]
+    pair.b.forget_request("request", 4)
     assert pair.b.num_parcels == 0
 
 
 async def test_a_copy_that_comes_after_the_end_is_dropped(pair: Pair) -> None:
-    pair.b.forget("request", 3)
-    await pair.a.save(COPY, parcel_of(), "b")
+    pair.b.forget_request("request", 3)
+    await pair.a.send_checkpoint(COPY, parcel_of(), "b")
     assert (pair.a.num_parcels, pair.b.num_parcels, pair.b.used_bytes) == (0, 0, 0)
 
 
@@ -308,8 +308,8 @@ async def test_a_copy_that_cannot_be_made_leaves_nothing(pair: Pair, monkeypatch
     async def refuse(*args: object) -> None:
         raise HandoffError("a peer did not answer")
 
-    for method in ("reserve", "deliver"):
+    for method in ("reserve_slot", "deliver_parcel"):
         monkeypatch.setattr(pair.b, method, refuse)
     with pytest.raises(HandoffError, match="did not answer"):
-        await pair.a.save(COPY, parcel_of(), "b")
+        await pair.a.send_checkpoint(COPY, parcel_of(), "b")
     assert (pair.a.num_parcels, pair.a.used_bytes, pair.b.num_parcels) == (0, 0, 0)

@@ -19,7 +19,7 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport import nixl_link
 from tridentserve.engine.live.transport.nixl_link import NixlLink, TransferStuckError
 from tridentserve.engine.live.transport.nixl_memory import memory_of
-from tridentserve.engine.live.transport.parcel import Layout, Parcel
+from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.errors import HandoffError
 
 NBYTES = 4096
@@ -122,11 +122,11 @@ async def test_a_slot_whose_bytes_come_too_late_is_free_then(
 ) -> None:
     monkeypatch.setattr(links[1], "expect", partial(links[1].expect, timeout_s=0.0))
     buffer = HandoffBuffer("b", {"a": DirectPeer(links[0])}, slabs[1], links[1])
-    assert await buffer.reserve(KEY, "a", Layout((), 64, {})) == 0
+    assert await buffer.reserve_slot(KEY, "a", ParcelLayout((), 64, {})) == 0
     with pytest.raises(HandoffError):
-        buffer._inbox.take(KEY, torch.device("cpu"))
+        buffer._inbox.copy_out(KEY, torch.device("cpu"))
     await asyncio.wait({buffer._inbox._slots[KEY].arrived})
-    buffer.forget(KEY.request_id, KEY.plan_id)
+    buffer.forget_request(KEY.request_id, KEY.plan_id)
     assert buffer.used_bytes == 64  # it may still be written into
     links[0].write(links[1].address.name, [(memory_of(slabs[0][:64]), 0)], 0, KEY.note())
     await until(lambda: buffer.used_bytes == 0)
@@ -139,7 +139,7 @@ async def test_a_slot_is_given_back_when_the_parcel_cannot_be_packed(
     peer = DirectPeer(links[1])
     peer.buffer = HandoffBuffer("b", {}, slabs[1], links[1])
     producer = HandoffBuffer("a", {"b": peer}, slabs[0], links[0])
-    producer.keep(KEY, Parcel({"x": torch.ones(8)}))
+    producer.keep_output(KEY, Parcel({"x": torch.ones(8)}))
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -147,5 +147,5 @@ async def test_a_slot_is_given_back_when_the_parcel_cannot_be_packed(
     with monkeypatch.context() as patch:
         patch.setattr(Parcel, "pack_into", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
-            await producer.push(KEY, "b")
+            await producer.push_output(KEY, "b")
     assert (producer.used_bytes, peer.buffer.used_bytes) == (0, 0)

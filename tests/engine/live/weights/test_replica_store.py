@@ -77,11 +77,11 @@ class DirectPeer:
         self.link_name: str | None = link.address.name
         self.store: ReplicaStore
 
-    async def offers(self, replica: Replica) -> int | None:
-        return self.store.offers(replica)
+    async def count_readers(self, replica: Replica) -> int | None:
+        return self.store.count_readers(replica)
 
     async def send_weights(self, order: WeightOrder) -> None:
-        await self.store.send(order)
+        await self.store.send_weights(order)
 
 
 async def at_once(function: Callable[..., Any], *args: Any) -> Any:
@@ -226,7 +226,7 @@ async def test_a_load_takes_the_weights_and_less_than_a_block_of_memory(host: Ho
 
 async def test_what_is_not_wanted_leaves_first_then_the_longest_unused(host: HostCopies, source: ModelSource) -> None:
     store = make_store(host, memory_bytes=size_of(host, E, D, C) + RESERVE)
-    await store.start(frozenset({E, D, C}))
+    await store.load_placement(frozenset({E, D, C}))
     assert set(store.resident) == {E, D, C}
     store.wanted = frozenset({D, C})
     await store.prepare((C,), peak_bytes=1)
@@ -246,7 +246,7 @@ async def test_what_is_not_wanted_leaves_first_then_the_longest_unused(host: Hos
 
 async def test_what_a_queued_plan_needs_stays_while_anything_else_may_go(host: HostCopies) -> None:
     store = make_store(host, memory_bytes=size_of(host, E, D, C) + RESERVE)
-    await store.start(frozenset({E, D, C}))
+    await store.load_placement(frozenset({E, D, C}))
     store.wanted = frozenset({D})
     await store.prepare((C,), peak_bytes=1, queued={E})
     assert set(store.resident) == {E, C}
@@ -255,7 +255,7 @@ async def test_what_a_queued_plan_needs_stays_while_anything_else_may_go(host: H
 async def test_what_cannot_fit_is_refused_with_the_numbers_and_nothing_is_touched(host: HostCopies) -> None:
     memory = size_of(host, E, D) + RESERVE
     store = make_store(host, memory_bytes=memory)
-    await store.start(frozenset({E, D}))
+    await store.load_placement(frozenset({E, D}))
     peak = size_of(host, D) + 1
     with pytest.raises(OutOfMemoryError) as refused:
         await store.prepare((E,), peak_bytes=peak)
@@ -268,7 +268,7 @@ async def test_what_cannot_fit_is_refused_with_the_numbers_and_nothing_is_touche
 
 async def test_at_the_start_what_does_not_fit_stays_out(host: HostCopies) -> None:
     store = make_store(host, memory_bytes=size_of(host, D) + RESERVE)
-    await store.start(frozenset({D, E, C}))
+    await store.load_placement(frozenset({D, E, C}))
     assert store.resident_bytes + RESERVE <= size_of(host, D) + RESERVE
     assert store.resident
 
@@ -379,16 +379,16 @@ async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: H
     async def slowly(order: WeightOrder, buffer: torch.Tensor) -> None:
         begun.set()
         await go_on.wait()
-        await PeerWeights.send(two.weights_of_a, order, buffer)
+        await PeerWeights.write_weights(two.weights_of_a, order, buffer)
 
-    two.weights_of_a.send = slowly  # type: ignore[method-assign]
+    two.weights_of_a.write_weights = slowly  # type: ignore[method-assign]
     fetching = asyncio.create_task(loads_of(two.b, D))
     await begun.wait()
-    assert two.a.offers(D) == 1
+    assert two.a.count_readers(D) == 1
     leaving = asyncio.create_task(two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E)))
     await asyncio.sleep(0.05)
     assert not leaving.done()
-    assert two.a.offers(D) is None, "nobody else is offered it"
+    assert two.a.count_readers(D) is None, "nobody else is offered it"
     go_on.set()
     (load,) = await fetching
     await leaving

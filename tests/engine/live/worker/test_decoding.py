@@ -58,7 +58,7 @@ def decode(
     decoding = Decoding(PLAN, member.decoders[folder], member.group("decoding"))
     given = {name: Parcel({"latents": torch.from_numpy(array)}) for name, array in latents.items()}
     is_first = member.rank == 0
-    images = decoding.run(
+    images = decoding.decode_members(
         of_rank[member.rank], given if is_first else {}, stopped == member.rank, in_tiles=tight == member.rank
     )
     return images, decoding.tiled
@@ -104,7 +104,7 @@ def test_never_more_than_one_request_is_in_the_decoder(folder: Path) -> None:
     rows: list[int] = []
     adapter.pipe.vae.decoder.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))  # type: ignore[attr-defined]
     given = {name: Parcel({"latents": latents_of(inputs)}) for name, inputs in BATCH.items()}
-    images = Decoding(PLAN, adapter, None).run(BATCH, given, stopped=False, in_tiles=False)
+    images = Decoding(PLAN, adapter, None).decode_members(BATCH, given, stopped=False, in_tiles=False)
     assert rows == [2, 1]
     assert images is not None
     for name, inputs in BATCH.items():
@@ -135,4 +135,4 @@ def test_all_stop_when_the_first_is_told_to_and_only_then(together: Run) -> None
 
 def test_a_request_without_latents_is_named(folder: Path) -> None:
     with pytest.raises(HandoffError, match="request first has no inputs for decode"):
-        Decoding(PLAN, load_stage(folder, Stage.DECODE), None).run(BATCH, {}, stopped=False, in_tiles=False)
+        Decoding(PLAN, load_stage(folder, Stage.DECODE), None).decode_members(BATCH, {}, stopped=False, in_tiles=False)

@@ -15,12 +15,12 @@ from concurrent.futures import Future
 
 import torch
 
-from tridentserve.engine.live.handoff.checkpoint_store import StateCopies
+from tridentserve.engine.live.handoff.checkpoint_store import CheckpointStore
 from tridentserve.engine.live.handoff.inbox import Inbox
-from tridentserve.engine.live.handoff.outgoing import Outgoing, prepared
-from tridentserve.engine.live.handoff.peer import HandoffKey, Peer, Transfer
+from tridentserve.engine.live.handoff.outgoing import Outgoing, prepare_outgoing
+from tridentserve.engine.live.handoff.peer import CompletedTransfer, HandoffKey, Peer
 from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, TransferStuckError
-from tridentserve.engine.live.transport.parcel import Layout, Parcel
+from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 from tridentserve.errors import HandoffError
 from tridentserve.plans import WorkerId
@@ -41,7 +41,7 @@ class HandoffBuffer:
         peers: Mapping[WorkerId, Peer],
         slab: torch.Tensor,
         link: NixlLink | None,
-        on_transfer: Callable[[Transfer], None] = lambda transfer: None,
+        on_transfer: Callable[[CompletedTransfer], None] = lambda transfer: None,
     ) -> None:
         self._worker_id = worker_id
         self._peers = peers
@@ -51,7 +51,7 @@ class HandoffBuffer:
         self._allocator = SlabAllocator(slab.numel() if link is not None else 0)
         self._outbox: dict[HandoffKey, Parcel] = {}
         self._inbox = Inbox(slab, self._allocator, link)
-        self.copies = StateCopies()
+        self.checkpoints = CheckpointStore()
         self._pushes: dict[tuple[HandoffKey, WorkerId], asyncio.Task[None]] = {}
         self._stuck: set[asyncio.Task[None]] = set()
         # The last plan of requests that have ended lately, of its outputs (False) and of copies of its states (True):
@@ -70,16 +70,16 @@ class HandoffBuffer:
     @property
     def num_parcels(self) -> int:
         """Parcels kept here, made, received and kept for others: 0 when no request is under way."""
-        return len(self._outbox) + len(self._inbox) + len(self.copies)
+        return len(self._outbox) + len(self._inbox) + len(self.checkpoints)
 
     # The producer's side.
 
-    def keep(self, key: HandoffKey, parcel: Parcel) -> None:
-        """Keep an output until `forget`."""
+    def keep_output(self, key: HandoffKey, parcel: Parcel) -> None:
+        """Keep an output until `forget_request`."""
         if not self._has_ended(key):
             self._outbox[key] = parcel
 
-    def push(self, key: HandoffKey, to: WorkerId) -> asyncio.Task[None]:
+    def push_output(self, key: HandoffKey, to: WorkerId) -> asyncio.Task[None]:
         """Start (or join) the push of a kept output. The task fails with `HandoffError`."""
         running = self._pushes.get((key, to))
         if running is None:
@@ -97,28 +97,28 @@ class HandoffBuffer:
         parcel, start_s = self._held(key), time.perf_counter()
         layout, peer = parcel.layout(), self._peers[to]
         if await self._push_through_nixl(key, parcel, layout, peer):
-            self._on_transfer(Transfer("nixl", layout.nbytes, time.perf_counter() - start_s))
+            self._on_transfer(CompletedTransfer("nixl", layout.nbytes, time.perf_counter() - start_s))
             return
         buffer = await asyncio.to_thread(parcel.pack, layout)
-        await peer.deliver(key, layout, buffer)
-        self._on_transfer(Transfer("host", layout.nbytes, time.perf_counter() - start_s))
+        await peer.deliver_parcel(key, layout, buffer)
+        self._on_transfer(CompletedTransfer("host", layout.nbytes, time.perf_counter() - start_s))
 
     def _held(self, key: HandoffKey) -> Parcel:
         """What was made here, or is kept here for others."""
-        parcel = self._outbox.get(key) or self.copies.get(key)
+        parcel = self._outbox.get(key) or self.checkpoints.get(key)
         if parcel is None:
             raise HandoffError(f"{self._worker_id} holds no output of plan {key.plan_id}: it has been dropped")
         return parcel
 
-    async def _push_through_nixl(self, key: HandoffKey, parcel: Parcel, layout: Layout, peer: Peer) -> bool:
+    async def _push_through_nixl(self, key: HandoffKey, parcel: Parcel, layout: ParcelLayout, peer: Peer) -> bool:
         """False when there is no room on either side, or NIXL fails."""
         if self._link is None or peer.link_name is None:
             return False
-        outgoing = prepared(parcel, layout, self._slab, self._allocator)
+        outgoing = prepare_outgoing(parcel, layout, self._slab, self._allocator)
         if outgoing is None:
             return False
         try:
-            target = await peer.reserve(key, self._worker_id, layout)
+            target = await peer.reserve_slot(key, self._worker_id, layout)
         except BaseException:
             outgoing.close()
             raise
@@ -129,7 +129,7 @@ class HandoffBuffer:
             parts = outgoing.parts()
         except BaseException:
             outgoing.close()
-            await peer.release(key)
+            await peer.release_slot(key)
             raise
         ended, settled = self._link.write(peer.link_name, parts, target, key.note())
         try:
@@ -139,7 +139,7 @@ class HandoffBuffer:
             return False
         except HandoffError:
             outgoing.close()
-            await peer.release(key)
+            await peer.release_slot(key)
             return False
         outgoing.close()
         return True
@@ -150,63 +150,63 @@ class HandoffBuffer:
         async def give_back() -> None:
             await asyncio.wrap_future(settled)
             outgoing.close()
-            await peer.release(key)
+            await peer.release_slot(key)
 
         task = asyncio.get_running_loop().create_task(give_back())
         self._stuck.add(task)
         task.add_done_callback(self._stuck.discard)
 
-    async def send(self, key: HandoffKey, to: WorkerId) -> None:
+    async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
         """A consumer asks for an output: join the push under way, or push."""
-        await asyncio.shield(self.push(key, to))
+        await asyncio.shield(self.push_output(key, to))
 
-    async def save(self, key: HandoffKey, state: Parcel, keeper: WorkerId) -> None:
+    async def send_checkpoint(self, key: HandoffKey, state: Parcel, keeper: WorkerId) -> None:
         """Copy a running request's state to another worker, which keeps it until the request ends or has newer ones.
         Raises `HandoffError`."""
-        self.keep(key, state)
+        self.keep_output(key, state)
         try:
-            await self.push(key, keeper)
-            await self._peers[keeper].stow(key)
+            await self.push_output(key, keeper)
+            await self._peers[keeper].keep_checkpoint(key)
         finally:
             self._outbox.pop(key, None)
 
     # The consumer's side.
 
-    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
-        return None if self._has_ended(key) else self._inbox.reserve(key, producer, layout)
+    async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
+        return None if self._has_ended(key) else self._inbox.reserve_slot(key, producer, layout)
 
-    async def release(self, key: HandoffKey) -> None:
-        self._inbox.release(key)
+    async def release_slot(self, key: HandoffKey) -> None:
+        self._inbox.free_slot(key)
 
-    async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
+    async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
         """The buffer is the parcel's own from now on."""
         if not self._has_ended(key):
-            self._inbox.deliver(key, Parcel.views(buffer, layout))
+            self._inbox.add_parcel(key, Parcel.views(buffer, layout))
 
-    async def take(self, key: HandoffKey, source: WorkerId) -> Parcel:
+    async def fetch_parcel(self, key: HandoffKey, source: WorkerId) -> Parcel:
         """The outputs of a plan: made here, pushed here, or else asked for. A slot is free again on return, or, where
         that saves a copy, when the tensors are dropped."""
         if source == self._worker_id:
             parcel = self._held(key)
-            self._on_transfer(Transfer("local", parcel.nbytes, 0.0))
+            self._on_transfer(CompletedTransfer("local", parcel.nbytes, 0.0))
             return parcel.to(self._slab.device)
-        if not await self._inbox.arrival(key, _PATIENCE_S):
-            await self._peers[source].send(key, self._worker_id)
-            await self._inbox.arrival(key, TRANSFER_TIMEOUT_S)
-        return self._inbox.borrow(key) or self._inbox.take(key, self._slab.device)
+        if not await self._inbox.wait_for_arrival(key, _PATIENCE_S):
+            await self._peers[source].send_output(key, self._worker_id)
+            await self._inbox.wait_for_arrival(key, TRANSFER_TIMEOUT_S)
+        return self._inbox.lend_out(key) or self._inbox.copy_out(key, self._slab.device)
 
-    async def stow(self, key: HandoffKey) -> None:
+    async def keep_checkpoint(self, key: HandoffKey) -> None:
         """Keep what has arrived as the newest copy of a running request's state. Raises `HandoffError`."""
-        await self._inbox.arrival(key, TRANSFER_TIMEOUT_S)
+        await self._inbox.wait_for_arrival(key, TRANSFER_TIMEOUT_S)
         if not self._has_ended(key):
-            self.copies.add(key, self._inbox.take(key, torch.device("cpu")))
+            self.checkpoints.add(key, self._inbox.copy_out(key, torch.device("cpu")))
 
     # The end of a request, and of a peer.
 
-    def forget(self, request_id: str, last_plan_id: int, copies: bool = True) -> None:
+    def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool = True) -> None:
         """Drop what is kept of a request's plans up to `last_plan_id`; the copies of its state, too, unless it goes on
         from one. A slot that is being written is freed later."""
-        for name in ((request_id, False), (request_id, True)) if copies else ((request_id, False),):
+        for name in ((request_id, False), (request_id, True)) if with_checkpoints else ((request_id, False),):
             self._ended[name] = max(last_plan_id, self._ended.get(name, -1))
             self._ended.move_to_end(name)
         while len(self._ended) > REMEMBERED_REQUESTS:
@@ -215,8 +215,8 @@ class HandoffBuffer:
         def is_old(key: HandoffKey) -> bool:
             return key.request_id == request_id and self._has_ended(key)
 
-        self.copies.drop(request_id, is_old)
-        self._inbox.forget(is_old)
+        self.checkpoints.drop_old(request_id, is_old)
+        self._inbox.drop_old(is_old)
         for key in [key for key in self._outbox if is_old(key)]:
             del self._outbox[key]
 
@@ -227,6 +227,6 @@ class HandoffBuffer:
     def _has_ended(self, key: HandoffKey) -> bool:
         return key.plan_id <= self._ended.get((key.request_id, key.step is not None), -1)
 
-    def lose_peer(self, worker_id: WorkerId) -> None:
+    def drop_peer(self, worker_id: WorkerId) -> None:
         """A peer's process has ended: slots it was writing into are free."""
-        self._inbox.lose_peer(worker_id)
+        self._inbox.free_slots_of(worker_id)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from tridentserve.engine.live.handoff.lending import lent
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.transport.nixl_link import NixlLink, seen
-from tridentserve.engine.live.transport.parcel import MANY_BYTES, Layout, Parcel
+from tridentserve.engine.live.transport.nixl_link import NixlLink, mark_exception_retrieved
+from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 from tridentserve.errors import HandoffError
 from tridentserve.plans import WorkerId
 
 
 @dataclass(slots=True)
-class _Slot:
+class _InboxSlot:
     """A reserved part of the slab. `arrived` is done when the producer's bytes are there, and fails when they will not
     come. `doomed`: the request has ended, free it when the writer is done with it."""
 
     offset: int
     producer: WorkerId
-    layout: Layout
+    layout: ParcelLayout
     arrived: asyncio.Future[None]
     doomed: bool = False
 
@@ -40,14 +40,14 @@ class Inbox:
         self._slab = slab
         self._allocator = allocator
         self._link = link
-        self._slots: dict[HandoffKey, _Slot] = {}
+        self._slots: dict[HandoffKey, _InboxSlot] = {}
         self._host: dict[HandoffKey, Parcel] = {}
 
     def __len__(self) -> int:
         """Parcels, also those that are still on their way."""
         return len(self._slots) + len(self._host)
 
-    def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+    def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
         """The offset of a slot for a parcel; None without room, or when it is here."""
         if self._link is None or key in self._slots or key in self._host:
             return None
@@ -55,22 +55,22 @@ class Inbox:
         if offset is None:
             return None
         arrived, settled = (asyncio.wrap_future(future) for future in self._link.expect(key.note()))
-        slot = self._slots[key] = _Slot(offset, producer, layout, arrived)
-        arrived.add_done_callback(seen)
+        slot = self._slots[key] = _InboxSlot(offset, producer, layout, arrived)
+        arrived.add_done_callback(mark_exception_retrieved)
         settled.add_done_callback(lambda _: self._settled(key, slot))
         return offset
 
-    def _settled(self, key: HandoffKey, slot: _Slot) -> None:
+    def _settled(self, key: HandoffKey, slot: _InboxSlot) -> None:
         # One that came too late is of no use. Until it comes it may be written into: it is free when the producer says
         # so, or has died.
         if self._slots.get(key) is slot and (slot.doomed or not slot.is_full):
-            self.release(key)
+            self.free_slot(key)
 
-    def deliver(self, key: HandoffKey, parcel: Parcel) -> None:
+    def add_parcel(self, key: HandoffKey, parcel: Parcel) -> None:
         """A parcel in host memory."""
         self._host[key] = parcel
 
-    async def arrival(self, key: HandoffKey, timeout_s: float) -> bool:
+    async def wait_for_arrival(self, key: HandoffKey, timeout_s: float) -> bool:
         """Whether a parcel is here, once it is, or its producer has given it up, or the time is over."""
         slot = self._slots.get(key)
         if key not in self._host and slot is not None:
@@ -78,7 +78,7 @@ class Inbox:
             slot = self._slots.get(key)
         return key in self._host or (slot is not None and slot.is_full)
 
-    def take(self, key: HandoffKey, device: torch.device) -> Parcel:
+    def copy_out(self, key: HandoffKey, device: torch.device) -> Parcel:
         """A parcel that has arrived, copied to a device. Its slot is free on return. Raises `HandoffError`."""
         parcel = self._host.pop(key, None)
         if parcel is not None:
@@ -88,12 +88,12 @@ class Inbox:
             raise HandoffError(f"the output of plan {key.plan_id} did not arrive")
         parcel = Parcel.unpack(self._slab[slot.offset :], slot.layout, device)
         wait_for_copies(self._slab)
-        self.release(key)
+        self.free_slot(key)
         return parcel
 
-    def borrow(self, key: HandoffKey) -> Parcel | None:
-        """As `take`, but the tensors stay where they are, and their slot is free when nothing uses them any more. None
-        where a copy is as good (few bytes, a GPU) or half of the slab is in use."""
+    def lend_out(self, key: HandoffKey) -> Parcel | None:
+        """A parcel that has arrived, with tensors that stay where they are; its slot is free when nothing uses them any
+        more. None where a copy is as good (few bytes, a GPU) or half of the slab is in use."""
         slot, slab = self._slots.get(key), self._slab
         if slot is None or not slot.is_full or slab.is_cuda or slot.layout.nbytes < MANY_BYTES:
             return None
@@ -101,10 +101,10 @@ class Inbox:
             return None
         del self._slots[key]
         loop, offset = asyncio.get_running_loop(), slot.offset
-        buffer = lent(slab[offset : offset + slot.layout.nbytes], loop, lambda: self._allocator.free(offset))
+        buffer = _lend(slab[offset : offset + slot.layout.nbytes], loop, lambda: self._allocator.free(offset))
         return Parcel.views(buffer, slot.layout)
 
-    def release(self, key: HandoffKey) -> None:
+    def free_slot(self, key: HandoffKey) -> None:
         """The slot of a parcel is free: nobody writes there any more."""
         slot = self._slots.pop(key, None)
         if slot is None:
@@ -113,7 +113,7 @@ class Inbox:
             self._link.stop_expecting(key.note())
         self._allocator.free(slot.offset)
 
-    def forget(self, is_old: Callable[[HandoffKey], bool]) -> None:
+    def drop_old(self, is_old: Callable[[HandoffKey], bool]) -> None:
         """Drop what is of no use any more. A slot that is being written is free later."""
         for key in [key for key in self._host if is_old(key)]:
             del self._host[key]
@@ -121,16 +121,31 @@ class Inbox:
             if is_old(key):
                 slot.doomed = True
                 if slot.is_full:
-                    self.release(key)
+                    self.free_slot(key)
 
-    def lose_peer(self, worker_id: WorkerId) -> None:
+    def free_slots_of(self, worker_id: WorkerId) -> None:
         """A peer's process has ended: slots it was writing into are free."""
         for key, slot in list(self._slots.items()):
             if slot.producer == worker_id and not slot.is_full:
-                self.release(key)
+                self.free_slot(key)
 
 
 def wait_for_copies(slab: torch.Tensor) -> None:
     """NIXL knows nothing of CUDA's streams: copies must have ended before it, or another, touches the bytes."""
     if slab.is_cuda:
         torch.cuda.current_stream(slab.device).synchronize()
+
+
+def _lend(part: torch.Tensor, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> torch.Tensor:
+    """A tensor on the memory of `part` (contiguous, uint8, on the CPU). When neither it nor any view of it is left, the
+    loop calls `give_back`, whichever thread dropped the last one."""
+    # torch keeps the array for as long as a tensor is on its memory.
+    array = part.numpy()
+    ended = weakref.finalize(array, _give_back_in_loop, loop, give_back)
+    ended.atexit = False
+    return torch.frombuffer(array, dtype=torch.uint8)
+
+
+def _give_back_in_loop(loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(give_back)

@@ -13,7 +13,7 @@ import torch
 
 from tridentserve.engine.live.handoff.inbox import wait_for_copies
 from tridentserve.engine.live.transport.nixl_memory import Memory, memory_of
-from tridentserve.engine.live.transport.parcel import MANY_BYTES, Layout, Parcel
+from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 
 # Of a write: where its bytes are, and where they go, from the start of the receiver's slot.
@@ -28,7 +28,9 @@ class Outgoing:
     close: Callable[[], None]
 
 
-def prepared(parcel: Parcel, layout: Layout, slab: torch.Tensor, allocator: SlabAllocator) -> Outgoing | None:
+def prepare_outgoing(
+    parcel: Parcel, layout: ParcelLayout, slab: torch.Tensor, allocator: SlabAllocator
+) -> Outgoing | None:
     """A parcel to be written to a peer; None when the slab has no room for it."""
     if layout.nbytes >= MANY_BYTES and not slab.is_cuda and _are_plain(parcel):
 

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from tridentserve.engine.live.transport.parcel import Layout
+from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.plans import WorkerId
 
 Path = Literal["nixl", "host", "local"]
@@ -28,7 +28,7 @@ class HandoffKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class CompletedTransfer:
     """One handoff that took place, for the metrics."""
 
     path: Path
@@ -43,18 +43,18 @@ class Peer(Protocol):
     @property
     def link_name(self) -> str | None: ...
 
-    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
+    async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
         """The offset of a slot in the peer's slab, or None when it has no room (or the parcel is there already). The
         peer knows by the write's note when the bytes are there."""
 
-    async def release(self, key: HandoffKey) -> None:
+    async def release_slot(self, key: HandoffKey) -> None:
         """The bytes will not come: give the slot back."""
 
-    async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
+    async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
         """The bytes themselves, into the peer's host memory."""
 
-    async def stow(self, key: HandoffKey) -> None:
+    async def keep_checkpoint(self, key: HandoffKey) -> None:
         """What has arrived is a copy of a running request's state: keep it in host memory."""
 
-    async def send(self, key: HandoffKey, to: WorkerId) -> None:
+    async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
         """Push (again) what the peer has made to worker `to`; returns once it has arrived there."""

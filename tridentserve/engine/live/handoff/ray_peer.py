@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.transport.parcel import Layout
+from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.weights.peer_weights import WeightOrder
 from tridentserve.errors import HandoffError
 from tridentserve.plans import Replica, WorkerId
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class RayPeer:
     """See `handoff_peer.Peer` and `peer_weights.WeightPeer`."""
 
-    def __init__(self, handle: ActorHandle[Any], link_name: str | None, node_id: str) -> None:
-        self._handle = handle
+    def __init__(self, actor: ActorHandle[Any], link_name: str | None, node_id: str) -> None:
+        self._actor = actor
         self._link_name = link_name
         self.node_id = node_id
 
@@ -30,30 +30,30 @@ class RayPeer:
     def link_name(self) -> str | None:
         return self._link_name
 
-    async def reserve(self, key: HandoffKey, producer: WorkerId, layout: Layout) -> int | None:
-        return await _answer(self._handle.reserve.remote(key, producer, layout))
+    async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
+        return await _wait_for_answer(self._actor.reserve_slot.remote(key, producer, layout))
 
-    async def release(self, key: HandoffKey) -> None:
-        await _answer(self._handle.release.remote(key))
+    async def release_slot(self, key: HandoffKey) -> None:
+        await _wait_for_answer(self._actor.release_slot.remote(key))
 
-    async def deliver(self, key: HandoffKey, layout: Layout, buffer: torch.Tensor) -> None:
+    async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
         # numpy travels beside the pickle without a copy; a torch tensor does not
-        await _answer(self._handle.deliver.remote(key, layout, buffer.numpy()))
+        await _wait_for_answer(self._actor.deliver_parcel.remote(key, layout, buffer.numpy()))
 
-    async def stow(self, key: HandoffKey) -> None:
-        await _answer(self._handle.stow.remote(key))
+    async def keep_checkpoint(self, key: HandoffKey) -> None:
+        await _wait_for_answer(self._actor.keep_checkpoint.remote(key))
 
-    async def send(self, key: HandoffKey, to: WorkerId) -> None:
-        await _answer(self._handle.send.remote(key, to))
+    async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
+        await _wait_for_answer(self._actor.send_output.remote(key, to))
 
-    async def offers(self, replica: Replica) -> int | None:
-        return await _answer(self._handle.offers.remote(replica))
+    async def count_readers(self, replica: Replica) -> int | None:
+        return await _wait_for_answer(self._actor.count_readers.remote(replica))
 
     async def send_weights(self, order: WeightOrder) -> None:
-        await _answer(self._handle.send_weights.remote(order))
+        await _wait_for_answer(self._actor.send_weights.remote(order))
 
 
-async def _answer(reference: Awaitable[T]) -> T:
+async def _wait_for_answer(reference: Awaitable[T]) -> T:
     try:
         return await reference
     except RayError as error:

@@ -40,7 +40,7 @@ class TransferStuckError(HandoffError):
 
 
 @dataclass(slots=True)
-class _Transfer:
+class _PendingTransfer:
     """Something that is waited for, with what to say when it does not come. Who waits cannot cancel it."""
 
     what: str
@@ -64,7 +64,7 @@ class _Transfer:
             self.ended.set_exception(error)
 
 
-def seen(future: asyncio.Future[None]) -> None:
+def mark_exception_retrieved(future: asyncio.Future[None]) -> None:
     """For futures whose failure somebody else handles."""
     if not future.cancelled():
         future.exception()
@@ -81,8 +81,8 @@ class NixlLink:
         self._own = memory_of(slab)
         self._lasting: dict[Memory, Any] = {}
         self._peers: dict[str, LinkAddress] = {}
-        self._writes: dict[Any, _Transfer] = {}  # by NIXL's handle
-        self._expected: dict[bytes, _Transfer] = {}
+        self._writes: dict[Any, _PendingTransfer] = {}  # by NIXL's handle
+        self._expected: dict[bytes, _PendingTransfer] = {}
         # Not a SimpleQueue: see `core_thread`.
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="nixl", daemon=True)
@@ -159,7 +159,7 @@ class NixlLink:
     def _write(
         self, peer: str, sources: list[Memory], targets: list[Memory], note: bytes, to_register: list[Memory]
     ) -> tuple[Future[None], Future[None]]:
-        transfer = _Transfer(f"writing {sum(memory.nbytes for memory in sources)} bytes to {peer}")
+        transfer = _PendingTransfer(f"writing {sum(memory.nbytes for memory in sources)} bytes to {peer}")
         self._call(lambda: self._begin_write(transfer, peer, sources, targets, note, to_register))
         return transfer.ended, transfer.settled
 
@@ -169,7 +169,7 @@ class NixlLink:
 
         The first future is done when all has arrived, and fails with `HandoffError` when it does not come in time; the
         second is done when nothing is written any more."""
-        transfer = _Transfer(f"receiving {note!r}", deadline_s=time.monotonic() + timeout_s)
+        transfer = _PendingTransfer(f"receiving {note!r}", deadline_s=time.monotonic() + timeout_s)
         self._call(lambda: self._expected.__setitem__(note, transfer))
         return transfer.ended, transfer.settled
 
@@ -229,7 +229,7 @@ class NixlLink:
 
     def _begin_write(
         self,
-        transfer: _Transfer,
+        transfer: _PendingTransfer,
         peer: str,
         sources: list[Memory],
         targets: list[Memory],
@@ -251,7 +251,7 @@ class NixlLink:
             transfer.end(HandoffError(f"NIXL failed {transfer.what}: {error!r}"))
             self._settle(transfer)
 
-    def _settle(self, transfer: _Transfer) -> None:
+    def _settle(self, transfer: _PendingTransfer) -> None:
         """NIXL has let go of the memory of a write."""
         for memory in transfer.held:
             try:
@@ -287,7 +287,7 @@ class NixlLink:
             if now_s > transfer.deadline_s:
                 transfer.end(HandoffError(f"NIXL: nothing came in time, {transfer.what}"))
 
-    def _check_write(self, handle: Any, transfer: _Transfer) -> None:
+    def _check_write(self, handle: Any, transfer: _PendingTransfer) -> None:
         error: HandoffError | None = None
         try:
             state = self._agent.check_xfer_state(handle)

@@ -32,7 +32,7 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Registration:
     """What NIXL knows of memory, and how many hold it."""
 
     registration: Any
@@ -47,13 +47,13 @@ class RegisteredMemory:
     def __init__(self, agent: Any, kind: str) -> None:
         self._agent = agent
         self._kind = kind
-        self._held: dict[Memory, _Held] = {}
+        self._held: dict[Memory, _Registration] = {}
 
     def hold(self, memory: Memory) -> Any:
         """Memory is registered until it has been let go of as often; returns NIXL's registration."""
         if memory not in self._held:
             region = (memory.address, memory.nbytes, memory.device_id, "")
-            self._held[memory] = _Held(self._agent.register_memory([region], mem_type=self._kind))
+            self._held[memory] = _Registration(self._agent.register_memory([region], mem_type=self._kind))
         self._held[memory].holders += 1
         return self._held[memory].registration
 

@@ -30,7 +30,7 @@ class TensorSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParcelLayout:
     """How a parcel is packed, with the values that travel beside the bytes."""
 
     slots: tuple[TensorSlot, ...]
@@ -45,7 +45,7 @@ class Parcel:
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any] = field(default_factory=dict)
 
-    def layout(self, alignment_bytes: int = ALIGNMENT_BYTES, as_in_memory: bool = False) -> Layout:
+    def layout(self, alignment_bytes: int = ALIGNMENT_BYTES, as_in_memory: bool = False) -> ParcelLayout:
         """Slots in the order of the tensors. Each starts at a multiple of `alignment_bytes`, a multiple of
         `ALIGNMENT_BYTES`; with `as_in_memory`, as many bytes after one as the tensor now does in memory."""
         slots: list[TensorSlot] = []
@@ -55,7 +55,7 @@ class Parcel:
             dtype = str(tensor.dtype).removeprefix("torch.")
             slots.append(TensorSlot(name, dtype, tuple(tensor.shape), offset, tensor.nbytes))
             offset += tensor.nbytes
-        return Layout(tuple(slots), align(offset), self.values)
+        return ParcelLayout(tuple(slots), align(offset), self.values)
 
     @property
     def nbytes(self) -> int:
@@ -65,13 +65,13 @@ class Parcel:
         """The same on a device; tensors that are there already are not copied."""
         return Parcel({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.values)
 
-    def pack_into(self, buffer: torch.Tensor, layout: Layout) -> None:
+    def pack_into(self, buffer: torch.Tensor, layout: ParcelLayout) -> None:
         """Copy the tensors into a uint8 buffer of at least `layout.nbytes` bytes."""
         for slot in layout.slots:
             source = self.tensors[slot.name].contiguous().reshape(-1).view(torch.uint8)
             buffer[slot.offset : slot.offset + slot.nbytes].copy_(source)
 
-    def pack(self, layout: Layout) -> torch.Tensor:
+    def pack(self, layout: ParcelLayout) -> torch.Tensor:
         """The tensors in a new uint8 buffer in host memory, pinned where they come from a GPU."""
         from_gpu = any(tensor.is_cuda for tensor in self.tensors.values())
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=from_gpu)
@@ -79,13 +79,13 @@ class Parcel:
         return buffer
 
     @classmethod
-    def unpack(cls, buffer: torch.Tensor, layout: Layout, device: torch.device) -> Parcel:
+    def unpack(cls, buffer: torch.Tensor, layout: ParcelLayout, device: torch.device) -> Parcel:
         """Copies of the tensors in `buffer`, on `device`: the buffer may be reused at once."""
         views = cls.views(buffer, layout).tensors
         return cls({name: view.clone().to(device) for name, view in views.items()}, layout.values)
 
     @classmethod
-    def views(cls, buffer: torch.Tensor, layout: Layout) -> Parcel:
+    def views(cls, buffer: torch.Tensor, layout: ParcelLayout) -> Parcel:
         """The tensors in `buffer`, where they are."""
         tensors = {}
         for slot in layout.slots:

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.transport.parcel import Layout, Parcel, TensorSlot
+from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
 from tridentserve.errors import CheckpointError, ConfigError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
 from tridentserve.pipelines.loading import default_dtype, load_adapter
@@ -52,7 +52,7 @@ class HostCopy:
     """The packed weights of one replica, as mapped (uint8), and how to find tensors in them. `names`: of each tensor of
     the models, which slot of the layout it is in; tied tensors share one."""
 
-    layout: Layout
+    layout: ParcelLayout
     names: Mapping[str, str]
     buffer: torch.Tensor
 
@@ -82,11 +82,11 @@ class HostCopies:
             raise CheckpointError(f"no model named {replica.model!r}; this worker knows {sorted(self._sources)}")
         return source
 
-    def learn(self, source: ModelSource) -> None:
+    def add_model(self, source: ModelSource) -> None:
         """A model can be asked for from now on."""
         self._sources[source.name] = source
 
-    def drop(self, model: str) -> None:
+    def drop_model(self, model: str) -> None:
         """Forget a model and remove its copies of all stages, where another worker has not done it already. Who has
         mapped one keeps it."""
         if model not in self._sources:
@@ -168,7 +168,7 @@ class HostCopies:
         unfinished.rename(_index(stem))  # last: who sees it may map the data
         self._drop_older(stem)
 
-    def _layout(self, weights: Parcel) -> Layout:
+    def _layout(self, weights: Parcel) -> ParcelLayout:
         """The layout of `weights`, which the stock pipeline's loader has just put into host memory, with each tensor
         aligned as the stock pipeline has it on this copy's device: on a CPU as the loader leaves it (most tensors are
         views of the mapped files of the checkpoint, at any alignment), on a GPU each in an allocation of its own."""
@@ -186,7 +186,7 @@ class HostCopies:
     def _map(self, stem: Path) -> HostCopy:
         index = json.loads(_index(stem).read_text())
         slots = [TensorSlot(**{**slot, "shape": tuple(slot["shape"])}) for slot in index["slots"]]
-        layout = Layout(tuple(slots), index["nbytes"], {})
+        layout = ParcelLayout(tuple(slots), index["nbytes"], {})
         # On the CPU these pages are the weights: a private mapping, so that no mistake of one worker is written back.
         # A private one cannot be pinned without being copied.
         buffer = _mapped(_data(stem), layout.nbytes, shared=self._device.type == "cuda")

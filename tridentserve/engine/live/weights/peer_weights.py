@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, seen
+from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, mark_exception_retrieved
 from tridentserve.engine.live.transport.nixl_memory import Memory, memory_of
 from tridentserve.errors import HandoffError
 from tridentserve.plans import Replica, WorkerId
@@ -54,7 +54,7 @@ class WeightPeer(Protocol):
     @property
     def node_id(self) -> str: ...
 
-    async def offers(self, replica: Replica) -> int | None:
+    async def count_readers(self, replica: Replica) -> int | None:
         """To how many others it is sending the replica; None when it has not got it."""
 
     async def send_weights(self, order: WeightOrder) -> None:
@@ -72,7 +72,7 @@ class PeerWeights:
         self._numbers = itertools.count()
         self._aside: set[asyncio.Future[None]] = set()
 
-    async def fetch(self, replica: Replica, buffer: torch.Tensor) -> bool:
+    async def fetch_weights(self, replica: Replica, buffer: torch.Tensor) -> bool:
         """Fill `buffer` from a peer, the least busy first. False when no peer of this node could do it.
 
         Raises `TimeoutError` when a peer neither did it nor gave up: the buffer must not be used then. It stays alive
@@ -89,7 +89,7 @@ class PeerWeights:
         for peer in offers:
             note = f"weights {replica.model} {replica.stage.value} {next(self._numbers)}".encode()
             arrived = asyncio.wrap_future(self._link.expect(note, timeout_s)[0])
-            arrived.add_done_callback(seen)
+            arrived.add_done_callback(mark_exception_retrieved)
             order = WeightOrder(replica, self._link.address.name, metadata, target, note)
             sending = asyncio.ensure_future(peer.send_weights(order))
             try:
@@ -104,12 +104,12 @@ class PeerWeights:
             finally:
                 if sending not in self._aside:
                     self._link.stop_expecting(note)
-        await self.release(buffer)
+        await self.deregister(buffer)
         return False
 
     async def _offers(self, replica: Replica) -> list[WeightPeer]:
         near = [peer for peer in self._peers.values() if peer.link_name is not None and peer.node_id == self._node_id]
-        asked = (asyncio.wait_for(peer.offers(replica), _OFFER_TIMEOUT_S) for peer in near)
+        asked = (asyncio.wait_for(peer.count_readers(replica), _OFFER_TIMEOUT_S) for peer in near)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         offers = [(busy, index) for index, busy in enumerate(answers) if isinstance(busy, int)]
         return [near[index] for _, index in sorted(offers)]
@@ -118,7 +118,7 @@ class PeerWeights:
         """Keep memory that may still be written into."""
 
         def ended(future: asyncio.Future[None]) -> None:
-            seen(future)
+            mark_exception_retrieved(future)
             self._aside.discard(future)
             self._link.stop_expecting(note)
             kept = [buffer]
@@ -127,7 +127,7 @@ class PeerWeights:
         self._aside.add(sending)
         sending.add_done_callback(ended)
 
-    async def send(self, order: WeightOrder, buffer: torch.Tensor) -> None:
+    async def write_weights(self, order: WeightOrder, buffer: torch.Tensor) -> None:
         """Carry out a peer's order from `buffer`, which must live until this returns. Raises `HandoffError`."""
         source, _ = await asyncio.wrap_future(self._link.register(buffer))
         if source.nbytes != order.target.nbytes:
@@ -143,6 +143,6 @@ class PeerWeights:
             finally:
                 await asyncio.wrap_future(settled)
 
-    async def release(self, buffer: torch.Tensor) -> None:
+    async def deregister(self, buffer: torch.Tensor) -> None:
         """The buffer takes part no more: it may be freed on return."""
         await asyncio.wrap_future(self._link.deregister(memory_of(buffer)))

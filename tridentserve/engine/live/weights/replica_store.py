@@ -35,7 +35,7 @@ from tridentserve.protocols import LoadSource
 logger = logging.getLogger(__name__)
 
 
-class DeviceThread(Protocol):
+class DeviceCall(Protocol):
     """Runs a function where the device is used."""
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
@@ -76,12 +76,12 @@ class _Resident:
         self.unread.set()
 
 
-def replicas_needed(plan: DispatchPlan, worker_id: WorkerId) -> tuple[Replica, ...]:
+def list_needed_replicas(plan: DispatchPlan, worker_id: WorkerId) -> tuple[Replica, ...]:
     """What one worker of a plan runs."""
     return tuple(Replica(plan.model, stage) for stage in plan.stages if worker_id in plan.workers_of(stage))
 
 
-def fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
+def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
     """What `auto` means on a device. Raises `ConfigError` for mapped pages that no device but a CPU can use."""
     if fetch == "auto":
         return "mapped" if device.type == "cpu" else "peer"
@@ -100,7 +100,7 @@ class ReplicaStore:
         budget: MemoryBudget,
         fetch: Fetch,
         block_bytes: int,
-        on_device: DeviceThread,
+        on_device: DeviceCall,
         peers: PeerWeights | None,
         on_load: Callable[[ReplicaLoad], None] = lambda load: None,
     ) -> None:
@@ -108,7 +108,7 @@ class ReplicaStore:
         self._host = host
         self._device = device
         self._budget = budget
-        self._fetch = fetch_mode(fetch, device)
+        self._fetch = resolve_fetch_mode(fetch, device)
         self._block_bytes = block_bytes
         self._on_device = on_device
         self._peers = peers
@@ -135,7 +135,7 @@ class ReplicaStore:
             raise WorkerError(f"{replica} is not in memory")
         return self._adapters[replica]
 
-    async def start(self, wanted: frozenset[Replica]) -> None:
+    async def load_placement(self, wanted: frozenset[Replica]) -> None:
         """Make what is wanted resident; what does not fit stays out until a plan needs it."""
         self.wanted = wanted
         for replica in sorted(wanted):
@@ -189,12 +189,12 @@ class ReplicaStore:
 
     async def _load(self, replica: Replica, opened: _Opened) -> ReplicaLoad:
         start_s = time.perf_counter() - opened.seconds
-        buffer, source = await self._fetched(replica, opened)
+        buffer, source = await self._fetch_bytes(replica, opened)
         try:
             await self._on_device(self._attach, replica, opened.copy, buffer)
         except BaseException:
             if source == "peer" and self._peers is not None:
-                await self._peers.release(buffer)
+                await self._peers.deregister(buffer)
             raise
         self._resident[replica] = _Resident(buffer)
         # What has left meanwhile and is back was never missed.
@@ -204,14 +204,14 @@ class ReplicaStore:
         self._on_load(load)
         return load
 
-    async def _fetched(self, replica: Replica, opened: _Opened) -> tuple[torch.Tensor, LoadSource]:
+    async def _fetch_bytes(self, replica: Replica, opened: _Opened) -> tuple[torch.Tensor, LoadSource]:
         copy = opened.copy
         if self._fetch == "mapped":
             return copy.buffer, opened.source
         buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
         if self._fetch == "peer" and self._peers is not None:
             try:
-                if await self._peers.fetch(replica, buffer):
+                if await self._peers.fetch_weights(replica, buffer):
                     return buffer, "peer"
             except TimeoutError:  # a peer may still write into this buffer
                 buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
@@ -233,19 +233,19 @@ class ReplicaStore:
             kernels.install(self._adapters[replica], source.kernels)
         weights.attach(self._adapters[replica], copy.tensors(buffer))
 
-    async def unload(self, model: str) -> None:
+    async def unload_model(self, model: str) -> None:
         """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
         self.wanted = frozenset(replica for replica in self.wanted if replica.model != model)
         for replica in [replica for replica in self._resident if replica.model == model]:
             await self._evict(replica)
         self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}
         self._evicted = [replica for replica in self._evicted if replica.model != model]
-        await self._on_device(_give_back, self._device)
+        await self._on_device(_free_memory, self._device)
 
     async def _evict(self, replica: Replica) -> None:
         resident = self._resident.pop(replica)  # from here on nobody is offered it
         self._evicted.append(replica)
-        letting_go = asyncio.create_task(self._let_go(resident))
+        letting_go = asyncio.create_task(self._release_when_unread(resident))
         self._letting_go.add(letting_go)
         letting_go.add_done_callback(self._letting_go.discard)
         done, _ = await asyncio.wait({letting_go}, timeout=weights_timeout_s(resident.buffer.nbytes))
@@ -255,19 +255,19 @@ class ReplicaStore:
             logger.warning("a peer still reads %s: its memory is free later", replica)
         await self._on_device(weights.detach, self._adapters[replica])
 
-    async def _let_go(self, resident: _Resident) -> None:
+    async def _release_when_unread(self, resident: _Resident) -> None:
         await resident.unread.wait()
         if self._peers is not None:
-            await self._peers.release(resident.buffer)
+            await self._peers.deregister(resident.buffer)
 
     # What peers ask.
 
-    def offers(self, replica: Replica) -> int | None:
+    def count_readers(self, replica: Replica) -> int | None:
         """To how many peers the replica is being sent; None when it is not here."""
         resident = self._resident.get(replica)
         return resident.readers if resident is not None else None
 
-    async def send(self, order: WeightOrder) -> None:
+    async def send_weights(self, order: WeightOrder) -> None:
         """Write a replica into a peer's memory. Raises `HandoffError`, also when it has left meanwhile."""
         resident = self._resident.get(order.replica)
         if resident is None or self._peers is None:
@@ -275,14 +275,14 @@ class ReplicaStore:
         resident.readers += 1
         resident.unread.clear()
         try:
-            await self._peers.send(order, resident.buffer)
+            await self._peers.write_weights(order, resident.buffer)
         finally:
             resident.readers -= 1
             if not resident.readers:
                 resident.unread.set()
 
 
-def _give_back(device: torch.device) -> None:
+def _free_memory(device: torch.device) -> None:
     """Memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps what is freed."""
     gc.collect()
     if device.type == "cuda":

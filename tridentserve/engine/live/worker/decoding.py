@@ -33,7 +33,7 @@ class Decoding:
         self._is_first = group is None or group.rank == 0
         self.tiled = False
 
-    def run(
+    def decode_members(
         self, inputs: Mapping[str, GenerationInputs], latents: Mapping[str, Parcel], stopped: bool, in_tiles: bool
     ) -> Images | None:
         """The pixels of each request in `inputs` (on the first worker); None when that is `stopped`. `in_tiles`: this

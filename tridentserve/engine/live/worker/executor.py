@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
-from tridentserve.engine.live.worker.checkpoint_writer import Snapshot
+from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
 from tridentserve.engine.live.worker.decoding import Decoding, Images
 from tridentserve.errors import GroupError, HandoffError, InvalidRequestError
 from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
@@ -35,7 +35,7 @@ _BEFORE_ALL_PLANS = -1
 
 
 class _Command(IntEnum):
-    GO_ON = 0
+    CONTINUE = 0
     PAUSE = 1
     STOP = 2
 
@@ -48,13 +48,13 @@ class StepControl:
         self._pause = threading.Event()
         self.on_step = on_step
         # Hears of the states when the plan says that they are to be copied (leader only).
-        self.on_snapshot: Callable[[Snapshot], object] = lambda snapshot: None
+        self.on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
 
-    def stop(self) -> None:
+    def ask_to_stop(self) -> None:
         """Stop before the next step, or before the next stage, and drop what was made."""
         self._stop.set()
 
-    def pause(self) -> None:
+    def ask_to_pause(self) -> None:
         """Stop before the next denoising step and keep the state. What comes after D is not held up."""
         self._pause.set()
 
@@ -63,7 +63,7 @@ class StepControl:
         """What to do at a step boundary."""
         if self._stop.is_set():
             return _Command.STOP
-        return _Command.PAUSE if self._pause.is_set() else _Command.GO_ON
+        return _Command.PAUSE if self._pause.is_set() else _Command.CONTINUE
 
     @property
     def stopped(self) -> bool:
@@ -94,7 +94,7 @@ class StageExecutor:
         self._replicas = replicas
         self._groups = groups
 
-    def execute(
+    def execute_plan(
         self,
         plan: DispatchPlan,
         inputs: Mapping[str, GenerationInputs],
@@ -110,7 +110,7 @@ class StageExecutor:
         try:
             return self._execute(plan, inputs, incoming, control, frugal)
         except BaseException:
-            self.abandon(plan)
+            self.abandon_groups(plan)
             raise
 
     def make_groups(self, groups: Sequence[HotGroup]) -> None:
@@ -125,11 +125,11 @@ class StageExecutor:
                 except GroupError as error:
                     logger.warning("the hot set lacks %s: %s", group.name, error)
 
-    def lose_member(self, worker_id: WorkerId) -> None:
+    def drop_groups_of(self, worker_id: WorkerId) -> None:
         """Drop the groups that a worker was in whose process has ended."""
         self._groups.lose(worker_id)
 
-    def abandon(self, plan: DispatchPlan) -> None:
+    def abandon_groups(self, plan: DispatchPlan) -> None:
         """Let the other workers of a plan know that this one will not run it (to its end)."""
         rank = plan.workers.index(self._worker_id)
         for size, name in plan.groups.items():
@@ -162,7 +162,7 @@ class StageExecutor:
                 case Stage.DECODE:
                     decoding = Decoding(plan, adapter, group)
                     with _timed(stage, plan, execution):
-                        images = decoding.run(inputs, execution.outputs, control.stopped, in_tiles=frugal)
+                        images = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
                     execution.stopped |= images is None
                     execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
             if execution.stopped:
@@ -222,7 +222,7 @@ class StageExecutor:
                     advanced = adapter.advance([states[request_id] for request_id in members])
                     states.update(zip(members, advanced, strict=True))
                 if plan.leader == self._worker_id and plan.is_saved_after(done + 1):
-                    control.on_snapshot(_snapshot(plan, done + 1, states, execution.spans, began_s))
+                    control.on_checkpoint(_checkpoint_of(plan, done + 1, states, execution.spans, began_s))
         if plan.stages[-1] is not Stage.DIFFUSE and execution.paused_after is None:
             _tell_step(control, states)
         execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
@@ -292,13 +292,13 @@ def _parcel_of(state: DenoisingState) -> Parcel:
     return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
 
 
-def _snapshot(
+def _checkpoint_of(
     plan: DispatchPlan, num_steps: int, states: Mapping[str, DenoisingState], before: list[StageSpan], began_s: float
-) -> Snapshot:
+) -> Checkpoint:
     """The states as they are after so many steps of D, which began at `began_s`."""
     parcels = {name: (state.step, _parcel_of(state)) for name, state in states.items()}
     diffuse = StageSpan(Stage.DIFFUSE, began_s, time.time(), plan.workers, num_steps)
-    return Snapshot(num_steps, parcels, (*before, diffuse))
+    return Checkpoint(num_steps, parcels, (*before, diffuse))
 
 
 def _is_state(parcel: Parcel) -> bool:

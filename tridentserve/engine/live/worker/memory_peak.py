@@ -12,7 +12,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
 
-class PlanPeak:
+class MemoryPeak:
     """Of one plan. `begin` when its weights and inputs are there, `end` when it has run.
 
     On a CPU, memory that the process had taken before and uses again does not count as growth."""

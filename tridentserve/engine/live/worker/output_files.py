@@ -23,23 +23,23 @@ _H264 = {"crf": "18", "preset": "veryfast"}
 # BT.709 in all three properties: players guess by the height of the frames where it is not said.
 _BT709 = 1
 
-Output = bytes | NDArray[np.uint8]
+EncodedOutput = bytes | NDArray[np.uint8]
 
 
-def encoded_outputs(pixels: NDArray[np.uint8], inputs: GenerationInputs) -> list[Output]:
+def encode_outputs(pixels: NDArray[np.uint8], inputs: GenerationInputs) -> list[EncodedOutput]:
     """One item per output of a request, in its `output_format`. `pixels` is what `PipelineAdapter.decode` gives."""
     match inputs.output_format:
         case "png":
-            return [_png(picture) for picture in pixels]
+            return [_encode_png(picture) for picture in pixels]
         case "frames":
             return list(pixels)
         case "mp4":
             if inputs.fps is None:
                 raise TridentServeError("an MP4 file needs the frames per second")
-            return [mp4(frames, inputs.fps) for frames in pixels]
+            return [encode_mp4(frames, inputs.fps) for frames in pixels]
 
 
-def mp4(frames: NDArray[np.uint8], fps: float) -> bytes:
+def encode_mp4(frames: NDArray[np.uint8], fps: float) -> bytes:
     """An MP4 file (H.264, 4:2:0) of (frames, height, width, 3); both sides are even. Its index is in front, so that a
     player can begin before it has all."""
     # A file on disk: to put the index in front, the muxer reads again what it wrote.
@@ -59,7 +59,7 @@ def mp4(frames: NDArray[np.uint8], fps: float) -> bytes:
         return path.read_bytes()
 
 
-def _png(image: NDArray[np.uint8]) -> bytes:
+def _encode_png(image: NDArray[np.uint8]) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
     return buffer.getvalue()

@@ -1,50 +1,132 @@
-"""The class of the worker actors, for who starts and calls them: without torch, which the workers import themselves.
+"""The Ray actor of a worker: the calls of the engine and of other workers, each carried out by a part of the worker.
 
-Ray wants the class of an actor where the actor is started. To import `worker` there would cost the Scheduler's process
-nine seconds of CPU and 400 MB, before the first worker could begin with the same imports.
+The parts need torch, which this module does not import: Ray wants the class of an actor where the actor is started, and
+that import would cost the Scheduler's process nine seconds of CPU and 400 MB before the first worker could begin.
 """
 
 from __future__ import annotations
 
-import ast
-from collections.abc import AsyncIterator, Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
-_NAME = "StageWorker"
+from tridentserve.engine.live.messages import (
+    UNKNOWN_PEAK,
+    ExpectedPeak,
+    ModelSource,
+    PlanNote,
+    PlanReport,
+    WorkerConfig,
+    WorkerReady,
+)
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.requests import GenerationInputs
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from ray.actor import ActorHandle
 
-@cache
-def actor_class() -> type[Any]:
-    """A class with the public methods of `worker.StageWorker`, as its source has them; each is carried out by one."""
-    tree = ast.parse(Path(__file__).with_name("worker.py").read_text(encoding="utf-8"))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _NAME).body
-    public = [node for node in body if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_")]
-    methods = {node.name: _stream(node.name) if _yields(node) else _call(node.name) for node in public}
-
-    def begin(self: Any, config: Any) -> None:
-        from tridentserve.engine.live.worker.worker import StageWorker
-
-        self.worker = StageWorker(config)
-
-    return type(_NAME, (), {**methods, "__init__": begin, "__repr__": lambda self: repr(self.worker)})
-
-
-def _yields(method: ast.AsyncFunctionDef) -> bool:
-    return any(isinstance(node, ast.Yield) for node in ast.walk(method))
+    from tridentserve.engine.live.handoff.peer import HandoffKey
+    from tridentserve.engine.live.transport.parcel import ParcelLayout
+    from tridentserve.engine.live.weights.peer_weights import WeightOrder
+    from tridentserve.engine.live.worker.output_files import EncodedOutput
 
 
-def _call(name: str) -> Callable[..., Any]:
-    async def call(self: Any, *args: Any) -> Any:
-        return await getattr(self.worker, name)(*args)
+class StageWorker:
+    """Holds Encode, Diffuse and Decode replicas as its placement says, on one device."""
 
-    return call
+    def __init__(self, config: WorkerConfig) -> None:
+        from tridentserve.engine.live.worker.worker import WorkerParts
 
+        self._parts = WorkerParts(config)
 
-def _stream(name: str) -> Callable[..., Any]:
-    async def stream(self: Any, *args: Any) -> AsyncIterator[Any]:
-        async for item in getattr(self.worker, name)(*args):
+    def __repr__(self) -> str:
+        """The name of the actor in Ray's dashboard."""
+        config = self._parts.config
+        return f"StageWorker({config.spec.worker_id}, {config.label})"
+
+    # The worker itself, as the engine calls it.
+
+    async def start(self) -> WorkerReady:
+        """Make the node's host copies, together with its other workers, and load the replicas of the placement."""
+        return await self._parts.start()
+
+    async def connect_peers(self, peers: dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]) -> None:
+        """Add peers; a peer that came back replaces its former self."""
+        await self._parts.connect_peers(peers)
+
+    async def make_groups(self) -> None:
+        """Make the process groups of the hot set, together with the other workers."""
+        await self._parts.make_groups()
+
+    async def watch(self) -> None:
+        """Never returns: a caller that waits for it gets an error as soon as this process ends."""
+        await asyncio.Event().wait()
+
+    async def count_parcels(self) -> int:
+        """Parcels that the handoff buffer keeps: 0 when no request is under way."""
+        return self._parts.handoff.num_parcels
+
+    async def set_placement(self, replicas: frozenset[Replica], label: str) -> None:
+        """Another placement is in force. Weights move when plans need them."""
+        self._parts.set_placement(replicas, label)
+
+    async def add_model(self, source: ModelSource) -> None:
+        """Another model may be asked for; its host copies have been made."""
+        self._parts.host_copies.add_model(source)
+
+    async def unload_model(self, number: int, model: str) -> None:
+        """Drop all that is kept of a model, in turn (see `run_plan`): nothing of it runs or waits here any more."""
+        await self._parts.unload_model(number, model)
+
+    # Plans.
+
+    async def run_plan(
+        self,
+        number: int,
+        plan: DispatchPlan,
+        inputs: dict[str, GenerationInputs],
+        expected: ExpectedPeak = UNKNOWN_PEAK,
+    ) -> AsyncIterator[PlanNote | PlanReport | EncodedOutput]:
+        """Run a plan when its turn (`number`, from 0 without gaps) comes; see `PlanRunner.run_plan`."""
+        async for item in self._parts.plan_runner.run_plan(number, plan, inputs, expected):
             yield item
 
-    return stream
+    async def stop_plan(self, plan_id: int) -> None:
+        """Stop a plan at its next step boundary, or before it starts."""
+        self._parts.plan_runner.stop_plan(plan_id)
+
+    async def pause_plan(self, plan_id: int) -> None:
+        """Pause a plan at its next step boundary; its report says how far it came. D that has ended is not held up."""
+        self._parts.plan_runner.pause_plan(plan_id)
+
+    async def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool = True) -> None:
+        """Drop what is kept of a request that has ended or starts again; its checkpoints stay when it resumes from one
+        of them."""
+        self._parts.handoff.forget_request(request_id, last_plan_id, with_checkpoints)
+
+    # The handoff buffer, as peers call it (see `handoff.peer.Peer`).
+
+    async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
+        return await self._parts.handoff.reserve_slot(key, producer, layout)
+
+    async def release_slot(self, key: HandoffKey) -> None:
+        await self._parts.handoff.release_slot(key)
+
+    async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: NDArray[np.uint8]) -> None:
+        await self._parts.deliver_parcel(key, layout, buffer)
+
+    async def keep_checkpoint(self, key: HandoffKey) -> None:
+        await self._parts.handoff.keep_checkpoint(key)
+
+    async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
+        await self._parts.handoff.send_output(key, to)
+
+    # The replicas, as peers call them (see `weights.peer_weights.WeightPeer`).
+
+    async def count_readers(self, replica: Replica) -> int | None:
+        return self._parts.replicas.count_readers(replica)
+
+    async def send_weights(self, order: WeightOrder) -> None:
+        await self._parts.replicas.send_weights(order)

@@ -1,0 +1,271 @@
+"""Runs the plans of one worker in the scheduler's order, and reports what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tridentserve.engine.live.handoff.buffer import HandoffBuffer
+from tridentserve.engine.live.handoff.peer import HandoffKey
+from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, StepNote
+from tridentserve.engine.live.metrics import WorkerMetrics
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
+from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
+from tridentserve.engine.live.worker.device_thread import DeviceThread
+from tridentserve.engine.live.worker.executor import Execution, StageExecutor, StepControl
+from tridentserve.engine.live.worker.memory_peak import MemoryPeak
+from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
+from tridentserve.engine.live.worker.turns import Turns
+from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
+from tridentserve.models.lora_files import lora_bytes
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+# Notes of a running plan; None follows the last one.
+NoteQueue = asyncio.Queue[PlanNote | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPlan:
+    """A plan that a worker has been given, with all that it needs to run it."""
+
+    plan: DispatchPlan
+    inputs: Mapping[str, GenerationInputs]
+    """Content of each member's request, by request id."""
+    control: StepControl
+    expected: ExpectedPeak
+    """Memory that its activations are expected to take on this worker."""
+    needed: tuple[Replica, ...]
+    """Replicas that it uses on this worker."""
+    notes: NoteQueue
+    peak: MemoryPeak
+
+
+class PlanRunner:
+    """Plans wait for their weights and inputs in the event loop and run in the device thread, one at a time."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        device: torch.device,
+        device_thread: DeviceThread,
+        turns: Turns,
+        executor: StageExecutor,
+        replicas: ReplicaStore,
+        host_copies: HostCopies,
+        handoff: HandoffBuffer,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._worker_id = worker_id
+        self._device = device
+        self._device_thread = device_thread
+        self._turns = turns
+        self._executor = executor
+        self._replicas = replicas
+        self._host_copies = host_copies
+        self._handoff = handoff
+        self._metrics = metrics
+        self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
+        # Plans that were to stop or to pause before their call came in (or after they ended, hence the bound).
+        self._stopped_early: deque[int] = deque(maxlen=1024)
+        self._paused_early: deque[int] = deque(maxlen=1024)
+
+    async def run_plan(
+        self, number: int, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], expected: ExpectedPeak
+    ) -> AsyncIterator[PlanNote | PlanReport | EncodedOutput]:
+        """Run a plan when its turn comes (`number`, from 0 without gaps). A plan that cannot fit, however frugally it
+        is run, is refused.
+
+        Yields a note for each replica that was loaded for it; on the leader a note per request and denoising step (but
+        for the one after which the plan ends), and one per state checkpoint that has arrived; then one report; then the
+        outputs, request by request."""
+        notes: NoteQueue = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        control = StepControl()
+        if plan.leader == self._worker_id:
+            control.on_step = lambda request_id, done: _post(loop, notes, StepNote(request_id, done))
+        writer = CheckpointWriter(plan, self._handoff, notes.put_nowait, self._metrics.count_checkpoint)
+        control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
+        if plan.plan_id in self._stopped_early:
+            control.ask_to_stop()
+        if plan.plan_id in self._paused_early:
+            control.ask_to_pause()
+        needed = list_needed_replicas(plan, self._worker_id)
+        running = RunningPlan(plan, inputs, control, expected, needed, notes, MemoryPeak(self._device))
+        self._running[plan.plan_id] = running
+        task = loop.create_task(self._run_in_turn(number, running))
+        task.add_done_callback(lambda _: notes.put_nowait(None))
+        while (note := await notes.get()) is not None:
+            yield note
+        writer.drop_waiting()
+        report, outputs = await task
+        yield report
+        for output in outputs:
+            yield output
+
+    def stop_plan(self, plan_id: int) -> None:
+        """Stop a plan at its next step boundary, or before it starts."""
+        running = self._running.get(plan_id)
+        if running is not None:
+            running.control.ask_to_stop()
+        else:
+            self._stopped_early.append(plan_id)
+
+    def pause_plan(self, plan_id: int) -> None:
+        """Pause a plan at its next step boundary. D that has ended is not held up."""
+        running = self._running.get(plan_id)
+        if running is not None:
+            running.control.ask_to_pause()
+        else:
+            self._paused_early.append(plan_id)
+
+    async def _run_in_turn(self, number: int, running: RunningPlan) -> tuple[PlanReport, list[EncodedOutput]]:
+        plan = running.plan
+        try:
+            async with self._turns.turn(number):
+                execution = await self._execute(running)
+                running.peak.end()
+            return await self._make_report(running, execution)
+        except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
+            return self._make_failure(plan, error), []
+        finally:
+            self._running.pop(plan.plan_id, None)
+
+    async def _execute(self, running: RunningPlan) -> Execution:
+        plan, control = running.plan, running.control
+        if control.stopped and plan.degree == 1:
+            return Execution(stopped=True)
+        try:
+            # Weights and inputs come at the same time.
+            incoming, frugal = await asyncio.gather(
+                self._fetch_inputs(plan), self._load_replicas(running), return_exceptions=True
+            )
+            if isinstance(incoming, BaseException):
+                raise incoming
+            if isinstance(frugal, BaseException):
+                raise frugal
+        except BaseException:
+            await self._device_thread(self._executor.abandon_groups, plan)
+            raise
+        running.peak.begin()
+        execution = await self._device_thread(
+            self._executor.execute_plan, plan, self._inputs_of_members(running), incoming, control, frugal
+        )
+        self._hand_on(plan, execution)
+        return execution
+
+    def _inputs_of_members(self, running: RunningPlan) -> dict[str, GenerationInputs]:
+        """The content of the members. The leader leaves out those that have ended meanwhile, and tells the others."""
+        plan, inputs = running.plan, running.inputs
+        is_leader = plan.leader == self._worker_id
+        return {
+            name: inputs[name]
+            for name in plan.request_ids
+            if name in inputs and not (is_leader and self._handoff.has_left(name, plan.plan_id))
+        }
+
+    def _hand_on(self, plan: DispatchPlan, execution: Execution) -> None:
+        """Keep the outputs, and push them to the workers that come next."""
+        destinations = {member.request_id: member.push_to for member in plan.members}
+        for request_id, parcel in execution.outputs.items():
+            key = HandoffKey(request_id, plan.plan_id)
+            self._handoff.keep_output(key, parcel)
+            push_to = destinations[request_id]
+            is_done = execution.paused_after is None
+            if is_done and push_to is not None and push_to != self._worker_id:
+                self._handoff.push_output(key, push_to)
+
+    async def _load_replicas(self, running: RunningPlan) -> bool:
+        """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
+        others = (other for other in self._running.values() if other is not running)
+        queued = {replica for other in others for replica in other.needed}
+        expected, tell = running.expected.plus(self._lora_bytes(running)), running.notes.put_nowait
+        try:
+            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
+        except OutOfMemoryError:
+            if expected.frugal_bytes >= expected.num_bytes:
+                raise
+            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
+            return True
+        return False
+
+    def _lora_bytes(self, running: RunningPlan) -> int:
+        if Stage.DIFFUSE not in running.plan.stages:
+            return 0
+        folder = self._host_copies.source(Replica(running.plan.model, Stage.DIFFUSE)).folder
+        return lora_bytes(folder, (inputs.lora for inputs in running.inputs.values()))
+
+    async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
+        """On the leader, the outputs of each member's previous plan. A member of a batch that has ended meanwhile needs
+        none."""
+        incoming: dict[str, Parcel] = {}
+        if plan.leader != self._worker_id:
+            return incoming
+        for member in plan.members:
+            if member.input_id is None or member.source is None:
+                continue
+            try:
+                step = member.steps[0] if member.from_checkpoint and member.steps is not None else None
+                key = HandoffKey(member.request_id, member.input_id, step)
+                incoming[member.request_id] = await self._handoff.fetch_parcel(key, member.source)
+            except HandoffError:
+                if len(plan.members) == 1 or not self._handoff.has_left(member.request_id, plan.plan_id):
+                    raise
+        return incoming
+
+    async def _make_report(self, running: RunningPlan, execution: Execution) -> tuple[PlanReport, list[EncodedOutput]]:
+        plan, peak = running.plan, running.peak
+        outputs: list[EncodedOutput] = []
+        num_outputs: dict[str, int] = {}
+        for request_id, pixels in execution.images.items():
+            outputs += await asyncio.to_thread(encode_outputs, pixels, running.inputs[request_id])
+            num_outputs[request_id] = len(pixels)
+        self._metrics.count_stages(plan, execution.spans)
+        if not execution.stopped:
+            self._metrics.set_plan_peak(plan, peak.growth_bytes, running.expected.num_bytes)
+            self._metrics.count_tiled_decodes(plan, len(execution.images) if execution.tiled else 0)
+        report = PlanReport(
+            plan_id=plan.plan_id,
+            outcome="stopped" if execution.stopped else "finished",
+            paused_after=execution.paused_after,
+            spans=execution.spans,
+            num_outputs=num_outputs,
+            peak_memory_bytes=peak.total_bytes,
+            peak_growth_bytes=peak.growth_bytes,
+            expected_peak_bytes=running.expected.num_bytes,
+            tiled=execution.tiled,
+        )
+        return report, outputs
+
+    def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:
+        names = ", ".join(plan.request_ids)
+        if isinstance(error, TridentServeError):
+            logger.warning("plan %d of %s failed: %s", plan.plan_id, names, error)
+            message, code, retry = str(error), error.code, _may_succeed_later(error)
+        else:
+            logger.warning("plan %d of %s failed: %s", plan.plan_id, names, error, exc_info=error)
+            # The text of an error of a library may quote the prompt: it stays in this worker's log.
+            message = f"{type(error).__name__} (more in the log of {self._worker_id})"
+            code, retry = WorkerError.code, True
+        return PlanReport(plan.plan_id, "failed", error=message, retry=retry, code=code)
+
+
+def _may_succeed_later(error: TridentServeError) -> bool:
+    """Whether the plan's requests may succeed another time. What does not fit with nothing else in memory never will,
+    and what is wrong with a request stays wrong."""
+    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
+
+
+def _post(loop: asyncio.AbstractEventLoop, notes: NoteQueue, note: StepNote) -> None:
+    """Hand a note from the device thread to the event loop."""
+    loop.call_soon_threadsafe(notes.put_nowait, note)
