@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from profiler.memory_table import MemoryTable
 from profiler.tables.device_profile import DeviceProfile
 from profiler.tables.links import LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow, rows_of
@@ -60,6 +62,8 @@ class CostModel:
     Where the weights of a stage are divided among a unit of workers (`divided`), DIFFUSE has the degrees from the unit
     on; ENCODE and DECODE take what the widest profiled degree up to the unit takes. That the workers of a unit send
     each other their weights is in the seconds of a profile that was measured so, and is learned otherwise.
+
+    A cost model belongs to one thread. Other threads use a `snapshot` of it, or its `memory_table`.
     """
 
     def __init__(self, tables: Iterable[ProfileTable], device: str, links: LinkSpeeds | None = None) -> None:
@@ -95,11 +99,23 @@ class CostModel:
         return rows_of(self._tables, model)
 
     def extend(self, tables: Iterable[ProfileTable]) -> None:
-        """Cover further models. What is known of the others stays, with what was learned of them; another thread may
-        ask meanwhile. Raises `ProfileError` as the constructor does, and has changed nothing then."""
+        """Cover further models. What is known of the others stays, with what was learned of them. Raises `ProfileError`
+        as the constructor does, and has changed nothing then."""
         together = (*self._tables, *tables)
         self._profile = DeviceProfile(together, self._device)
         self._tables = together
+
+    def snapshot(self) -> CostModel:
+        """A copy with all that has been learned so far, which another thread may use."""
+        other = copy.copy(self)
+        learned = {key: replace(correction) for key, correction in self._corrections.items()}
+        other._corrections = defaultdict(_Correction, learned)
+        other._encode, other._diffuse, other._decode, other._by_degree = {}, {}, {}, {}
+        return other
+
+    def memory_table(self) -> MemoryTable:
+        """The memory of all stages that the tables cover now, which any thread may use."""
+        return MemoryTable(self._profile)
 
     @property
     def links(self) -> LinkSpeeds:

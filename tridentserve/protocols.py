@@ -16,14 +16,21 @@ from tridentserve.stages import PlacementType, Stage
 LoadSource = Literal["peer", "host", "disk"]
 
 
-class StageTimes(Protocol):
+class StageMemory(Protocol):
+    """Expected memory of the stages. Unknown models and sizes raise `ProfileError`."""
+
+    def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
+        """The degrees that were profiled, ascending."""
+
+    def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+        """Peak activation bytes on one worker, weights not counted."""
+
+
+class StageTimes(StageMemory, Protocol):
     """Expected times and memory of the stages. Unknown models and sizes raise `ProfileError`."""
 
     def seconds(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> float:
         """Seconds per denoising step for DIFFUSE, per call for ENCODE and DECODE."""
-
-    def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
-        """Peak activation bytes on one worker, weights not counted."""
 
     def unit(self, model: str, stage: Stage) -> int:
         """Number of workers of a node that hold the weights of one stage together, a power of two; 1: each holds them
@@ -40,9 +47,6 @@ class StageTimes(Protocol):
 
     def load_seconds(self, model: str, stage: Stage, source: LoadSource = "host") -> float:
         """Seconds to make the weights of a stage resident on a worker."""
-
-    def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
-        """The degrees that were profiled, ascending."""
 
     def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
         """The highest degree whose efficiency T(1) / (k T(k)) is above 0.8."""

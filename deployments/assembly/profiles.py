@@ -20,11 +20,10 @@ def cost_model(args: AppArgs) -> CostModel:
         raise ProfileError(f"profiles: {error}") from error
 
 
-def add_models(times: CostModel, args: AppArgs) -> None:
-    """Have a cost model cover the models of `args` that it does not cover yet. Raises `ProfileError` for tables that
-    are wrong, and for a model that was profiled otherwise when it had the same name: what was planned with that stays
-    in many places."""
-    tables = served_tables(args)
+def add_models(times: CostModel, args: AppArgs, tables: Sequence[ProfileTable]) -> None:
+    """Have a cost model cover the models of `args` that it does not cover yet, by their `served_tables`. Raises
+    `ProfileError` for tables that are wrong, and for a model that was profiled otherwise when it had the same name:
+    what was planned with that stays in many places."""
     for index, model in enumerate(args.models):
         if model.name in times.models and times.rows(model.name) != rows_of(tables, model.name):
             raise ProfileError(

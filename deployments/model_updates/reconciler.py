@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from deployments.assembly.profiles import add_models
+from deployments.assembly.profiles import add_models, served_tables
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
@@ -41,7 +41,8 @@ class ModelReconciler:
         """The service has been started with `args` and `placement`. Raises `CheckpointError`."""
         self._in_force = self._wanted = args
         self._changes = changes
-        self._times = times
+        self._times = times  # belongs to the scheduler's thread
+        self._planning_times = times  # a snapshot replaces it before anything is planned
         self._specs = specs
         self._first_placement = placement
         self._known = {model.name: build_known_model(args, model, "serving") for model in args.models}
@@ -102,7 +103,7 @@ class ModelReconciler:
         if problems := await asyncio.to_thread(find_refusals, args, self._in_force):
             self.refuse(problems)
             return
-        await asyncio.to_thread(add_models, self._times, args)
+        await self._cover_models(args)
         self.problems = []
         wanted = {model.name: model for model in args.models}
         gone = [name for name in self._known if name not in wanted]
@@ -131,6 +132,18 @@ class ModelReconciler:
         self._returning = []
         self._publish()
         logger.info("the models are: %s", self.describe()["models"])
+
+    async def _cover_models(self, args: AppArgs) -> None:
+        """Have the cost model cover new models, in the scheduler's thread, to which it belongs; placements are planned
+        with a snapshot of it."""
+        tables = await asyncio.to_thread(served_tables, args)
+
+        def extend() -> CostModel:
+            add_models(self._times, args, tables)
+            return self._times.snapshot()
+
+        self._planning_times = await self._changes.call_in_core(extend)
+        self._changes.set_memory(self._planning_times.memory_table())
 
     async def _preload(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
         """Read the weights that will replace those of serving models, so that these stay if they cannot be read."""
@@ -225,7 +238,7 @@ class ModelReconciler:
         current = self._changes.placement or self._first_placement
         others: list[KnownModel] = [self._known[name] for name in leaving if name not in _collect_names(args)]
         try:
-            return plan_interim_placement(args, others, self._times, self._specs, current)
+            return plan_interim_placement(args, others, self._planning_times, self._specs, current)
         except ConfigError:
             if others:
                 return None

@@ -292,3 +292,31 @@ def test_the_shipped_table_covers_the_tiny_models() -> None:
             assert min(seconds) > 0.001
             assert times.seconds(model, Stage.DECODE, shape) > 0.001
             assert times.seconds(model, Stage.ENCODE, shape) > 0.001
+
+
+def test_a_snapshot_keeps_what_was_learned_and_shares_nothing_that_changes() -> None:
+    times = CostModel([table()], "gpu")
+    point = ("one", Stage.DIFFUSE, SHAPES[0])
+    times.observe(*point, 1, 1, 2 * times.seconds(*point))
+    copied = times.snapshot()
+    learned_s = times.seconds(*point)
+    assert copied.seconds(*point) == learned_s
+    times.observe(*point, 1, 1, 8 * learned_s)
+    assert times.seconds(*point) > learned_s
+    assert copied.seconds(*point) == learned_s
+    times.extend([table(("late",))])
+    assert ("late" in times.models, "late" in copied.models) == (True, False)
+
+
+def test_the_memory_table_says_what_the_cost_model_says() -> None:
+    times = CostModel([table()], "gpu")
+    memory = times.memory_table()
+    for stage in Stage:
+        assert memory.degrees("one", stage) == times.degrees("one", stage)
+        for degree in times.degrees("one", stage):
+            for shape in SHAPES:
+                for batch in (1, 3):
+                    expected = times.peak_bytes("one", stage, shape, degree, batch)
+                    assert memory.peak_bytes("one", stage, shape, degree, batch) == expected
+    with pytest.raises(ProfileError):
+        memory.peak_bytes("no such model", Stage.DIFFUSE, SHAPES[0])

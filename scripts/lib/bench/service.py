@@ -68,7 +68,12 @@ async def serving(
         """No groups here; the store lives as long as this."""
 
     engine = LiveEngine(
-        planners.scheduler, configs, WorkerResources(options.worker.num_cpus), abandon, options.engine, times
+        planners.scheduler,
+        configs,
+        WorkerResources(options.worker.num_cpus),
+        abandon,
+        options.engine,
+        times.memory_table(),
     )
     await engine.start()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -21,8 +21,10 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import CheckpointError, WorkerError
 from tridentserve.models.cache import tiny_folder
 from tridentserve.plans import PlacementPlan
+from tridentserve.protocols import StageMemory
 from tridentserve.scheduling.events import ModelAdded, ModelRemoved
 
+T = TypeVar("T")
 LIMITS = {"max_side": 512}
 SD3: dict[str, Any] = {"name": "tiny-sd3", "tiny": "sd3", "limits": LIMITS}
 FLUX: dict[str, Any] = {"name": "tiny-flux", "tiny": "flux", "limits": LIMITS}
@@ -37,6 +39,12 @@ class FakeChanges:
         self.placement: PlacementPlan | None = None
         self.unreadable: set[str] = set()
         self.busy: set[str] = set()
+
+    async def call_in_core(self, function: Callable[[], T]) -> T:
+        return function()
+
+    def set_memory(self, memory: StageMemory) -> None:
+        self.memory = memory
 
     async def prepare(self, source: ModelSource) -> None:
         self.told.append(f"prepare {source.name}")

@@ -140,3 +140,26 @@ def test_any_other_error_ends_the_thread_and_is_told() -> None:
     thread.stop()
     assert [str(crash) for crash in crashes] == ["books are wrong"]
     assert not thread.alive
+
+
+def test_functions_run_in_the_thread_after_the_events_before_them() -> None:
+    seen: list[str] = []
+    thread = CoreThread(CountsTicks(), lambda *_: seen.append("an event"), lambda error: None, tick_s=100.0)
+    thread.post(NEWS)
+
+    def tell() -> str:
+        seen.append("a function")
+        return threading.current_thread().name
+
+    def fail() -> None:
+        raise IndexError
+
+    name, failed = thread.call(tell), thread.call(fail)
+    thread.start()
+    try:
+        assert name.result(timeout=PATIENCE_S) == "scheduler-core"
+        with pytest.raises(IndexError):
+            failed.result(timeout=PATIENCE_S)
+    finally:
+        thread.stop()
+    assert seen[:2] == ["an event", "a function"]

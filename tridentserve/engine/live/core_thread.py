@@ -8,8 +8,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from tridentserve.scheduling.decision_log import LogEntry, encode_entry
 from tridentserve.scheduling.events import Effect, Event, Tick
@@ -17,13 +18,12 @@ from tridentserve.scheduling.tick_pacer import TICK_S, SchedulerLike, TickPacer
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Listener = Callable[[float, Event, list[Effect]], None]
 
 
 class CoreThread:
-    """Owns the scheduler. `post` may be called from any thread; `listener` is called in this one.
-
-    `tick_s`: see `TickPacer`. `on_crash` hears of an error that ended the thread."""
+    """Owns the scheduler, and what the scheduler decides with. `post` and `call` may be called from any thread."""
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class CoreThread:
         tick_s: float = TICK_S,
         log_path: Path | None = None,
     ) -> None:
+        """`listener` is called in this thread with each decision, `on_crash` with an error that ended the thread.
+        `tick_s`: see `TickPacer`."""
         self._scheduler = scheduler
         self._listener = listener
         self._on_crash = on_crash
@@ -41,7 +43,7 @@ class CoreThread:
         # Not a SimpleQueue: when the thread is preempted for longer than the rest of a short limit, CPython's
         # `SimpleQueue.get(timeout=...)` counts that as no limit and waits for the next item (3.11.7: once in some ten
         # thousand calls with 0.2 ms, once in three thousand with 1 us).
-        self._inbox: queue.Queue[tuple[float, Event] | None] = queue.Queue()
+        self._inbox: queue.Queue[tuple[float, Event] | Callable[[], None] | None] = queue.Queue()
         self._last_s = 0.0
         self._started_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="scheduler-core", daemon=True)
@@ -60,6 +62,21 @@ class CoreThread:
 
     def post(self, event: Event) -> None:
         self._inbox.put((self.now_s(), event))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function in the scheduler's thread, after the events posted so far."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(function())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._inbox.put(run)
+        return answer
 
     def now_s(self) -> float:
         """The scheduler's time: seconds since this object was made."""
@@ -87,6 +104,9 @@ class CoreThread:
                 continue
             if item is None:
                 return
+            if callable(item):
+                item()
+                continue
             # The time of an event is when it was posted: a solve in between counts as waiting.
             now_s, event = self._not_before_last(item[0]), item[1]
             self._pacer.heard(event)

@@ -22,7 +22,7 @@ from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Prog
 from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError
 from tridentserve.plans import WorkerId
-from tridentserve.protocols import StageTimes
+from tridentserve.protocols import StageMemory
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.request_records import RequestRecord, RequestRecords, RequestState
@@ -41,10 +41,11 @@ class LiveEngine:
         resources: WorkerResources,
         abandon: Callable[[str, int, int], None],
         options: EngineOptions | None = None,
-        times: StageTimes | None = None,
+        memory: StageMemory | None = None,
     ) -> None:
-        """`abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone. `times` says
-        which memory plans are expected to take, so that workers refuse plans that cannot fit."""
+        """`abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone. `memory` says
+        which memory plans are expected to take, so that workers refuse plans that cannot fit; no other thread may
+        change it."""
         self._options = options or EngineOptions()
         self._labels = {config.spec.worker_id: config.label for config in workers}
         self._loop = asyncio.get_running_loop()
@@ -52,13 +53,13 @@ class LiveEngine:
         self._core = CoreThread(
             scheduler, self._from_core, self._core_crashed, self._options.tick_s, self._options.decision_log
         )
-        self.models = ModelChanges(self._core.post, self._fleet)
+        self.models = ModelChanges(self._core, self._fleet, self._set_memory)
         self._clock_offset_s = time.time() - self._core.now_s()
         self._records = RequestRecords()
         self._metrics = EngineMetrics()
         self._requests = ClientRequests(self._options.max_result_age_s)
         self._driver = PlanDriver(
-            self._fleet, self._requests, self._core.post, self._on_step, abandon, self._clock_offset_s, times
+            self._fleet, self._requests, self._core.post, self._on_step, abandon, self._clock_offset_s, memory
         )
         self._reporter: asyncio.Task[None] | None = None
 
@@ -184,6 +185,9 @@ class LiveEngine:
         self._fleet.set_placement(effect.plan)
 
     # Called by the plans and by the fleet.
+
+    def _set_memory(self, memory: StageMemory) -> None:
+        self._driver.memory = memory
 
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
         self._records.progress(request.key, steps_done)

@@ -1,5 +1,4 @@
-"""Models that come and go while an engine runs: copies for every node, word to the workers, and what the scheduler says
-of it."""
+"""Models that come and go while an engine runs: their host copies on every node, the workers, and the scheduler."""
 
 from __future__ import annotations
 
@@ -7,46 +6,54 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.protocols import StageMemory
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
     from tridentserve.engine.live.weights.host_copies import HostCopies
 
-# Of the folder of host copies, the model, and the device that it is served on.
+T = TypeVar("T")
+# A function of the directory of host copies, the model, and the device that it is served on.
 _OnNode = Callable[[Path, ModelSource, str], None]
 _Kind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
 
 
 class ModelChanges:
-    """Lives in the engine's event loop. One change of a model at a time."""
+    """Lives in the engine's event loop. One model changes at a time."""
 
-    def __init__(self, post: Callable[[ev.Event], None], fleet: WorkerFleet) -> None:
-        """`post` gives the scheduler an event."""
-        self._post = post
+    def __init__(self, core: CoreThread, fleet: WorkerFleet, set_memory: Callable[[StageMemory], None]) -> None:
+        """`set_memory` replaces the memory that the engine expects plans to take."""
+        self._core = core
         self._fleet = fleet
+        self.set_memory = set_memory
         self._awaited: defaultdict[tuple[_Kind, str], list[asyncio.Future[None]]] = defaultdict(list)
         self._drained: set[str] = set()
-        # The one in force, once it has changed.
         self.placement: PlacementPlan | None = None
+        """The placement in force, once it has changed."""
+
+    async def call_in_core(self, function: Callable[[], T]) -> T:
+        """Run a function in the scheduler's thread, to which the scheduler's cost model belongs."""
+        return await asyncio.wrap_future(self._core.call(function))
 
     async def prepare(self, source: ModelSource) -> None:
-        """Make the host copies of a model on every node, by a process of their own that ends with it, and tell the
-        workers where they are. Raises the `TridentServeError` of a model that cannot be read, `RayError` else."""
+        """Make the host copies of a model on every node, in a process of their own, and tell the workers of the model.
+        Raises the `TridentServeError` of a model that cannot be read, and `RayError` where Ray fails."""
         await asyncio.gather(*(self._make_copies(node_id, source) for node_id in self._fleet.nodes))
         await self._fleet.add_model(source)
 
     async def rehearse(self, source: ModelSource) -> None:
-        """Make the host copies of a model that is to replace one of the same name, which serves on from others. Raises
-        as `prepare` does; nothing of them is left then."""
+        """Make the host copies of a model that is to replace one of the same name, which continues to serve meanwhile.
+        Raises as `prepare` does; none of the copies is left then."""
         made = (self._make_copies(node_id, source) for node_id in self._fleet.nodes)
         results = await asyncio.gather(*made, return_exceptions=True)
         if errors := [result for result in results if isinstance(result, BaseException)]:
@@ -54,29 +61,29 @@ class ModelChanges:
             raise errors[0]
 
     async def drop_rehearsed(self, source: ModelSource) -> None:
-        """It will not be prepared."""
+        """Remove the host copies of a model that will not be prepared after all."""
         drops = (self._on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
         await asyncio.gather(*drops, return_exceptions=True)  # a node that is lost has none
 
     async def add(self, event: ev.ModelAdded) -> None:
         """Have the scheduler take requests of a model that has been prepared; returns when it does."""
         heard = self._expect(ev.ModelAdded, event.model)
-        self._post(event)
+        self._core.post(event)
         await heard
 
     def close(self, model: str) -> None:
         """Take no new requests of a model."""
-        self._post(ev.ModelDraining(model))
+        self._core.post(ev.ModelDraining(model))
 
     async def drained(self, model: str) -> None:
-        """Returns when the last request of a closed model has ended. May be cancelled by who waits no longer."""
+        """Wait until the last request of a closed model has ended. The caller may cancel this."""
         if model not in self._drained:
             await self._expect(ev.Drained, model)
 
     async def remove(self, event: ev.ModelRemoved) -> None:
         """End what is left of a model; returns when its weights and its host copies are gone."""
         heard = self._expect(ev.Unload, event.model)
-        self._post(event)
+        self._core.post(event)
         await heard
         await self._fleet.unload_model(event.model)
 
@@ -85,7 +92,7 @@ class ModelChanges:
         await self._fleet.unload_model(model)
 
     def heard(self, event: ev.Event, effects: Iterable[ev.Effect]) -> None:
-        """What the scheduler has taken in, and what came of it."""
+        """Take note of an event that the scheduler has handled, and of its effects."""
         if isinstance(event, ev.ModelAdded):
             self._drained.discard(event.model)
             self._tell(ev.ModelAdded, event.model)
@@ -125,12 +132,12 @@ class ModelChanges:
 
 
 def _make_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
-    """Run on a node: its host copies of all stages of a model, where they are not there yet."""
+    """Make the host copies of all stages of a model on the node where this runs, where they do not exist yet."""
     _copies_of(folder, source, torch_device).make_all(Replica(source.name, stage) for stage in Stage)
 
 
 def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
-    """Run on a node: no copies of a model."""
+    """Remove the host copies of a model from the node where this runs."""
     _copies_of(folder, source, torch_device).drop_model(source.name)
 
 

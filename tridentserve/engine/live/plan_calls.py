@@ -10,7 +10,7 @@ from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, StepNote
 from tridentserve.engine.live.worker_handle import PlanCall
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
-from tridentserve.protocols import StageTimes
+from tridentserve.protocols import StageMemory
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.estimation.plan_estimates import rank_peaks
@@ -26,15 +26,15 @@ def select_inputs(
     return {name: replace(request.inputs, image=None) for name, request in requests.items()}
 
 
-def estimate_peaks(times: StageTimes | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
+def estimate_peaks(memory: StageMemory | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
     """Expected bytes of activations on each worker of a plan for these requests."""
     unknown = [ExpectedPeak()] * plan.degree
-    if times is None or not specs:
+    if memory is None or not specs:
         return unknown
     outputs = [spec.num_outputs for spec in specs]
     try:
         plain, frugal = (
-            rank_peaks(times, plan.model, plan.stages, plan.degree, specs[0].shape, outputs, frugal)
+            rank_peaks(memory, plan.model, plan.stages, plan.degree, specs[0].shape, outputs, frugal)
             for frugal in (False, True)
         )
     except ProfileError:

@@ -21,7 +21,7 @@ from tridentserve.engine.live.plan_calls import (
 from tridentserve.engine.live.worker_handle import PlanCall
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
-from tridentserve.protocols import StageTimes
+from tridentserve.protocols import StageMemory
 from tridentserve.scheduling import events as ev
 
 logger = logging.getLogger(__name__)
@@ -41,18 +41,19 @@ class PlanDriver:
         on_step: Callable[[ClientRequest, int], None],
         abandon: Callable[[str, int, int], None],
         clock_offset_s: float,
-        times: StageTimes | None,
+        memory: StageMemory | None,
     ) -> None:
         """`post` gives the scheduler an event; `on_step(request, steps_done)` is called for each denoising step;
         `abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone. The scheduler's
-        time plus `clock_offset_s` is the Unix clock's. `times` says which memory plans are expected to take."""
+        time plus `clock_offset_s` is the Unix clock's."""
         self._fleet = fleet
         self._requests = requests
         self._post = post
         self._on_step = on_step
         self._abandon = abandon
         self._clock_offset_s = clock_offset_s
-        self._times = times
+        self.memory = memory
+        """Memory that plans are expected to take, which no other thread changes; None when it is not known."""
         self._plans: dict[int, DispatchPlan] = {}  # given to workers, not reported yet
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,7 +66,7 @@ class PlanDriver:
             if (request := requests.get(member.request_id)) is not None:
                 request.add_plan(plan, member)
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
-        peaks = estimate_peaks(self._times, plan, [request.spec for request in requests.values()])
+        peaks = estimate_peaks(self.memory, plan, [request.spec for request in requests.values()])
         calls = [
             self._fleet.run_plan(worker_id, plan, select_inputs(plan, requests, worker_id), peak)
             for worker_id, peak in zip(plan.workers, peaks, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tridentserve.errors import ProfileError
 from tridentserve.models.decode_tiles import tiled_shape
-from tridentserve.protocols import StageTimes
+from tridentserve.protocols import StageMemory, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
 
@@ -15,7 +15,7 @@ from tridentserve.stages import Stage
 _PIXEL_BYTES = 12
 
 
-def stage_degree(times: StageTimes, model: str, stage: Stage, degree: int) -> int:
+def stage_degree(times: StageMemory, model: str, stage: Stage, degree: int) -> int:
     """How many of a plan's `degree` workers really run this stage.
 
     All of them run D. E and C use the widest degree that was profiled up to it, the leader alone (1) as a rule; the
@@ -44,7 +44,7 @@ def stage_seconds(
 
 
 def rank_peaks(
-    times: StageTimes,
+    times: StageMemory,
     model: str,
     stages: Sequence[Stage],
     degree: int,
@@ -68,7 +68,7 @@ def rank_peaks(
     return tuple(peaks)
 
 
-def frugal_decode_bytes(times: StageTimes, model: str, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+def frugal_decode_bytes(times: StageMemory, model: str, shape: Shape, degree: int = 1, batch: int = 1) -> int:
     """Peak activation bytes of C where memory is short: that of one tile, of the nearest size that was profiled, and
     the pixels of all tiles; that of the whole where there are no tiles. `ProfileError` when that was not profiled."""
     whole_bytes = times.peak_bytes(model, Stage.DECODE, shape, degree, batch)
