@@ -1,4 +1,4 @@
-"""The exception tree. Each class says when it is raised and which HTTP status it maps to."""
+"""The exceptions of the product. Each class says when it is raised, and which HTTP status and code it stands for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UnknownModelError(InvalidRequestError):
 
 
 class ModelUnavailableError(TridentServeError):
-    """A model takes no new requests, as it is being drained; or it was removed before the request had ended."""
+    """A model takes no new requests, because it is being drained; or it was removed before the request had ended."""
 
     http_status = 503
     code = "model_unavailable"
@@ -52,8 +52,8 @@ class RequestCancelledError(TridentServeError):
 
 
 class VideoStorageError(TridentServeError):
-    """A video was made, but cannot be kept: the folder is full, or the bound on its size is too low. Or a job cannot be
-    stored, as the disk is full."""
+    """A video cannot be kept, because its directory is full or the bound on its size is too low; or a job cannot be
+    stored, because the disk is full."""
 
     http_status = 507
     code = "storage_failed"
@@ -85,7 +85,7 @@ class PlacementError(ConfigError):
 
 
 class DeadlineMissedError(TridentServeError):
-    """A policy gave a request up: its deadline was out of reach."""
+    """A policy has refused a request, because its deadline was out of reach."""
 
     http_status = 503
     code = "deadline_missed"

@@ -16,11 +16,13 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from. `dtype` is a torch dtype's name, None for the device's default."""
+    """Where a model comes from."""
 
     name: str
     folder: Path
+    """Model folder."""
     dtype: str | None = None
+    """Name of a torch dtype; None for the device's default."""
     kernels: Kernels = field(default_factory=Kernels)
 
 
@@ -43,20 +45,26 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """What a peer needs to write into this worker's slab. `name` is unique per incarnation of a worker."""
+    """Tells a peer how to write into the slab of a worker."""
 
     name: str
+    """Name of the worker's NIXL agent, another one in each incarnation."""
     metadata: bytes
+    """Description of the agent, as NIXL makes and reads it."""
     base: int
+    """Address of the slab."""
     device_id: int
+    """Index of the slab's GPU; 0 for host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker can take plans: where peers write to (None without NIXL), and on which node it is."""
+    """A worker can take plans."""
 
     address: LinkAddress | None
+    """Tells peers how to write into its slab; None without NIXL."""
     node_id: str
+    """Ray's id of its node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,7 @@ class PlanReport:
     peak_growth_bytes: int = 0
     """How much more that is than when the plan began; 0 where it cannot be measured."""
     expected_peak_bytes: int = 0
-    """What the profile expects `peak_growth_bytes` to be."""
+    """The value of `peak_growth_bytes` that the profile expects."""
     tiled: bool = False
     """The requests were decoded in tiles, because memory was short."""
     paused_after: int | None = None

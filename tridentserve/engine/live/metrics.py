@@ -1,7 +1,7 @@
 """Metrics of the live engine, through Ray: they appear as `ray_tridentserve_*` on its metrics ports.
 
 Tags hold names from the configuration only: no request ids, no text of users. Ray's histograms round their sums to
-bucket midpoints, so exact totals are counters beside them.
+bucket midpoints, so exact totals are counters in addition to them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tridentserve.engine.live.handoff.buffer import HandoffBuffer
     from tridentserve.engine.live.handoff.peer import CompletedTransfer
 
-# Ray drops a gauge that is not set for a while: levels are told again this often.
+# Ray drops a gauge that is not set for a while: levels are reported again this often.
 GAUGE_PERIOD_S = 2.0
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 
 
 class WorkerMetrics:
-    """What one worker counts: stages it ran, bytes it handed on."""
+    """Counts the stages, transfers, loads and checkpoints of one worker."""
 
     def __init__(self, worker_id: WorkerId) -> None:
         self._worker = {"worker": worker_id}
@@ -159,7 +159,7 @@ class WorkerMetrics:
 
 
 class EngineMetrics:
-    """What the engine counts: requests, deadlines, the queue."""
+    """Counts the requests of the engine, and measures its queue."""
 
     def __init__(self) -> None:
         self._requests = Counter(
@@ -205,7 +205,7 @@ class EngineMetrics:
         self._requests.inc(tags={"model": model, "state": "refused"})
 
     def count_retry(self, model: str, steps_done: int) -> None:
-        """A request goes on from so many steps."""
+        """A request was put back into the queue; `steps_done` of its steps need not be repeated."""
         self._retries.inc(tags={"model": model})
         if steps_done:
             self._resumed_steps.inc(steps_done, tags={"model": model})

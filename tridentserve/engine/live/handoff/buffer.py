@@ -27,13 +27,13 @@ from tridentserve.plans import WorkerId
 
 # Far more than can have a push under way when they end.
 REMEMBERED_REQUESTS = 4096
-# What is on its way is waited for so long before its producer is asked: it may have died meanwhile.
+# How long a consumer waits for a parcel that is on its way before it asks the producer, which may have died meanwhile.
 _PATIENCE_S = 0.5
 
 
 class HandoffBuffer:
-    """What one worker has made and keeps (outbox), what it has been given (inbox), and the copies of states that it
-    keeps for requests running elsewhere."""
+    """The parcels of one worker: outputs that it keeps (outbox), parcels that it has received (inbox), and state
+    checkpoints that it keeps for requests that run on other workers."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class HandoffBuffer:
         self.checkpoints = CheckpointStore()
         self._pushes: dict[tuple[HandoffKey, WorkerId], asyncio.Task[None]] = {}
         self._stuck: set[asyncio.Task[None]] = set()
-        # The last plan of requests that have ended lately, of its outputs (False) and of copies of its states (True):
-        # what comes in of them afterwards is dropped.
+        # The last plan of requests that have ended lately, once for outputs (False) and once for checkpoints (True):
+        # parcels of such plans that arrive later are dropped.
         self._ended: OrderedDict[tuple[str, bool], int] = OrderedDict()
 
     @property
@@ -69,7 +69,7 @@ class HandoffBuffer:
 
     @property
     def num_parcels(self) -> int:
-        """Parcels kept here, made, received and kept for others: 0 when no request is under way."""
+        """Number of parcels: outputs, received ones and checkpoints; 0 when no request is under way."""
         return len(self._outbox) + len(self._inbox) + len(self.checkpoints)
 
     # The producer's side.
@@ -91,7 +91,7 @@ class HandoffBuffer:
     def _pushed(self, key: HandoffKey, to: WorkerId, task: asyncio.Task[None]) -> None:
         self._pushes.pop((key, to), None)
         if not task.cancelled():
-            task.exception()  # seen: the consumer asks again and gets the error there
+            task.exception()  # marks it as retrieved: the consumer asks again and gets the error there
 
     async def _push(self, key: HandoffKey, to: WorkerId) -> None:
         parcel, start_s = self._held(key), time.perf_counter()
@@ -104,7 +104,7 @@ class HandoffBuffer:
         self._on_transfer(CompletedTransfer("host", layout.nbytes, time.perf_counter() - start_s))
 
     def _held(self, key: HandoffKey) -> Parcel:
-        """What was made here, or is kept here for others."""
+        """An output of this worker, or a checkpoint that it keeps."""
         parcel = self._outbox.get(key) or self.checkpoints.get(key)
         if parcel is None:
             raise HandoffError(f"{self._worker_id} holds no output of plan {key.plan_id}: it has been dropped")
@@ -161,8 +161,8 @@ class HandoffBuffer:
         await asyncio.shield(self.push_output(key, to))
 
     async def send_checkpoint(self, key: HandoffKey, state: Parcel, keeper: WorkerId) -> None:
-        """Copy a running request's state to another worker, which keeps it until the request ends or has newer ones.
-        Raises `HandoffError`."""
+        """Send a state checkpoint to another worker, which keeps it until the request ends or has newer ones. Raises
+        `HandoffError`."""
         self.keep_output(key, state)
         try:
             await self.push_output(key, keeper)
@@ -179,13 +179,13 @@ class HandoffBuffer:
         self._inbox.free_slot(key)
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
-        """The buffer is the parcel's own from now on."""
+        """Add a parcel, which owns the buffer from now on."""
         if not self._has_ended(key):
             self._inbox.add_parcel(key, Parcel.views(buffer, layout))
 
     async def fetch_parcel(self, key: HandoffKey, source: WorkerId) -> Parcel:
-        """The outputs of a plan: made here, pushed here, or else asked for. A slot is free again on return, or, where
-        that saves a copy, when the tensors are dropped."""
+        """The parcel with this key: made here, pushed here, or else asked for. Its slot is free again on return, or,
+        where that saves a copy, when the tensors are dropped."""
         if source == self._worker_id:
             parcel = self._held(key)
             self._on_transfer(CompletedTransfer("local", parcel.nbytes, 0.0))
@@ -196,7 +196,7 @@ class HandoffBuffer:
         return self._inbox.lend_out(key) or self._inbox.copy_out(key, self._slab.device)
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
-        """Keep what has arrived as the newest copy of a running request's state. Raises `HandoffError`."""
+        """Keep a parcel that has arrived as the newest checkpoint of its request. Raises `HandoffError`."""
         await self._inbox.wait_for_arrival(key, TRANSFER_TIMEOUT_S)
         if not self._has_ended(key):
             self.checkpoints.add(key, self._inbox.copy_out(key, torch.device("cpu")))
@@ -204,8 +204,8 @@ class HandoffBuffer:
     # The end of a request, and of a peer.
 
     def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool = True) -> None:
-        """Drop what is kept of a request's plans up to `last_plan_id`; the copies of its state, too, unless it goes on
-        from one. A slot that is being written is freed later."""
+        """Drop the parcels of a request's plans up to `last_plan_id`, its checkpoints only `with_checkpoints`. A slot
+        that is being written is freed later."""
         for name in ((request_id, False), (request_id, True)) if with_checkpoints else ((request_id, False),):
             self._ended[name] = max(last_plan_id, self._ended.get(name, -1))
             self._ended.move_to_end(name)
@@ -221,7 +221,7 @@ class HandoffBuffer:
             del self._outbox[key]
 
     def has_left(self, request_id: str, plan_id: int) -> bool:
-        """Whether a request has ended that plan `plan_id` was made for."""
+        """Whether the request has ended since plan `plan_id` was made."""
         return self._has_ended(HandoffKey(request_id, plan_id))
 
     def _has_ended(self, key: HandoffKey) -> bool:

@@ -1,4 +1,4 @@
-"""What has come in, or is about to: reserved slots of the slab that peers write into, and parcels in host memory."""
+"""Received parcels, and slots of the slab that are reserved for peers that write into them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from tridentserve.plans import WorkerId
 
 @dataclass(slots=True)
 class _InboxSlot:
-    """A reserved part of the slab. `arrived` is done when the producer's bytes are there, and fails when they will not
-    come. `doomed`: the request has ended, free it when the writer is done with it."""
+    """A reserved part of the slab."""
 
     offset: int
     producer: WorkerId
+    """The worker that writes into the slot."""
     layout: ParcelLayout
     arrived: asyncio.Future[None]
+    """Done when the producer's bytes are there; fails when they will not come."""
     doomed: bool = False
+    """The request has ended: the slot is freed when the producer has written."""
 
     @property
     def is_full(self) -> bool:
@@ -34,7 +36,8 @@ class _InboxSlot:
 
 
 class Inbox:
-    """Of one worker. The slots are the backpressure: who finds none sends into host memory."""
+    """The receive side of one worker's handoff buffer. Free slots are the backpressure: a sender that gets none falls
+    back to host memory."""
 
     def __init__(self, slab: torch.Tensor, allocator: SlabAllocator, link: NixlLink | None) -> None:
         self._slab = slab
@@ -48,7 +51,7 @@ class Inbox:
         return len(self._slots) + len(self._host)
 
     def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
-        """The offset of a slot for a parcel; None without room, or when it is here."""
+        """Reserve a slot for a parcel; its offset, or None without room, or when the parcel is here already."""
         if self._link is None or key in self._slots or key in self._host:
             return None
         offset = self._allocator.allocate(layout.nbytes)
@@ -61,17 +64,18 @@ class Inbox:
         return offset
 
     def _settled(self, key: HandoffKey, slot: _InboxSlot) -> None:
-        # One that came too late is of no use. Until it comes it may be written into: it is free when the producer says
-        # so, or has died.
+        # A parcel that came too late is of no use. Until then its slot may be written into: the slot is free when the
+        # producer says so, or has died.
         if self._slots.get(key) is slot and (slot.doomed or not slot.is_full):
             self.free_slot(key)
 
     def add_parcel(self, key: HandoffKey, parcel: Parcel) -> None:
-        """A parcel in host memory."""
+        """Add a parcel that is in host memory."""
         self._host[key] = parcel
 
     async def wait_for_arrival(self, key: HandoffKey, timeout_s: float) -> bool:
-        """Whether a parcel is here, once it is, or its producer has given it up, or the time is over."""
+        """Wait until a parcel is here, or its producer has given it up, or the time is over. Returns whether it is
+        here."""
         slot = self._slots.get(key)
         if key not in self._host and slot is not None:
             await asyncio.wait({slot.arrived}, timeout=timeout_s)
@@ -105,7 +109,7 @@ class Inbox:
         return Parcel.views(buffer, slot.layout)
 
     def free_slot(self, key: HandoffKey) -> None:
-        """The slot of a parcel is free: nobody writes there any more."""
+        """Free the slot of a parcel, into which no producer writes any more."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return
@@ -114,7 +118,7 @@ class Inbox:
         self._allocator.free(slot.offset)
 
     def drop_old(self, is_old: Callable[[HandoffKey], bool]) -> None:
-        """Drop what is of no use any more. A slot that is being written is free later."""
+        """Drop parcels that are of no use any more. A slot that is being written is freed later."""
         for key in [key for key in self._host if is_old(key)]:
             del self._host[key]
         for key, slot in list(self._slots.items()):

@@ -1,4 +1,4 @@
-"""The bytes of a parcel where NIXL can read them: packed into the slab, or, when they are many, where they are.
+"""Puts the bytes of a parcel where NIXL can read them: packed into the slab, or, when they are many, where they are.
 
 On a CPU packing is a pass over memory that a large parcel need not make: its tensors are registered for the time of the
 write. On a GPU packing is fast and registering slow, so there all parcels are packed.
@@ -16,22 +16,24 @@ from tridentserve.engine.live.transport.nixl_memory import Memory, memory_of
 from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 
-# Of a write: where its bytes are, and where they go, from the start of the receiver's slot.
+# Each part of a write: where its bytes are, and their offset in the receiver's slot.
 Parts = Sequence[tuple[Memory, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """`parts` may be called once the receiver has a slot; the memory stays as it is until `close`."""
+    """A parcel that can be written to a peer."""
 
     parts: Callable[[], Parts]
+    """To be called when the receiver has a slot; the memory stays as it is until `close`."""
     close: Callable[[], None]
+    """To be called when the write has ended."""
 
 
 def prepare_outgoing(
     parcel: Parcel, layout: ParcelLayout, slab: torch.Tensor, allocator: SlabAllocator
 ) -> Outgoing | None:
-    """A parcel to be written to a peer; None when the slab has no room for it."""
+    """Prepare a parcel to be written to a peer; None when the slab has no room for it."""
     if layout.nbytes >= MANY_BYTES and not slab.is_cuda and _are_plain(parcel):
 
         def in_place() -> Parts:

@@ -15,13 +15,12 @@ Path = Literal["nixl", "host", "local"]
 
 @dataclass(frozen=True, slots=True)
 class HandoffKey:
-    """Names the output of one plan for a request. A request that starts again gets new plans, so no key is used twice.
-    `step`: not the output, but the copy of the state that the plan made when so many of the request's steps were done.
-    """
+    """Names the output of one plan for a request. A request that starts again gets new plans, so keys are unique."""
 
     request_id: str
     plan_id: int
     step: int | None = None
+    """Names a state checkpoint instead: the one that the plan made after this number of the request's steps."""
 
     def note(self) -> bytes:
         return f"{self.plan_id}:{'' if self.step is None else self.step}:{self.request_id}".encode()
@@ -37,24 +36,24 @@ class CompletedTransfer:
 
 
 class Peer(Protocol):
-    """The handoff buffer of another worker, reached through its actor. `link_name`: the name of its NIXL agent, None
-    when it has none."""
+    """The handoff buffer of another worker, reached through its actor."""
 
     @property
-    def link_name(self) -> str | None: ...
+    def link_name(self) -> str | None:
+        """Name of the worker's NIXL agent; None when it has none."""
 
     async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
-        """The offset of a slot in the peer's slab, or None when it has no room (or the parcel is there already). The
-        peer knows by the write's note when the bytes are there."""
+        """Reserve a slot in the peer's slab; its offset, or None when the slab has no room or the parcel is there
+        already. The note of the write tells the peer when the bytes are there."""
 
     async def release_slot(self, key: HandoffKey) -> None:
-        """The bytes will not come: give the slot back."""
+        """Give the slot back, because the bytes will not come."""
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
-        """The bytes themselves, into the peer's host memory."""
+        """Send the bytes themselves into the peer's host memory."""
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
-        """What has arrived is a copy of a running request's state: keep it in host memory."""
+        """Have the peer keep a parcel that has arrived as a state checkpoint, in its host memory."""
 
     async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
-        """Push (again) what the peer has made to worker `to`; returns once it has arrived there."""
+        """Have the peer push an output (again) to worker `to`; returns when it has arrived there."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class RayPeer:
-    """See `handoff_peer.Peer` and `peer_weights.WeightPeer`."""
+    """See `handoff.peer.Peer` and `weights.peer_weights.WeightPeer`."""
 
     def __init__(self, actor: ActorHandle[Any], link_name: str | None, node_id: str) -> None:
         self._actor = actor
@@ -37,7 +37,7 @@ class RayPeer:
         await _wait_for_answer(self._actor.release_slot.remote(key))
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
-        # numpy travels beside the pickle without a copy; a torch tensor does not
+        # Ray sends a numpy array without a copy, and pickles a torch tensor.
         await _wait_for_answer(self._actor.deliver_parcel.remote(key, layout, buffer.numpy()))
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:

@@ -41,14 +41,15 @@ class TransferStuckError(HandoffError):
 
 @dataclass(slots=True)
 class _PendingTransfer:
-    """Something that is waited for, with what to say when it does not come. Who waits cannot cancel it."""
+    """A write of this agent, or of a peer, that has not ended. A caller that waits for it cannot cancel it."""
 
     what: str
+    """Description for error messages."""
     ended: Future[None] = field(default_factory=Future)
-    # Set later than `ended` when that failed for lack of time: the memory may be used again from then on.
     settled: Future[None] = field(default_factory=Future)
-    # Memory that is registered while it lasts.
+    """Set later than `ended` when that failed for lack of time: the memory may be used again from then on."""
     held: list[Memory] = field(default_factory=list)
+    """Memory that is registered until the write has settled."""
     deadline_s: float = field(default_factory=lambda: time.monotonic() + TRANSFER_TIMEOUT_S)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,7 @@ class _PendingTransfer:
             future.set_running_or_notify_cancel()
 
     def end(self, error: HandoffError | None = None) -> None:
-        if self.ended.done():  # given up by the one who waited
+        if self.ended.done():  # the caller has given it up
             return
         if error is None:
             self.ended.set_result(None)
@@ -65,7 +66,7 @@ class _PendingTransfer:
 
 
 def mark_exception_retrieved(future: asyncio.Future[None]) -> None:
-    """For futures whose failure somebody else handles."""
+    """Keep asyncio from logging the failure of a future that is handled elsewhere."""
     if not future.cancelled():
         future.exception()
 
@@ -164,8 +165,9 @@ class NixlLink:
         return transfer.ended, transfer.settled
 
     def expect(self, note: bytes, timeout_s: float = TRANSFER_TIMEOUT_S) -> tuple[Future[None], Future[None]]:
-        """Of a peer's write with this note. To be called before that write begins: the first one between two agents
-        needs both to make progress, which this one does until the note comes, however late, or `stop_expecting`.
+        """Wait for a peer's write with this note. Must be called before that write begins: the first one between two
+        agents needs both to make progress, which this one does until the note comes, however late, or
+        `stop_expecting`.
 
         The first future is done when all has arrived, and fails with `HandoffError` when it does not come in time; the
         second is done when nothing is written any more."""
@@ -174,7 +176,7 @@ class NixlLink:
         return transfer.ended, transfer.settled
 
     def stop_expecting(self, note: bytes) -> None:
-        """The write has ended or will not come: who still waits for it gets a `HandoffError`."""
+        """The write has ended or will not come: a caller that still waits for it gets a `HandoffError`."""
         self._call(lambda: self._give_up(note))
 
     def close(self) -> None:
@@ -267,7 +269,7 @@ class NixlLink:
             transfer.settled.set_result(None)
 
     def _fail_all(self, error: Exception) -> None:
-        """NIXL told nothing. Bytes may still move: all stays under watch."""
+        """NIXL has failed without saying for which transfer. Bytes may still move: all stays under watch."""
         for transfer in self._writes.values():
             transfer.end(TransferStuckError(f"NIXL failed {transfer.what}: {error!r}"))
         for transfer in self._expected.values():

@@ -1,4 +1,4 @@
-"""Memory that takes part in NIXL's writes: where it is, and for how long NIXL knows of it."""
+"""Memory that takes part in NIXL's writes: its address, and its registration with NIXL."""
 
 from __future__ import annotations
 
@@ -33,16 +33,19 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 @dataclass(slots=True)
 class _Registration:
-    """What NIXL knows of memory, and how many hold it."""
+    """A registration of memory with NIXL."""
 
     registration: Any
+    """NIXL's own object."""
     holders: int = 0
+    """How many callers hold the memory."""
 
 
 class RegisteredMemory:
-    """Of one agent. All is called in the agent's thread.
+    """The registered memory of one agent. All methods are called in the agent's thread.
 
-    Memory is registered once, however many hold it: NIXL would not tell two registrations of the same memory apart."""
+    Memory is registered once, however many callers hold it: NIXL does not tell two registrations of the same memory
+    apart."""
 
     def __init__(self, agent: Any, kind: str) -> None:
         self._agent = agent
@@ -50,7 +53,7 @@ class RegisteredMemory:
         self._held: dict[Memory, _Registration] = {}
 
     def hold(self, memory: Memory) -> Any:
-        """Memory is registered until it has been let go of as often; returns NIXL's registration."""
+        """Register memory, until `let_go` has been called as often as this; returns NIXL's registration."""
         if memory not in self._held:
             region = (memory.address, memory.nbytes, memory.device_id, "")
             self._held[memory] = _Registration(self._agent.register_memory([region], mem_type=self._kind))
@@ -58,7 +61,7 @@ class RegisteredMemory:
         return self._held[memory].registration
 
     def let_go(self, memory: Memory) -> None:
-        """Nothing may be under way there."""
+        """Deregister memory when no caller holds it any more. No write may be under way there."""
         held = self._held[memory]
         held.holders -= 1
         if not held.holders:
@@ -66,6 +69,6 @@ class RegisteredMemory:
             self._agent.deregister_memory(held.registration)
 
     def descriptors(self, memories: Iterable[Memory]) -> Any:
-        """As a transfer wants them, of this agent's memory or another's."""
+        """Descriptors for a transfer, of this agent's memory or another's."""
         regions = [(memory.address, memory.nbytes, memory.device_id) for memory in memories]
         return self._agent.get_xfer_descs(regions, mem_type=self._kind)

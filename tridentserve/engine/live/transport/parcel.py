@@ -1,4 +1,4 @@
-"""What one stage hands to the next: named tensors and numbers, packed into one run of bytes."""
+"""A parcel is the output of a stage for the next one: named tensors and numbers, packed into one run of bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 # Slots start at multiples of this many bytes, so that every dtype is aligned and copies are fast.
 ALIGNMENT_BYTES = 64
-# From here on another pass over memory on a CPU costs more than what it takes to do without.
+# From this size on, a CPU pass over the memory costs more than registering the tensors with NIXL.
 MANY_BYTES = 4 << 20
 
 
@@ -31,7 +31,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class ParcelLayout:
-    """How a parcel is packed, with the values that travel beside the bytes."""
+    """How a parcel is packed, with the values that travel in addition to the bytes."""
 
     slots: tuple[TensorSlot, ...]
     nbytes: int
@@ -62,7 +62,7 @@ class Parcel:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to(self, device: torch.device) -> Parcel:
-        """The same on a device; tensors that are there already are not copied."""
+        """The parcel on a device; tensors that are there already are not copied."""
         return Parcel({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.values)
 
     def pack_into(self, buffer: torch.Tensor, layout: ParcelLayout) -> None:

@@ -1,15 +1,15 @@
 """One copy of each stage's weights per node, in a file that all workers of the node map.
 
-The copy is made once, from the checkpoint, by whichever worker of the node comes first; the others wait at a file lock
-or make another one meanwhile. It holds every tensor of the stage's models in the number format that is served, packed
-as `parcel` packs (checkpoints have other names and formats, so they cannot be mapped themselves). Each tensor in it is
-aligned as the stock pipeline's tensor is in memory (see `_layout`): matrix libraries choose their code by the alignment
-of their operands, and different code rounds differently.
+The copy is made once, from the model folder, by whichever worker of the node comes first; the others wait at a file
+lock or make another one meanwhile. It holds every tensor of the stage's models in the number format that is served,
+packed as `parcel` packs (the files of model folders have other names and formats, so they cannot be mapped themselves).
+Each tensor in it is aligned as the stock pipeline's tensor is in memory (see `_layout`): matrix libraries choose their
+code by the alignment of their operands, and different code rounds differently.
 A worker on a CPU uses the mapped pages as its weights; a GPU is filled from them, block by block, and pins them where
-CUDA allows it: put the folder on a tmpfs such as /dev/shm then, since files of other file systems cannot be pinned.
+CUDA allows it: put the directory on a tmpfs such as /dev/shm then, since files of other file systems cannot be pinned.
 
-A copy is named after the checkpoint's files, their sizes and times: the next start of a service finds it, and one whose
-checkpoint has changed is replaced.
+A copy is named after the files of the model folder, their sizes and times: the next start of a service finds it, and a
+copy of a model folder that has changed is replaced.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ _CUDA_ALIGNMENT_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """The packed weights of one replica, as mapped (uint8), and how to find tensors in them. `names`: of each tensor of
-    the models, which slot of the layout it is in; tied tensors share one."""
+    """The packed weights of one replica."""
 
     layout: ParcelLayout
     names: Mapping[str, str]
+    """The slot of the layout in which each tensor of the models is; tied tensors share one."""
     buffer: torch.Tensor
+    """The mapped bytes, uint8."""
 
     def tensors(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors as views of `buffer`, which holds the same bytes as the copy, on whatever device."""
@@ -87,13 +88,13 @@ class HostCopies:
         self._sources[source.name] = source
 
     def drop_model(self, model: str) -> None:
-        """Forget a model and remove its copies of all stages, where another worker has not done it already. Who has
+        """Remove a model and its copies of all stages, where another worker has not done it already. A worker that has
         mapped one keeps it."""
         if model not in self._sources:
             return
         for replica in (Replica(model, stage) for stage in Stage):
             self._open.pop(replica, None)
-            for ending in ("json", "bin"):  # the index first: who sees it may map the data
+            for ending in ("json", "bin"):  # the index first: a worker that sees it may map the data
                 for path in self._folder.glob(f"{self._place(replica)}.*.{ending}"):
                     path.unlink(missing_ok=True)
         del self._sources[model]
@@ -105,7 +106,7 @@ class HostCopies:
             self._make(replica)
 
     def get(self, replica: Replica) -> HostCopy:
-        """The copy, mapped; made first when it is not there. Raises `CheckpointError` for a damaged checkpoint."""
+        """The copy, mapped; made first when it is not there. Raises `CheckpointError` for a damaged model folder."""
         if replica not in self._open:
             self._make(replica)
             self._open[replica] = self._map(self._stem(replica))
@@ -116,7 +117,7 @@ class HostCopies:
         return replica in self._open or _index(self._stem(replica)).exists()
 
     def _place(self, replica: Replica) -> str:
-        """What the files of all copies of a replica begin with, whatever the checkpoint held when they were made."""
+        """What the files of all copies of a replica begin with, whatever the model folder held when they were made."""
         source = self.source(replica)
         dtype = str(self.dtype(replica)).removeprefix("torch.")
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
@@ -135,7 +136,7 @@ class HostCopies:
         return self._folder / f"{self._place(replica)}.{content}"
 
     def _make(self, replica: Replica, wait: bool = True) -> bool:
-        """False when another process is at it and `wait` is not set."""
+        """Make a copy. False when another process makes it now and `wait` is not set."""
         stem = self._stem(replica)
         if _index(stem).exists():
             return True
@@ -165,19 +166,20 @@ class HostCopies:
         unfinished.rename(_data(stem))
         index = {"slots": [dataclasses.asdict(slot) for slot in layout.slots], "nbytes": layout.nbytes, "names": names}
         unfinished.write_text(json.dumps(index))
-        unfinished.rename(_index(stem))  # last: who sees it may map the data
+        unfinished.rename(_index(stem))  # last: a worker that sees it may map the data
         self._drop_older(stem)
 
     def _layout(self, weights: Parcel) -> ParcelLayout:
         """The layout of `weights`, which the stock pipeline's loader has just put into host memory, with each tensor
         aligned as the stock pipeline has it on this copy's device: on a CPU as the loader leaves it (most tensors are
-        views of the mapped files of the checkpoint, at any alignment), on a GPU each in an allocation of its own."""
+        views of the mapped files of the model folder, at any alignment), on a GPU each in an allocation of its own."""
         if self._device.type == "cpu":
             return weights.layout(as_in_memory=True)
         return weights.layout(_CUDA_ALIGNMENT_BYTES)
 
     def _drop_older(self, stem: Path) -> None:
-        """Remove copies of the same replica that were made of other files. Who has mapped one keeps it."""
+        """Remove copies of the same replica that were made of other files. A worker that has mapped one
+        keeps it."""
         same_replica = stem.name.rsplit(".", 1)[0]
         for path in self._folder.glob(f"{same_replica}.*"):
             if not path.name.startswith(stem.name):
@@ -208,7 +210,7 @@ def _mapped(path: Path, nbytes: int, shared: bool) -> torch.Tensor:
 
 
 def _reserve(path: Path, nbytes: int) -> None:
-    """A file of this size. Had it not its blocks, writing into the mapping of a full disk would kill the process."""
+    """Make a file of this size, with all its blocks: writing into a mapping on a full disk would kill the process."""
     try:
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, max(nbytes, 1))
@@ -220,7 +222,7 @@ def _reserve(path: Path, nbytes: int) -> None:
 
 
 def _pin(buffer: torch.Tensor) -> None:
-    """Page-lock mapped memory: copies to the GPU are several times as fast then."""
+    """Page-lock mapped memory, which makes copies to the GPU several times as fast."""
     cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = cudart.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
     if int(error) != 0:

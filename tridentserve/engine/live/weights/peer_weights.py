@@ -1,7 +1,7 @@
 """Weights from worker to worker of one node, through NIXL: the one that has them writes them where they are wanted.
 
-Only the event loop and the NIXL thread of the sender take part, so a plan that runs there goes on. Whatever goes wrong,
-the receiver has the host copy.
+Only the event loop and the NIXL thread of the sender take part, so a plan that runs there continues. Whatever goes
+wrong, the receiver has the host copy.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ _SLOWEST_BYTES_PER_S = 200e6
 
 
 def weights_timeout_s(nbytes: int) -> float:
-    """So long a replica's way from worker to worker may take."""
+    """How long it may take to move a replica from worker to worker."""
     return TRANSFER_TIMEOUT_S + nbytes / _SLOWEST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
 class WeightOrder:
-    """A worker asks another one to write a replica's packed weights into its memory. `metadata` is what NIXL needs for
-    writing there; `note` comes with the last block."""
+    """A worker asks another one to write a replica's packed weights into its memory."""
 
     replica: Replica
     link_name: str
+    """Name of the asking worker's NIXL agent."""
     metadata: bytes
+    """Description of that agent with the target memory, as NIXL makes and reads it."""
     target: Memory
     note: bytes
+    """NIXL delivers this note with the last block."""
 
 
 class WeightPeer(Protocol):
@@ -55,14 +57,14 @@ class WeightPeer(Protocol):
     def node_id(self) -> str: ...
 
     async def count_readers(self, replica: Replica) -> int | None:
-        """To how many others it is sending the replica; None when it has not got it."""
+        """Number of workers that the peer is sending the replica to; None when the peer does not hold it."""
 
     async def send_weights(self, order: WeightOrder) -> None:
-        """Returns when all is written. Raises `HandoffError`."""
+        """Have the peer carry out the order; returns when all is written. Raises `HandoffError`."""
 
 
 class PeerWeights:
-    """One worker's way to the weights of its peers, and theirs to its own."""
+    """Moves weights between one worker and its peers, in both directions."""
 
     def __init__(self, link: NixlLink, peers: Mapping[WorkerId, WeightPeer], node_id: str, block_bytes: int) -> None:
         self._link = link
@@ -144,5 +146,5 @@ class PeerWeights:
                 await asyncio.wrap_future(settled)
 
     async def deregister(self, buffer: torch.Tensor) -> None:
-        """The buffer takes part no more: it may be freed on return."""
+        """End the part of a buffer in NIXL's writes: it may be freed on return."""
         await asyncio.wrap_future(self._link.deregister(memory_of(buffer)))

@@ -43,46 +43,52 @@ class DeviceCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """`total_bytes` of a worker; of them `handoff_bytes` for the handoff buffer, `group_bytes` for process groups."""
+    """The memory of one worker, and the parts of it that are reserved."""
 
     total_bytes: int
     handoff_bytes: int
+    """Memory of the handoff buffer."""
     group_bytes: int = 0
+    """Memory of process groups."""
 
     @property
     def reserve_bytes(self) -> int:
-        """What weights and activations cannot have."""
+        """Memory that weights and activations cannot use."""
         return self.handoff_bytes + self.group_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A host copy that can be used, where it came from, and how long that took."""
+    """A host copy that can be used."""
 
     copy: HostCopy
     source: LoadSource
+    """`host` when the copy existed already, else `disk`."""
     seconds: float
+    """How long it took to find or make it."""
 
 
 @dataclass(slots=True)
 class _Resident:
-    """`readers`: peers that are being sent it; it cannot leave before `unread`."""
+    """A replica in memory."""
 
     buffer: torch.Tensor
     readers: int = 0
+    """Number of peers that it is being sent to."""
     unread: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while there are no readers; the replica cannot leave before that."""
 
     def __post_init__(self) -> None:
         self.unread.set()
 
 
 def list_needed_replicas(plan: DispatchPlan, worker_id: WorkerId) -> tuple[Replica, ...]:
-    """What one worker of a plan runs."""
+    """The replicas that a plan uses on one of its workers."""
     return tuple(Replica(plan.model, stage) for stage in plan.stages if worker_id in plan.workers_of(stage))
 
 
 def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
-    """What `auto` means on a device. Raises `ConfigError` for mapped pages that no device but a CPU can use."""
+    """The mode that `auto` stands for on a device. Raises `ConfigError` for `mapped` on a device that is no CPU."""
     if fetch == "auto":
         return "mapped" if device.type == "cpu" else "peer"
     if fetch == "mapped" and device.type != "cpu":
@@ -91,7 +97,7 @@ def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
 
 
 class ReplicaStore:
-    """All but `adapter` belongs to the worker's event loop; one `prepare` at a time."""
+    """The replicas of one worker. All but `adapter` belongs to its event loop; one `prepare` runs at a time."""
 
     def __init__(
         self,
@@ -104,7 +110,7 @@ class ReplicaStore:
         peers: PeerWeights | None,
         on_load: Callable[[ReplicaLoad], None] = lambda load: None,
     ) -> None:
-        """`on_load` hears of every load, also of those at the start."""
+        """`on_load` is called for every load, also for those at the start."""
         self._host = host
         self._device = device
         self._budget = budget
@@ -116,7 +122,7 @@ class ReplicaStore:
         self.wanted: frozenset[Replica] = frozenset()
         self._adapters: dict[Replica, PipelineAdapter] = {}
         self._resident: dict[Replica, _Resident] = {}  # the one used last at the end
-        self._evicted: list[Replica] = []  # not told yet
+        self._evicted: list[Replica] = []  # not reported yet
         self._letting_go: set[asyncio.Task[None]] = set()
 
     @property
@@ -136,7 +142,7 @@ class ReplicaStore:
         return self._adapters[replica]
 
     async def load_placement(self, wanted: frozenset[Replica]) -> None:
-        """Make what is wanted resident; what does not fit stays out until a plan needs it."""
+        """Make the replicas of a placement resident; one that does not fit is loaded when a plan needs it."""
         self.wanted = wanted
         for replica in sorted(wanted):
             try:
@@ -152,10 +158,10 @@ class ReplicaStore:
         keep: Collection[Replica] = (),
         tell: Callable[[ReplicaLoad], None] = lambda load: None,
     ) -> None:
-        """Have all that a plan needs in memory, with room for its activations.
+        """Have all replicas that a plan needs in memory, with room for its activations.
 
-        `queued`: what plans that wait here need; `keep`: what must stay. `tell` hears of each load. Raises
-        `OutOfMemoryError`, with the numbers, for what can never fit here, before anything is fetched."""
+        `queued` are the replicas that waiting plans need, `keep` those that must stay. `tell` is called for each load.
+        Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is fetched."""
         missing = [replica for replica in needed if replica not in self._resident]
         opened = {replica: await self._on_device(self._open, replica) for replica in missing}
         sizes = {replica: resident.buffer.nbytes for replica, resident in self._resident.items()}
@@ -197,7 +203,7 @@ class ReplicaStore:
                 await self._peers.deregister(buffer)
             raise
         self._resident[replica] = _Resident(buffer)
-        # What has left meanwhile and is back was never missed.
+        # A replica that has left and come back in the meantime is not reported as evicted.
         evicted = tuple(other for other in self._evicted if other != replica)
         self._evicted.clear()
         load = ReplicaLoad(replica, evicted, source, buffer.nbytes, time.perf_counter() - start_s)
@@ -263,7 +269,7 @@ class ReplicaStore:
     # What peers ask.
 
     def count_readers(self, replica: Replica) -> int | None:
-        """To how many peers the replica is being sent; None when it is not here."""
+        """Number of peers that the replica is being sent to; None when it is not here."""
         resident = self._resident.get(replica)
         return resident.readers if resident is not None else None
 
@@ -283,7 +289,7 @@ class ReplicaStore:
 
 
 def _free_memory(device: torch.device) -> None:
-    """Memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps what is freed."""
+    """Free memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps freed memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

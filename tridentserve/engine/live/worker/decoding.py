@@ -1,4 +1,4 @@
-"""C of a plan on one of its workers: alone, or together with others that compute rows of the same layers."""
+"""Runs C of a plan on one of its workers: alone, or together with others that compute rows of the same layers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ Images = dict[str, NDArray[np.uint8]]
 
 
 class Decoding:
-    """C of the members of a plan, one request after the other: that bounds memory.
-
-    `group`: of the workers that decode together, None at degree 1. The first of them has the latents and gets the
-    pixels; the others need the members' content only."""
+    """Runs C of the members of a plan, one request after the other, which bounds memory."""
 
     def __init__(self, plan: DispatchPlan, adapter: PipelineAdapter, group: SequenceGroup | None) -> None:
+        """`group` is made of the workers that decode together; None at degree 1. The first of them has the latents and
+        gets the pixels; the others need the content of the requests only."""
         self._plan = plan
         self._adapter = adapter
         self._group = group
@@ -36,8 +35,8 @@ class Decoding:
     def decode_members(
         self, inputs: Mapping[str, GenerationInputs], latents: Mapping[str, Parcel], stopped: bool, in_tiles: bool
     ) -> Images | None:
-        """The pixels of each request in `inputs` (on the first worker); None when that is `stopped`. `in_tiles`: this
-        worker has not the memory for anything larger; then all of them do it so."""
+        """The pixels of each request in `inputs`, on the first worker; None when that is `stopped`. `in_tiles`: this
+        worker lacks the memory for whole images; then all of the group decode in tiles."""
         names = self._agreed(list(inputs), stopped)
         if names is None:
             return None
@@ -53,7 +52,7 @@ class Decoding:
         return images
 
     def _agreed(self, names: list[str], stopped: bool) -> list[str] | None:
-        """The requests as the first worker has them: some may have left since, or all."""
+        """The requests that the first worker still has: some may have ended since, or all."""
         mine = None if stopped else names
         if self._group is None:
             return mine

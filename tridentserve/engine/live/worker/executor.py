@@ -1,8 +1,8 @@
 """Runs one plan on one worker, in the worker's device thread: the stages of the plan one after another.
 
-The leader runs E and takes all decisions; at degrees above 1 the others get the denoising states from it, and ask it
-before every step whether to go on, so that all workers stop at the same step boundary. The requests of a batch share
-forward passes in E and D; they are decoded one after another, which bounds memory.
+The leader runs E and takes all decisions. At degrees above 1 the other workers get the denoising states from it, and
+ask it before every step whether to continue, so that all workers stop at the same step boundary. The requests of a
+batch share forward passes in E and D; they are decoded one after another, which bounds memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
 
-# The use of a group that comes before that of any plan.
+# The number of a group's use that comes before the number of any plan.
 _BEFORE_ALL_PLANS = -1
 
 
@@ -41,26 +41,26 @@ class _Command(IntEnum):
 
 
 class StepControl:
-    """How the event loop tells the device thread to stop or to pause a plan, and hears of its steps."""
+    """Through this the event loop asks the device thread to stop or to pause a plan, and learns of its steps."""
 
     def __init__(self, on_step: Callable[[str, int], None] = lambda request_id, steps_done: None) -> None:
         self._stop = threading.Event()
         self._pause = threading.Event()
         self.on_step = on_step
-        # Hears of the states when the plan says that they are to be copied (leader only).
+        # Called on the leader with each state checkpoint that the plan asks for.
         self.on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
 
     def ask_to_stop(self) -> None:
-        """Stop before the next step, or before the next stage, and drop what was made."""
+        """Have the plan stop before the next step, or before the next stage, without outputs."""
         self._stop.set()
 
     def ask_to_pause(self) -> None:
-        """Stop before the next denoising step and keep the state. What comes after D is not held up."""
+        """Have the plan stop before the next denoising step and keep its states. Stages after D are not held up."""
         self._pause.set()
 
     @property
     def command(self) -> _Command:
-        """What to do at a step boundary."""
+        """The command for the next step boundary."""
         if self._stop.is_set():
             return _Command.STOP
         return _Command.PAUSE if self._pause.is_set() else _Command.CONTINUE
@@ -72,18 +72,20 @@ class StepControl:
 
 @dataclass(slots=True)
 class Execution:
-    """What came of a plan on its leader (followers have spans only), by request. `outputs` is for the next plan: a
-    condition, a denoising state whose steps are not all done, or final latents. `images` comes of DECODE:
-    (num_outputs, height, width, 3) uint8, of videos (num_outputs, frames, height, width, 3). `stopped`: the plan was
-    stopped on purpose and has no result. `paused_after`: it was paused after so many steps of its own; `outputs` are
-    the states then. `tiled`: C was done in tiles."""
+    """The result of a plan on its leader; other workers have spans only."""
 
     spans: list[StageSpan] = field(default_factory=list)
     outputs: dict[str, Parcel] = field(default_factory=dict)
+    """By request, for the next plan: a condition, a denoising state whose steps are not all done, or final latents."""
     images: Images = field(default_factory=dict)
+    """By request, from DECODE: uint8 of shape (num_outputs, height, width, 3); for videos (num_outputs, frames, height,
+    width, 3)."""
     stopped: bool = False
+    """The plan was stopped on purpose and has no result."""
     paused_after: int | None = None
+    """The plan was paused after this number of its own steps; `outputs` are the states at that step."""
     tiled: bool = False
+    """C was done in tiles."""
 
 
 class StageExecutor:
@@ -102,11 +104,11 @@ class StageExecutor:
         control: StepControl,
         frugal: bool = False,
     ) -> Execution:
-        """Run all stages of a plan. On the leader, `inputs` has the members that have not left, and `incoming` what was
-        made of them before (none on followers). `frugal`: memory is short, so E is done one request after another, and
-        C in tiles.
+        """Run all stages of a plan. On the leader, `inputs` has the members that have not ended, and `incoming` the
+        outputs of their previous plans; on other workers `incoming` is empty. `frugal`: memory is short, so E is done
+        one request after another, and C in tiles.
 
-        After any error the other workers of the instance do not wait for this one."""
+        After any error the other workers of the group do not wait for this one."""
         try:
             return self._execute(plan, inputs, incoming, control, frugal)
         except BaseException:
@@ -114,8 +116,8 @@ class StageExecutor:
             raise
 
     def make_groups(self, groups: Sequence[HotGroup]) -> None:
-        """Make the groups of the hot set that this worker is in, ready for their first plan. One that cannot be made is
-        made again when a plan asks for it."""
+        """Make the groups of the hot set that this worker is in. One that cannot be made is tried again when a plan
+        asks for it."""
         for group in groups:
             if self._worker_id in group.workers:
                 rank, size = group.workers.index(self._worker_id), len(group.workers)
@@ -126,11 +128,11 @@ class StageExecutor:
                     logger.warning("the hot set lacks %s: %s", group.name, error)
 
     def drop_groups_of(self, worker_id: WorkerId) -> None:
-        """Drop the groups that a worker was in whose process has ended."""
+        """Drop the groups of a worker whose process has ended."""
         self._groups.lose(worker_id)
 
     def abandon_groups(self, plan: DispatchPlan) -> None:
-        """Let the other workers of a plan know that this one will not run it (to its end)."""
+        """Tell the other workers of a plan that this one will not run it, or not to its end."""
         rank = plan.workers.index(self._worker_id)
         for size, name in plan.groups.items():
             if rank < size:
@@ -196,7 +198,7 @@ class StageExecutor:
         control: StepControl,
         execution: Execution,
     ) -> None:
-        """The plan's denoising steps, of all members."""
+        """Do the plan's denoising steps for all members."""
         states: dict[str, DenoisingState] = {}
         if plan.leader == self._worker_id:
             states = self._starting_states(plan, adapter, inputs, execution.outputs)
@@ -205,7 +207,7 @@ class StageExecutor:
         batches: defaultdict[Hashable, list[str]] = defaultdict(list)
         for request_id, state in states.items():
             batches[adapter.batch_key(state)].append(request_id)
-        # Timed from here: the cost model learns seconds per step from it, not how long workers waited for each other.
+        # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
         began_s = time.time()
         with _timed(Stage.DIFFUSE, plan, execution), sequence_parallel(group):
             for done in range(plan.num_steps):
@@ -261,14 +263,15 @@ class StageExecutor:
 
 
 def _tell_step(control: StepControl, states: Mapping[str, DenoisingState]) -> None:
-    """Not of the step after which the plan ends: the report says as much, and would wait behind the note."""
+    """Report a step. The one after which the plan ends is left out: the plan's report says it, and would only wait
+    behind the note."""
     for request_id, state in states.items():
         control.on_step(request_id, state.step)
 
 
 @contextmanager
 def _timed(stage: Stage, plan: DispatchPlan, execution: Execution) -> Iterator[None]:
-    """Add the span of a stage. Its length is by a clock that is never set back."""
+    """Add the span of a stage. Its length comes from a clock that is never set back."""
     start_s, began_s = time.time(), time.perf_counter()
     yield
     end_s = start_s + time.perf_counter() - began_s
@@ -295,7 +298,7 @@ def _parcel_of(state: DenoisingState) -> Parcel:
 def _checkpoint_of(
     plan: DispatchPlan, num_steps: int, states: Mapping[str, DenoisingState], before: list[StageSpan], began_s: float
 ) -> Checkpoint:
-    """The states as they are after so many steps of D, which began at `began_s`."""
+    """The checkpoint after `num_steps` steps of D, which began at `began_s` (Unix clock)."""
     parcels = {name: (state.step, _parcel_of(state)) for name, state in states.items()}
     diffuse = StageSpan(Stage.DIFFUSE, began_s, time.time(), plan.workers, num_steps)
     return Checkpoint(num_steps, parcels, (*before, diffuse))

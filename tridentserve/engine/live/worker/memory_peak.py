@@ -1,4 +1,4 @@
-"""How much memory a plan takes on its worker, measured: the allocator's count on a GPU, the process's size on a CPU."""
+"""Measures the memory that a plan takes on its worker: by the allocator on a GPU, by the process's size on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RESET_PEAK = "5"
 
 
 class MemoryPeak:
-    """Of one plan. `begin` when its weights and inputs are there, `end` when it has run.
+    """The memory of one plan. `begin` is called when its weights and inputs are there, `end` when it has run.
 
     On a CPU, memory that the process had taken before and uses again does not count as growth."""
 

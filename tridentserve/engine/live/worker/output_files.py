@@ -1,4 +1,4 @@
-"""Pixels as what a client gets: PNG files of pictures, MP4 files of videos, or the frames as they are."""
+"""Encodes pixels as the outputs that clients get: PNG files of images, MP4 files of videos, or arrays of frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from tridentserve.errors import TridentServeError
 from tridentserve.requests import GenerationInputs
 
-# Pictures are sent once and thrown away by most clients: speed counts more than the last tenth of their size.
+# Most clients receive an image once and drop it: speed counts more than the last tenth of its size.
 _PNG_COMPRESS_LEVEL = 1
 # Visually lossless for most eyes; of the presets the fastest that still predicts between frames well.
 _H264 = {"crf": "18", "preset": "veryfast"}
@@ -27,10 +27,11 @@ EncodedOutput = bytes | NDArray[np.uint8]
 
 
 def encode_outputs(pixels: NDArray[np.uint8], inputs: GenerationInputs) -> list[EncodedOutput]:
-    """One item per output of a request, in its `output_format`. `pixels` is what `PipelineAdapter.decode` gives."""
+    """One item per output of a request, in its `output_format`. `pixels` comes from
+    `PipelineAdapter.decode`."""
     match inputs.output_format:
         case "png":
-            return [_encode_png(picture) for picture in pixels]
+            return [_encode_png(image) for image in pixels]
         case "frames":
             return list(pixels)
         case "mp4":

@@ -1,4 +1,4 @@
-"""Runs things in the order of their numbers, whatever the order in which they come in."""
+"""Runs calls in the order of their numbers, whatever the order in which they arrive."""
 
 from __future__ import annotations
 

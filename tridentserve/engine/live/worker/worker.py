@@ -1,4 +1,4 @@
-"""The parts of one worker, on one device: put together, connected with peers, and told of placements and models.
+"""Puts the parts of one worker together, connects them with peers, and starts them.
 
 Device work happens in one thread; the event loop stays free for cancels, pushes and other calls.
 """
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerParts:
-    """What a `StageWorker` consists of; it calls the parts directly where one of them does all that is asked."""
+    """The parts of a `StageWorker`, which calls them directly where one part does all that is asked."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.config = config
