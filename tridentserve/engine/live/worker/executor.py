@@ -8,18 +8,17 @@ batch share forward passes in E and D; they are decoded one after another, which
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
 from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
 from tridentserve.engine.live.worker.decoding import Decoding, Images
+from tridentserve.engine.live.worker.step_control import StepCommand, StepControl
 from tridentserve.errors import GroupError, HandoffError, InvalidRequestError
 from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
@@ -32,42 +31,6 @@ logger = logging.getLogger(__name__)
 
 # The number of a group's use that comes before the number of any plan.
 _BEFORE_ALL_PLANS = -1
-
-
-class _Command(IntEnum):
-    CONTINUE = 0
-    PAUSE = 1
-    STOP = 2
-
-
-class StepControl:
-    """Through this the event loop asks the device thread to stop or to pause a plan, and learns of its steps."""
-
-    def __init__(self, on_step: Callable[[str, int], None] = lambda request_id, steps_done: None) -> None:
-        self._stop = threading.Event()
-        self._pause = threading.Event()
-        self.on_step = on_step
-        # Called on the leader with each state checkpoint that the plan asks for.
-        self.on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
-
-    def ask_to_stop(self) -> None:
-        """Have the plan stop before the next step, or before the next stage, without outputs."""
-        self._stop.set()
-
-    def ask_to_pause(self) -> None:
-        """Have the plan stop before the next denoising step and keep its states. Stages after D are not held up."""
-        self._pause.set()
-
-    @property
-    def command(self) -> _Command:
-        """The command for the next step boundary."""
-        if self._stop.is_set():
-            return _Command.STOP
-        return _Command.PAUSE if self._pause.is_set() else _Command.CONTINUE
-
-    @property
-    def stopped(self) -> bool:
-        return self._stop.is_set()
 
 
 @dataclass(slots=True)
@@ -212,10 +175,10 @@ class StageExecutor:
         with _timed(Stage.DIFFUSE, plan, execution), sequence_parallel(group):
             for done in range(plan.num_steps):
                 command = control.command if group is None else group.agree(control.command)
-                if command == _Command.STOP:
+                if command == StepCommand.STOP:
                     execution.stopped = True
                     return
-                if command == _Command.PAUSE:
+                if command == StepCommand.PAUSE:
                     execution.paused_after = done
                     break
                 if done > 0:

@@ -19,9 +19,10 @@ from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
 from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
 from tridentserve.engine.live.worker.device_thread import DeviceThread
-from tridentserve.engine.live.worker.executor import Execution, StageExecutor, StepControl
+from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
+from tridentserve.engine.live.worker.step_control import StepControl
 from tridentserve.engine.live.worker.turns import Turns
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
 from tridentserve.models.lora_files import lora_bytes
