@@ -361,7 +361,7 @@ async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any
     await plans.run(encode)
     _, (picture,), _ = await plans.run(denoise)
     assert np.array_equal(pixels(picture), stock["sd3"])
-    await plans.call("w1", "release", block)
+    await plans.call("w1", "release_slot", block)
     await forget(plans, denoise.plan_id)
 
 

@@ -364,7 +364,7 @@ async def test_a_reader_that_does_not_end_holds_up_nobody(
     async def release(buffer: torch.Tensor) -> None:
         released.append(buffer.data_ptr())
 
-    monkeypatch.setattr(two.weights_of_a, "release", release)
+    monkeypatch.setattr(two.weights_of_a, "deregister", release)
     await two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E))
     assert two.a.resident == (E,)
     assert not released
