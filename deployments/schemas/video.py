@@ -22,7 +22,7 @@ from deployments.schemas.image import (
 from deployments.schemas.image_field import ImageField, encode_input_image
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.input_image import check_given
+from tridentserve.models.input_image import check_image_presence
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 MAX_FPS = 120.0
@@ -95,7 +95,7 @@ def build_video_request(
     model = choose_model(request.model, models, videos=True, from_image=request.input_reference is not None)
     has_image = request.input_reference is not None
     others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_image]
-    check_given(model.family, has_image, _IMAGE_FIELD, others)
+    check_image_presence(model.family, has_image, _IMAGE_FIELD, others)
     request = _merge_output_counts(request)
     check_limits(request, model)
     fps = request.fps or float(model.default_fps)

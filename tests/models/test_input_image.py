@@ -1,4 +1,4 @@
-"""Pictures that clients send: every mode and orientation becomes plain RGB, and nothing that is sent does harm."""
+"""Images that clients send: every mode and orientation becomes plain RGB, and nothing that is sent does harm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES, ImageFit
-from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_image
+from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_to_output
 from tridentserve.requests import GenerationInputs, Shape
 
 MANY = 10**6
@@ -24,16 +24,16 @@ NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 4), dtype=np.uint8)
 COLOURS = Image.fromarray(NOISE[..., :3])
 
 
-def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, kind, **options)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def pixels(content: bytes) -> np.ndarray[Any, Any]:
-    picture = Image.open(io.BytesIO(encode_png(read_image(content, MANY))))
-    assert (picture.format, picture.mode, picture.info) == ("PNG", "RGB", {})
-    return np.asarray(picture)
+    image = Image.open(io.BytesIO(encode_png(read_image(content, MANY))))
+    assert (image.format, image.mode, image.info) == ("PNG", "RGB", {})
+    return np.asarray(image)
 
 
 def refuse(content: bytes, max_pixels: int = MANY) -> str:
@@ -46,8 +46,8 @@ def refuse(content: bytes, max_pixels: int = MANY) -> str:
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
 def test_modes_without_transparency_keep_their_colours(mode: str) -> None:
-    picture = COLOURS.convert(mode)
-    assert np.array_equal(pixels(file_of(picture)), np.asarray(picture.convert("RGB")))
+    image = COLOURS.convert(mode)
+    assert np.array_equal(pixels(file_of(image)), np.asarray(image.convert("RGB")))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
@@ -155,7 +155,7 @@ def test_animations_are_refused(content: bytes) -> None:
     assert "animated" in refuse(content)
 
 
-def test_of_a_phones_file_of_several_pictures_the_first_counts() -> None:
+def test_of_a_phones_file_of_several_images_the_first_counts() -> None:
     assert pixels(moving("MPO")).shape == (24, 40, 3)
 
 
@@ -165,7 +165,7 @@ def test_other_formats_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"a fox", b"<svg/>", b"RIFF"])
-def test_what_is_no_picture(content: bytes) -> None:
+def test_what_is_no_image(content: bytes) -> None:
     refuse(content)
 
 
@@ -181,7 +181,7 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_or_read(kind: str, data: s
         read_image(bytes(damaged), MANY)
 
 
-def test_a_request_has_a_picture_when_its_family_starts_from_one() -> None:
+def test_a_request_has_an_image_when_its_family_starts_from_one() -> None:
     without = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7)
     png = encode_png(read_image(file_of(COLOURS), MANY))
     with_one = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7, image=png)
@@ -198,18 +198,18 @@ def test_a_request_has_a_picture_when_its_family_starts_from_one() -> None:
 
 
 @pytest.mark.parametrize("fit", ["stretch", "crop"])
-def test_a_picture_is_made_smaller_and_never_larger(fit: ImageFit) -> None:
+def test_an_image_is_made_smaller_and_never_larger(fit: ImageFit) -> None:
     square = Image.new("RGB", (200, 200))
     square.paste("white", (50, 0, 150, 200))  # of 100:200, the middle that a crop leaves
-    small = shrink_image(square, Shape(100, 50), fit)
+    small = shrink_to_output(square, Shape(100, 50), fit)
     assert small.size == (50, 100)
     assert (np.asarray(small)[:, 5:45] == 255).all() == (fit == "crop")
     for shape in (Shape(200, 200), Shape(64, 1000), Shape(400, 400)):
-        assert shrink_image(square, shape, fit) is square
-    assert shrink_image(square, Shape(16, 16), None) is square
+        assert shrink_to_output(square, shape, fit) is square
+    assert shrink_to_output(square, Shape(16, 16), None) is square
 
 
 def test_a_strip_is_not_blown_up_to_be_cropped() -> None:
     strip = Image.new("RGB", (1000, 10))
-    assert shrink_image(strip, Shape(64, 64), "crop") is strip
-    assert shrink_image(strip, Shape(64, 64), "stretch").size == (64, 64)
+    assert shrink_to_output(strip, Shape(64, 64), "crop") is strip
+    assert shrink_to_output(strip, Shape(64, 64), "stretch").size == (64, 64)

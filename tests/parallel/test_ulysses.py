@@ -169,7 +169,7 @@ def test_heads_that_cannot_be_shared_are_refused_before_any_collective(model: Mo
 @pytest.mark.parametrize("variant", families(*PARALLEL))
 def test_too_few_tokens_are_refused_before_any_collective(model: Model, variant: str) -> None:
     state = start(model(variant), make_inputs(16, 16, variant=variant, num_frames=1))
-    tokens = 2 if variant == "flux_kontext" else 1  # one of the picture
+    tokens = 2 if variant == "flux_kontext" else 1  # one of the image
     with sequence_parallel(_Untouchable(4)), pytest.raises(ConfigError, match=f"{tokens} tokens cannot be shared by 4"):
         load_stage(model(variant), Stage.DIFFUSE).step(state)
 

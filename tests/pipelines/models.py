@@ -28,7 +28,7 @@ from tridentserve.stages import Stage
 torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
-PICTURES = ("sd3", "flux", "flux_kontext", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
+IMAGES = ("sd3", "flux", "flux_kontext", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
 VIDEOS = (
     "cogvideox",
     "cogvideox_i2v",
@@ -39,9 +39,9 @@ VIDEOS = (
     "hunyuan_video_15_i2v",
     "mochi",
 )
-ALL = (*PICTURES, *VIDEOS)
-# Of them those whose requests start from a picture.
-FROM_PICTURES = tuple(name for name in ALL if FAMILIES[name].takes_image)
+ALL = (*IMAGES, *VIDEOS)
+# Of them those whose requests start from an image.
+FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].takes_image)
 # Of them those that several workers can denoise together.
 PARALLEL = tuple(name for name in ALL if FAMILIES[name].shares_tokens)
 
@@ -130,31 +130,31 @@ def _two_experts(folder: Path) -> None:
 
 
 def _version_1(folder: Path, **changes: Any) -> None:
-    """CogVideoX 1.0 from pictures: no pairs of frames, no offset, latents scaled as they are from text."""
+    """CogVideoX 1.0 from images: no pairs of frames, no offset, latents scaled as they are from text."""
     plain: dict[str, Any] = {"patch_size_t": None, "ofs_embed_dim": None, "sample_frames": 49}
     _with_model(diffusers.CogVideoXTransformer3DModel, **plain | changes)(folder)
     edit_json(folder / "vae" / "config.json", invert_scale_latents=False)
 
 
 def _learned_positions(folder: Path) -> None:
-    """CogVideoX 1.0 5B from pictures makes one size only, here of 96 x 64 pixels."""
+    """CogVideoX 1.0 5B from images makes one size only, here of 96 x 64 pixels."""
     _version_1(folder, use_learned_positional_embeddings=True, sample_height=8, sample_width=12)
 
 
 def _without_clip(folder: Path) -> None:
-    """Wan 2.2 from pictures: two experts, that see the picture's latents only."""
+    """Wan 2.2 from images: two experts, that see the image's latents only."""
     shutil.rmtree(folder / "image_encoder")
     shutil.rmtree(folder / "image_processor")
     edit_json(folder / "model_index.json", image_encoder=[None, None], image_processor=[None, None])
     _with_model(diffusers.WanTransformer3DModel, image_dim=None, added_kv_proj_dim=None)(folder)
 
 
-def _two_experts_from_pictures(folder: Path) -> None:
+def _two_experts_from_images(folder: Path) -> None:
     _without_clip(folder)
     _two_experts(folder)
 
 
-def _timestep_per_token_from_pictures(folder: Path) -> None:
+def _timestep_per_token_from_images(folder: Path) -> None:
     _without_clip(folder)
     _timestep_per_token(folder)
 
@@ -189,8 +189,8 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "cogvideox-1.5": _with_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
     "cogvideox_i2v-1.0": _version_1,
     "cogvideox_i2v-learned": _learned_positions,
-    "wan_i2v-2.2": _two_experts_from_pictures,
-    "wan_i2v-2.2-ti2v": _timestep_per_token_from_pictures,
+    "wan_i2v-2.2": _two_experts_from_images,
+    "wan_i2v-2.2-ti2v": _timestep_per_token_from_images,
     "wan-flow": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, shift=3.0),
     "wan-2.2": _two_experts,
     "wan-2.2-ti2v": _timestep_per_token,
@@ -206,10 +206,10 @@ VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in _APART))
 def make_inputs(
     height: int = 64, width: int = 96, steps: int = 3, *, variant: str = "sd3", **changes: Any
 ) -> GenerationInputs:
-    """A request to a model; of the fewest frames above one where it makes videos, with a picture where it needs one."""
+    """A request to a model; of the fewest frames above one where it makes videos, with an image where it needs one."""
     num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
     if family_of(variant).takes_image:
-        changes.setdefault("image", picture())
+        changes.setdefault("image", make_image())
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -222,7 +222,7 @@ def make_inputs(
 
 
 @functools.cache
-def picture(seed: int = 0, height: int = 52, width: int = 70) -> bytes:
+def make_image(seed: int = 0, height: int = 52, width: int = 70) -> bytes:
     """A PNG file of a few soft colours, of a size that no output has."""
     colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -309,14 +309,14 @@ def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **ar
         "generator": torch.Generator("cpu").manual_seed(inputs.seed),
         **_size(family, pipe, inputs.shape),
     }
-    settings = _outputs(family, inputs) | _picture(family, inputs) | _guidance(family, pipe, inputs)
+    settings = _outputs(family, inputs) | _input_image(family, inputs) | _guidance(family, pipe, inputs)
     return pipe(**(request | settings | arguments))
 
 
 def _size(family: str, pipe: Any, shape: Shape) -> dict[str, Any]:
     if family != "hunyuan_video_15_i2v":
         return {"height": shape.height, "width": shape.width}
-    # It makes the one of its sizes whose proportions are nearest to the picture's.
+    # It makes the one of its sizes whose proportions are nearest to the image's.
     pipe.video_processor.calculate_default_height_width = lambda **_: (shape.height, shape.width)
     return {}
 
@@ -332,8 +332,8 @@ def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     return frames | {"prompt": [inputs.prompt] * inputs.num_outputs}
 
 
-def _picture(family: str, inputs: GenerationInputs) -> dict[str, Any]:
-    """How each family is given the picture that a request starts from."""
+def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
+    """How each family is given the image that a request starts from."""
     if inputs.image is None:
         return {}
     match family:

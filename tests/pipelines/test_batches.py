@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.pipelines.models import ALL, PICTURES, families, final_latents, load_stage, make_inputs, start
+from tests.pipelines.models import ALL, IMAGES, families, final_latents, load_stage, make_inputs, start
 from tridentserve.pipelines import DenoisingState
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -73,8 +73,8 @@ def test_what_cannot_share_a_pass_is_refused(model: Model, change: str) -> None:
         diffuse.advance([one, other])
 
 
-@pytest.mark.parametrize("variant", families(*PICTURES))
-def test_turned_pictures_do_not_share_a_pass(model: Model, variant: str) -> None:
+@pytest.mark.parametrize("variant", families(*IMAGES))
+def test_turned_images_do_not_share_a_pass(model: Model, variant: str) -> None:
     """Packed latents of both have the same shape, but other positions."""
     diffuse = load_stage(model(variant), Stage.DIFFUSE)
     wide, tall = (start(model(variant), make_inputs(*size, variant=variant)) for size in ((64, 96), (96, 64)))

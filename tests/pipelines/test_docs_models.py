@@ -19,14 +19,14 @@ HEADER = (
 
 def row(family: Family) -> str:
     adapter = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}").ADAPTER
-    frames = f"videos of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "pictures"
+    frames = f"videos of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "images"
     passes = "one, guidance is an embedding"
     if family.negative_prompt:
         passes = "two, in one call" if adapter.passes_share_a_call else "two, a call each"
     cells = (
         f"`{family.name}`",
         f"`{family.pipeline_class}`",
-        "a picture and text" if family.takes_image else "text",
+        "an image and text" if family.takes_image else "text",
         frames,
         f"multiples of {family.size_multiple}",
         f"{family.default_steps}",

@@ -1,4 +1,4 @@
-"""What only FLUX.2 dev has: a processor of text and pictures in the place of its tokenizer."""
+"""What only FLUX.2 dev has: a processor of text and images in the place of its tokenizer."""
 
 from __future__ import annotations
 

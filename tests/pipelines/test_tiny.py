@@ -88,7 +88,7 @@ def test_they_are_small(model: Model, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", families(*ALL))
-def test_pictures_have_contrast(model: Model, family: str) -> None:
+def test_images_have_contrast(model: Model, family: str) -> None:
     inputs = make_inputs(128, 128, steps=4, variant=family, num_frames=1)
     pixels = load_stage(model(family), Stage.DECODE).decode({"latents": final_latents(model(family), inputs)}, inputs)
     assert pixels.std() > 20

@@ -52,7 +52,7 @@ def test_numbers_of_frames_that_cannot_be_made_are_refused(model: Model, variant
         load_stage(model(variant), Stage.DIFFUSE).prepare(condition, wrong)
 
 
-def test_a_picture_has_one_frame(model: Model) -> None:
+def test_an_image_has_one_frame(model: Model) -> None:
     inputs = make_inputs(64, 64)
     condition = load_stage(model("sd3"), Stage.ENCODE).encode(inputs)
     with pytest.raises(InvalidRequestError, match="5 frames cannot be made by sd3; the number must be 1"):

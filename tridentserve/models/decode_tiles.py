@@ -1,8 +1,8 @@
 """The size of the tiles in which C is done where memory is short, for planners and workers.
 
-All images have one tile size and all videos another, whatever their own size, because a size that depended on theirs
-would change how a tile looks. At 512 the VAE of an image takes little memory (0.4 GiB in bfloat16) and no seams are
-visible; 256 is the default of the VAEs of videos in diffusers.
+One size for all images and one for all videos, whatever their own: a size that depended on them would change what a
+tile looks like. 512 is what the memory of an image's VAE is small at (0.4 GiB in bfloat16) and an eye finds no seams;
+256 is the default of the videos' VAEs in diffusers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from tridentserve.requests import Shape
 
 _IMAGE, _VIDEO = 512, 256
-# Tiles overlap: a decode in tiles takes this number of times as long (40 to 65 % more operations on five VAEs).
+# Tiles overlap: a decode in tiles takes so many times as long (40 to 65 % more operations, measured on five VAEs).
 TILED_SLOWDOWN = 1.5
 
 

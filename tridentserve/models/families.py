@@ -17,7 +17,26 @@ _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of `diffusers` pipelines."""
+    """One family of `diffusers` pipelines.
+
+    `size_multiple`: height and width must be multiples of it (VAE factor times patch size).
+    `size_factors`: where checkpoints differ in that, the entries of their configs whose product it is (of a list the
+    last one counts), as component, key and what diffusers takes where there is none.
+    `components`: the pipeline components each stage needs, by their names in `model_index.json`. A VAE that encodes
+    images and decodes them belongs to two stages, each of which has one of its own.
+    `optional`: those of them that a model folder may leave out.
+    `shares_tokens`: whether D can run at degrees above 1 (not of U-Nets).
+    `loras`: whether diffusers knows LoRAs of it.
+    `negative_prompt`: whether one has an effect; guidance that is an embedding takes none.
+    `takes_image`: whether every request of it starts from an image (edits, image to video); others take none.
+    `image_fit`: how E brings the image to the size of the output, where it needs nothing else of it, so that this can
+    be done before. None: E needs the image itself (or takes none).
+    `options`: entries of `model_index.json` that are no components but settings of the pipeline.
+    `frame_multiple`: for videos, whose number of frames is 1 plus a multiple of it; None where only images are made.
+    `default_shape` and `default_fps`: of a video when the request names none.
+    `one_size`: whether there are models of it that make one size only: the default is that size for all images that
+    a video starts from. Of others it follows the image's proportions.
+    """
 
     name: str
     pipeline_class: str

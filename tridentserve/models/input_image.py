@@ -1,4 +1,4 @@
-"""Input images of edits and of image-to-video requests, read from the files of clients, which are not trusted."""
+"""The input image of an edit or of a video: it is read from what a client sent, which is not trusted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MAX_PROPORTION = 100
 # A progressive JPEG has about ten scans; each more costs a pass over all pixels, and takes a few bytes of the file.
 _MAX_JPEG_SCANS = 32
 # Its header says how long it is and of how many components, which tells it from whatever else a file holds (the video
-# of a phone's moving photo, for example).
+# of a phone's live photo, say).
 _START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
 def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.Image:
-    """A still image (PNG, JPEG or WebP) as RGB: turned upright as its EXIF orientation says, with transparent
-    parts flattened onto white.
+    """A still image (PNG, JPEG or WebP) as RGB: turned upright as its EXIF orientation says, what is transparent
+    flattened onto white.
 
     Nothing is decoded before its size is known to be at most `max_pixels`. Raises `InvalidRequestError`, which names
     the field `param`, and no value of the file.
@@ -54,9 +54,9 @@ def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.I
         _refuse(param, f"cannot be read as an image; send a whole {', '.join(FORMATS)} file")
 
 
-def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
-    """The image in the size of an output, resized bit for bit as the processors of diffusers do it (Lanczos), if it has
-    more pixels than that. Smaller images, and those that E needs as they are (`fit` is None), are left to E."""
+def shrink_to_output(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
+    """The image in the size of an output, bit for bit as the processors of diffusers bring it there (Lanczos), where
+    it has more pixels than that. E brings smaller ones there, and those that it needs as they are (`fit` is None)."""
     size = (shape.width, shape.height)
     width, height = size if fit != "crop" else _covering(image, shape)
     if fit is None or width * height >= image.width * image.height:
@@ -79,20 +79,20 @@ def _covering(image: Image.Image, shape: Shape) -> tuple[int, int]:
 
 def encode_png(image: Image.Image) -> bytes:
     """A PNG file without metadata. The same pixels give the same bytes."""
-    image.info.clear()  # else profiles and other metadata of the file would be written
+    image.info.clear()  # else it would write profiles and the like that the file brought
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
     return buffer.getvalue()
 
 
 def check_image(family: Family, inputs: GenerationInputs) -> None:
-    """Check that a request has an input image if, and only if, its family takes one. Raises `InvalidRequestError`."""
-    check_given(family, inputs.image is not None, "image")
+    """Whether a request brings an image if, and only if, its family starts from one. Raises `InvalidRequestError`."""
+    check_image_presence(family, inputs.image is not None, "image")
 
 
-def check_given(family: Family, is_given: bool, param: str, others: Collection[str] = ()) -> None:
-    """The same check before the image of the field `param` is read. `others`: models that would take the request as it
-    is."""
+def check_image_presence(family: Family, is_given: bool, param: str, others: Collection[str] = ()) -> None:
+    """As `check_image`, before the image of the field `param` is read. `others`: models that would take the request
+    as it is."""
     instead = f"; {', '.join(others)} would take the request as it is" if others else ""
     if family.takes_image and not is_given:
         _refuse(param, f"is required: {family.name} starts from an image{instead}")
@@ -109,7 +109,7 @@ def open_input_image(inputs: GenerationInputs) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of any mode that the formats have."""
+    """Of any mode that the formats know."""
     if image.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would cut off at 255
         image = image.convert("I").point(_high_byte).convert("L")
     if not image.has_transparency_data:

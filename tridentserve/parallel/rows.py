@@ -1,6 +1,6 @@
 """Exact decoding by several workers: each computes a share of the rows of every layer of a VAE's decoder.
 
-Between layers a rank holds contiguous rows of the picture, of all frames. A convolution borrows the rows next to its
+Between layers a rank holds contiguous rows of the image, of all frames. A convolution borrows the rows next to its
 own from its neighbours, a group norm adds up its statistics over all ranks, and in the attention of the middle each
 rank asks with its own pixels for the keys and values of all. What is per pixel, and upsampling to the next neighbour,
 needs nobody. So the result is that of one worker up to rounding, unlike that of tiles which know nothing of each other.
@@ -54,7 +54,7 @@ class _Rows:
 
     def with_neighbours(self, shard: torch.Tensor, rows: int, mode: str = "constant", value: float = 0) -> torch.Tensor:
         """The shard (..., rows, columns) with so many more rows above and below: of the neighbours, at the edges of the
-        picture as `functional.pad` makes them."""
+        image as `functional.pad` makes them."""
         rank, last = self.group.rank, self.group.size - 1
         if shard.shape[-2] < rows:
             raise ConfigError(
@@ -136,7 +136,7 @@ class _Rows:
 
 
 def _edge(row: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor:
-    """What is beyond the first or the last row of the picture."""
+    """What is beyond the first or the last row of the image."""
     beyond = row.expand(*row.shape[:-2], rows, row.shape[-1])
     return beyond if mode == "replicate" else torch.full_like(beyond, value)
 

@@ -76,8 +76,8 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
-        """Pixels (stage C): (num_outputs, height, width, 3) from a picture family, (num_outputs, frames, height, width,
-        3) from a video family, also for one frame. A picture is a video of one frame: `pixels[:, None]`, a view.
+        """Pixels (stage C): (num_outputs, height, width, 3) from an image family, (num_outputs, frames, height, width,
+        3) from a video family, also for one frame. An image is a video of one frame: `pixels[:, None]`, a view.
 
         Inside `sequence_parallel(...)`, it runs on all members of the group, each with the same latents; the pixels are
         those of one worker up to rounding, and the first member's, the others get none (0, ...).

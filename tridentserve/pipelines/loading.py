@@ -37,7 +37,7 @@ _ROLES = {
     "feature_extractor": transformers.ImageProcessingMixin,
     "guider": BaseGuidance,
 }
-# Processors of text and pictures in the place of a tokenizer: only text is served, and only its tokenizer loaded.
+# Processors of text and images in the place of a tokenizer: only text is served, and only its tokenizer loaded.
 _PROCESSORS = frozenset({"PixtralProcessor"})
 # A tokenizer whose files do not say its length gets 1e30, which no tensor can be padded to.
 _MAX_TOKENS = 1_000_000

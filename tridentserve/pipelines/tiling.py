@@ -1,6 +1,6 @@
 """Decoding in tiles, as the VAEs of diffusers do it themselves (`enable_tiling`): overlapping tiles, blended.
 
-The size of the tiles is given, not left to the VAE, whose own is that of its training pictures or a share of it.
+The size of the tiles is given, not left to the VAE, whose own is that of its training images or a share of it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class CogVideoXAdapter(VideoAdapter):
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         shape = inputs.shape
         num_frames = shape.num_frames + self._padding(shape) * self.pipe.vae_scale_factor_temporal
-        # By its class: the pipeline that starts from a picture has another method of this name.
+        # By its class: the pipeline that starts from an image has another method of this name.
         latents = CogVideoXPipeline.prepare_latents(
             self.pipe,
             inputs.num_outputs,
@@ -73,7 +73,7 @@ class CogVideoXAdapter(VideoAdapter):
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
         transformer = self.pipe.transformer
-        # An embedding that version 1.5 from pictures has, always of this number.
+        # An embedding that version 1.5 from images has, always of this number.
         offset = None if transformer.config.ofs_embed_dim is None else latents.new_full((1,), 2.0)
         with transformer.cache_context("cond_uncond"):
             noise: torch.Tensor = transformer(

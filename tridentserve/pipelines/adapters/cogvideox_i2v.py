@@ -1,6 +1,6 @@
-"""CogVideoX 1.0 and 1.5 from pictures: the latents of the picture, as the first frame, beside those of the video.
+"""CogVideoX 1.0 and 1.5 from images: the latents of the image, as the first frame, beside those of the video.
 
-The picture's latents are drawn from the VAE's distribution, for each output anew, by the generator that then draws the
+The image's latents are drawn from the VAE's distribution, for each output anew, by the generator that then draws the
 noise. So E gives the distribution, and D draws: what E does depends on no seed and is done once for all outputs.
 """
 
@@ -13,7 +13,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.pipelines.adapters.cogvideox import CogVideoXAdapter
-from tridentserve.pipelines.adapters.image_conditioned import FromPicture, resized_picture
+from tridentserve.pipelines.adapters.image_conditioned import ImageConditionedAdapter, preprocess_image
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -21,7 +21,7 @@ from tridentserve.requests import GenerationInputs, Shape
 _DISTRIBUTION = "image_distribution"
 
 
-class CogVideoXImageAdapter(FromPicture, CogVideoXAdapter):
+class CogVideoXImageAdapter(ImageConditionedAdapter, CogVideoXAdapter):
     """`CogVideoXImageToVideoPipeline`. The transformer takes twice the channels that it gives.
 
     Condition: CogVideoX's and image_distribution, means and logarithms of variances, (1, 2 * channels, 1, height / 8,
@@ -30,10 +30,10 @@ class CogVideoXImageAdapter(FromPicture, CogVideoXAdapter):
 
     family = "cogvideox_i2v"
 
-    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        picture = resized_picture(self.pipe.video_processor, inputs).to(self.device, dtype)
+    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+        image = preprocess_image(self.pipe.video_processor, inputs).to(self.device, dtype)
         # Out of its batch and into another, as in the stock pipeline: strides choose the kernel of a convolution.
-        (frame,) = picture.unsqueeze(2)
+        (frame,) = image.unsqueeze(2)
         return {_DISTRIBUTION: self.pipe.vae.encode(frame.unsqueeze(0)).latent_dist.parameters}
 
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
@@ -53,8 +53,8 @@ class CogVideoXImageAdapter(FromPicture, CogVideoXAdapter):
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
-        picture = torch.cat([rows["image_latents"], torch.zeros_like(latents[:, 1:])], dim=1)
-        return super()._predict_noise(torch.cat([latents, picture], dim=2), timesteps, rows, shared)
+        image = torch.cat([rows["image_latents"], torch.zeros_like(latents[:, 1:])], dim=1)
+        return super()._predict_noise(torch.cat([latents, image], dim=2), timesteps, rows, shared)
 
     def _check_size(self, shape: Shape) -> None:
         super()._check_size(shape)

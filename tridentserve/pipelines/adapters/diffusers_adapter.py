@@ -160,12 +160,12 @@ class DiffusersAdapter(PipelineAdapter):
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         with self._running(Stage.DECODE), tiled(self.pipe.vae, tile):
             unpacked = self._unpack(self._on_device(latents)["latents"], inputs.shape)
-            image = self._decode(unpacked)
+            decoded = self._decode(unpacked)
             if not is_first():
                 return np.zeros((0, inputs.shape.height, inputs.shape.width, 3), np.uint8)
             # By way of PIL, as the stock pipeline does: its rounding is part of the result.
-            pictures = self.pipe.image_processor.postprocess(image, output_type="pil")
-        return np.stack([np.asarray(picture, dtype=np.uint8) for picture in pictures])
+            images = self.pipe.image_processor.postprocess(decoded, output_type="pil")
+        return np.stack([np.asarray(image, dtype=np.uint8) for image in images])
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         """Equal for requests whose prompts can be encoded together."""

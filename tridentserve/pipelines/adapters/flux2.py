@@ -1,6 +1,6 @@
 """FLUX.2 dev by Black Forest Labs: a Mistral 3 reads the prompt; blocks and VAE are those of FLUX.2 klein.
 
-Pictures from text; pictures from pictures are not made, nor is the prompt rewritten by the text encoder. Guidance is an
+Images from text; images from images are not made, nor is the prompt rewritten by the text encoder. Guidance is an
 embedding: one row per output, and a negative prompt has no effect.
 """
 

@@ -1,6 +1,6 @@
 """FLUX.2 klein by Black Forest Labs: a Qwen3 reads the prompt, double and single stream blocks, a VAE.
 
-Pictures from text; pictures from pictures are not made. Distilled models (`is_distilled`) take no guidance.
+Images from text; images from images are not made. Distilled models (`is_distilled`) take no guidance.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 
 _ROWS = ("prompt_embeds", "prompt_mask", "prompt_embeds_2", "prompt_mask_2", "time_ids", "style")
-# Text tokens of the BERT and of the T5, and the size of the pictures that the models were trained on.
+# Text tokens of the BERT and of the T5, and the size of the images that the models were trained on.
 _TEXT_TOKENS = (77, 256)
 _ORIGINAL_SIZE = (1024, 1024)
 

@@ -1,7 +1,7 @@
 """HunyuanVideo 1.5 (arXiv 2511.18870): a Qwen2.5-VL reads the prompt, a ByT5 what is quoted in it; double stream blocks
 over the frames and all text; a causal 3-D VAE of factor 16.
 
-From text: the tokens and channels that are of a first picture are zeros. The stock pipeline takes its guidance
+From text: the tokens and channels that are of a first image are zeros. The stock pipeline takes its guidance
 scale from the folder's `guider`; here a request brings it. Distilled models, whose guider does nothing, take none.
 """
 
@@ -71,7 +71,7 @@ class HunyuanVideo15Adapter(VideoAdapter):
         return {"latents": self._noise(inputs, self.pipe.transformer.dtype, generator)}
 
     def _num_channels(self) -> int:
-        channels: int = self.pipe.num_channels_latents  # the transformer takes those of a first picture too
+        channels: int = self.pipe.num_channels_latents  # the transformer takes those of a first image too
         return channels
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
@@ -85,7 +85,7 @@ class HunyuanVideo15Adapter(VideoAdapter):
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
         transformer = self.pipe.transformer
-        image_latents, given, image_embeds = self._first_picture(latents, rows)
+        image_latents, given, image_embeds = self._first_image(latents, rows)
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
                 hidden_states=torch.cat([latents, image_latents, given], dim=1),
@@ -99,9 +99,9 @@ class HunyuanVideo15Adapter(VideoAdapter):
             )[0]
         return noise
 
-    def _first_picture(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _first_image(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Latents shaped like those of the output, a mask of the frames that they give, (rows, 1, frames, height,
-        width), and the tokens of an image encoder: zeros, as there is no picture."""
+        width), and the tokens of an image encoder: zeros, as there is no image."""
         dtype = self.pipe.transformer.dtype
         image_latents, given = self.pipe.prepare_cond_latents_and_mask(latents, dtype, self.device)
         tokens = (len(latents), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)

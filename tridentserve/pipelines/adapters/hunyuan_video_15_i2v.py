@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5 from a first picture, which a SigLIP sees too; its latents stand beside those of the first frame."""
+"""HunyuanVideo 1.5 from a first image, which a SigLIP sees too; its latents stand beside those of the first frame."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from tridentserve.errors import CheckpointError
 from tridentserve.models.input_image import open_input_image
 from tridentserve.pipelines.adapters.hunyuan_video_15 import HunyuanVideo15Adapter
-from tridentserve.pipelines.adapters.image_conditioned import FromPicture, for_all
+from tridentserve.pipelines.adapters.image_conditioned import ImageConditionedAdapter, expand_to_outputs
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 
-class HunyuanVideo15ImageAdapter(FromPicture, HunyuanVideo15Adapter):
+class HunyuanVideo15ImageAdapter(ImageConditionedAdapter, HunyuanVideo15Adapter):
     """`HunyuanVideo15ImageToVideoPipeline`, for the size that is asked for: the stock pipeline chooses one by the
-    picture's proportions. The picture is scaled to cover the output, and cropped.
+    image's proportions. The image is scaled to cover the output, and cropped.
 
     Condition: HunyuanVideo 1.5's; image_latents (1, channels, 1, height / 16, width / 16), scaled; image_embeds (1,
     tokens, image dim).
@@ -32,22 +32,24 @@ class HunyuanVideo15ImageAdapter(FromPicture, HunyuanVideo15Adapter):
             )
         super().__init__(pipe, stages, device)
 
-    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         pipe = self.pipe
         size = {"height": inputs.shape.height, "width": inputs.shape.width}
-        picture = pipe.video_processor.resize(open_input_image(inputs), **size, resize_mode="crop")
-        image_latents = pipe._get_image_latents(pipe.vae, pipe.video_processor, picture, **size, device=self.device)
+        image = pipe.video_processor.resize(open_input_image(inputs), **size, resize_mode="crop")
+        image_latents = pipe._get_image_latents(pipe.vae, pipe.video_processor, image, **size, device=self.device)
         # As the transformer takes them; `dtype` is that of the text encoders.
         taken = pipe.transformer.dtype
-        image_embeds = pipe.encode_image(picture, batch_size=1, device=self.device, dtype=taken)
+        image_embeds = pipe.encode_image(image, batch_size=1, device=self.device, dtype=taken)
         return {"image_latents": image_latents.to(taken), "image_embeds": image_embeds}
 
     def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         rows = super()._rows(tensors, values, num_outputs)
         passes = len(rows["prompt_embeds"])
-        return rows | {name: for_all(tensors[name], passes, num_outputs) for name in ("image_latents", "image_embeds")}
+        return rows | {
+            name: expand_to_outputs(tensors[name], passes, num_outputs) for name in ("image_latents", "image_embeds")
+        }
 
-    def _first_picture(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _first_image(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         image_latents = torch.cat([rows["image_latents"], torch.zeros_like(latents[:, :, 1:])], dim=2)
         given = torch.zeros_like(latents[:, :1])
         given[:, :, 0] = 1

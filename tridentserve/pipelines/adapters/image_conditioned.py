@@ -1,4 +1,4 @@
-"""The picture that a request starts from, as the VAEs of diffusers take it."""
+"""The image that a request starts from, as the VAEs of diffusers take it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 
 
-class FromPicture(DiffusersAdapter):
-    """A family that starts from a picture, mixed in before the adapter of the same family without one."""
+class ImageConditionedAdapter(DiffusersAdapter):
+    """A family that starts from an image, mixed in before the adapter of the same family without one."""
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         for inputs in batch:
             self._check_size(inputs.shape)
         conditions = super()._encode_together(batch)  # type: ignore[safe-super]  # of the other adapter
         return [
-            condition | self._of_picture(inputs, condition["prompt_embeds"].dtype)
+            condition | self._encode_image(inputs, condition["prompt_embeds"].dtype)
             for condition, inputs in zip(conditions, batch, strict=True)
         ]
 
     @abstractmethod
-    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        """What the picture adds to the condition of its request. `dtype`: of the prompt's part."""
+    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+        """What the image adds to the condition of its request. `dtype`: of the prompt's part."""
 
 
-def for_all(tensor: torch.Tensor, passes: int, num_outputs: int) -> torch.Tensor:
-    """What was made of the picture, (1, ...), for each pass and output: (passes, num_outputs, ...)."""
+def expand_to_outputs(tensor: torch.Tensor, passes: int, num_outputs: int) -> torch.Tensor:
+    """What was made of the image, (1, ...), for each pass and output: (passes, num_outputs, ...)."""
     return tensor.unsqueeze(1).expand(passes, num_outputs, *tensor.shape[1:])
 
 
-def resized_picture(processor: Any, inputs: GenerationInputs) -> torch.Tensor:
+def preprocess_image(processor: Any, inputs: GenerationInputs) -> torch.Tensor:
     """In the size of the request's output, whatever its own is, by the pipeline's processor: (1, 3, height, width) from
     -1 to 1, in float32. So what E and D cost depends on the size of the output only."""
     shape = inputs.shape

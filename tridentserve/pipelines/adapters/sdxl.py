@@ -1,4 +1,4 @@
-"""Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net told the size of the picture, a VAE.
+"""Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net told the size of the image, a VAE.
 
 A U-Net mixes pixels by convolutions, so its tokens cannot be shared out: degree 1 only. Watermarks are not added.
 """
@@ -58,7 +58,7 @@ class SDXLAdapter(DDPMAdapter):
     def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         size = (inputs.shape.height, inputs.shape.width)
         embeds = condition["prompt_embeds"]
-        # Original size, crop, target size: a picture made at this size and not cropped.
+        # Original size, crop, target size: an image made at this size and not cropped.
         time_ids = torch.tensor([[*size, 0, 0, *size]], dtype=embeds.dtype, device=self.device)
         return super()._initial_tensors(condition, inputs, generator) | {"time_ids": time_ids.repeat(len(embeds), 1)}
 

@@ -27,7 +27,7 @@ class VideoAdapter(DiffusersAdapter):
             if not is_first():
                 return np.zeros((0, shape.num_frames, shape.height, shape.width, 3), np.uint8)
             frames = self.pipe.video_processor.postprocess_video(video, output_type="pt")
-            # Rounded as the stock pipeline's pictures are, but where the frames lie: bytes travel, not floats.
+            # Rounded as the stock pipeline's images are, but where the frames lie: bytes travel, not floats.
             pixels = (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
         frames_array: NDArray[np.uint8] = pixels.cpu().numpy()
         return frames_array

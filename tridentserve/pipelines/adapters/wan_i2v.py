@@ -1,7 +1,7 @@
-"""Wan 2.1 and 2.2 from pictures: beside the output's latents stand a mask and those of a video that has the picture as
+"""Wan 2.1 and 2.2 from images: beside the output's latents stand a mask and those of a video that has the image as
 its first frame.
 
-2.1 also sees what a CLIP makes of the picture. 2.2 has no CLIP; of TI2V-5B the first latent frame is the picture's
+2.1 also sees what a CLIP makes of the image. 2.2 has no CLIP; of TI2V-5B the first latent frame is the image's
 itself, at timestep 0. The VAE encodes as many frames as the output has, so that E takes longer for larger videos.
 """
 
@@ -14,7 +14,11 @@ from diffusers import WanPipeline
 
 from tridentserve.errors import CheckpointError
 from tridentserve.models.input_image import open_input_image
-from tridentserve.pipelines.adapters.image_conditioned import FromPicture, for_all, resized_picture
+from tridentserve.pipelines.adapters.image_conditioned import (
+    ImageConditionedAdapter,
+    expand_to_outputs,
+    preprocess_image,
+)
 from tridentserve.pipelines.adapters.video_adapter import statistic
 from tridentserve.pipelines.adapters.wan import WanAdapter
 from tridentserve.pipelines.base import DenoisingState, Tensors
@@ -22,8 +26,8 @@ from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 
-class WanImageAdapter(FromPicture, WanAdapter):
-    """`WanImageToVideoPipeline`, from a first picture.
+class WanImageAdapter(ImageConditionedAdapter, WanAdapter):
+    """`WanImageToVideoPipeline`, from a first image.
 
     Condition: Wan's; image_latents (1, channels, latent frames, height / 8, width / 8), in D scaled and in float32, of
     TI2V-5B of one frame; image_embeds (1, tokens, image dim) where the transformer takes them.
@@ -34,14 +38,14 @@ class WanImageAdapter(FromPicture, WanAdapter):
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         config = pipe.transformer.config
         if config.pos_embed_seq_len is not None:
-            raise CheckpointError("this transformer wants a last picture too (pos_embed_seq_len), which is not served")
+            raise CheckpointError("this transformer wants a last image too (pos_embed_seq_len), which is not served")
         if Stage.ENCODE in stages and config.image_dim is not None and pipe.image_encoder is None:
-            raise CheckpointError("this transformer wants what an image_encoder makes of pictures (image_dim)")
+            raise CheckpointError("this transformer wants what an image_encoder makes of images (image_dim)")
         super().__init__(pipe, stages, device)
 
-    def _of_picture(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         vae = self.pipe.vae
-        frames = resized_picture(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
+        frames = preprocess_image(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
         if not self.pipe.config.expand_timesteps:
             grey = frames.new_zeros(*frames.shape[:2], inputs.shape.num_frames - 1, *frames.shape[3:])
             frames = torch.cat([frames, grey], dim=2)
@@ -58,7 +62,7 @@ class WanImageAdapter(FromPicture, WanAdapter):
         return super()._initial_tensors(condition, inputs, generator) | {"image_latents": scaled}
 
     def _prepared_latents(self, *arguments: Any, **options: Any) -> torch.Tensor:
-        # This pipeline's own `prepare_latents` wants the picture, which is only in E; its noise is that of the other.
+        # This pipeline's own `prepare_latents` wants the image, which is only in E; its noise is that of the other.
         latents: torch.Tensor = WanPipeline.prepare_latents(self.pipe, *arguments, **options)
         return latents
 
@@ -69,10 +73,10 @@ class WanImageAdapter(FromPicture, WanAdapter):
     def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         rows = super()._rows(tensors, values, num_outputs)
         passes = len(rows["prompt_embeds"])
-        rows["image_latents"] = for_all(tensors["image_latents"], passes, num_outputs)
+        rows["image_latents"] = expand_to_outputs(tensors["image_latents"], passes, num_outputs)
         if "image_embeds" in tensors:
             image_embeds = tensors["image_embeds"].to(self.pipe.transformer.dtype)
-            rows["image_embeds"] = for_all(image_embeds, passes, num_outputs)
+            rows["image_embeds"] = expand_to_outputs(image_embeds, passes, num_outputs)
         return rows
 
     def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Tiny pipelines of the real classes with random weights, made without a network: for a first start and for tests.
 
 They are saved as any diffusers folder and loaded by the same code. Every tensor has the rank, the order of dimensions
-and the number of tokens it has in the real family. The pictures mean nothing, but they are colored shapes rather than
+and the number of tokens it has in the real family. The images mean nothing, but they are colored shapes rather than
 gray noise (`tiny_parts`), so that a person sees whether prompt, seed and steps have an effect. Videos of CogVideoX and
 Mochi are noise in color.
 """

@@ -1,4 +1,4 @@
-"""A tiny CogVideoX that starts from pictures."""
+"""A tiny CogVideoX that starts from images."""
 
 from __future__ import annotations
 

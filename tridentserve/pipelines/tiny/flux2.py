@@ -23,7 +23,7 @@ _CHAT = (
 
 
 def recipe() -> Any:
-    """As FLUX.2 dev: guidance as an embedding, a text encoder that could see pictures too."""
+    """As FLUX.2 dev: guidance as an embedding, a text encoder that could see images too."""
     tokenizer = mistral_tokenizer()
     return diffusers.Flux2Pipeline(
         transformer=transformer(guidance_embeds=True),

@@ -11,7 +11,7 @@ from tridentserve.pipelines.tiny import parts
 
 
 def recipe() -> Any:
-    """The modules of a FLUX.1, with latents of pictures that are about as large as noise, and are looked at."""
+    """The modules of a FLUX.1, with latents of images that are about as large as noise, and are looked at."""
     components = tiny_flux.recipe().components
     parts.brighten(components["vae"].encoder.conv_out, 8.0)
     transformer = components["transformer"]

@@ -22,7 +22,7 @@ _CHAT = (
 
 
 def recipe() -> Any:
-    """As HunyuanVideo 1.5 from text: two text encoders, tokens of a picture that is absent, guidance by two passes."""
+    """As HunyuanVideo 1.5 from text: two text encoders, tokens of an image that is absent, guidance by two passes."""
     return pipeline(diffusers.HunyuanVideo15Pipeline, "t2v")
 
 

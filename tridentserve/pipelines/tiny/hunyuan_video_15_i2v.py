@@ -1,4 +1,4 @@
-"""A tiny HunyuanVideo 1.5 that starts from pictures."""
+"""A tiny HunyuanVideo 1.5 that starts from images."""
 
 from __future__ import annotations
 

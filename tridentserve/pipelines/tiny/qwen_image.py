@@ -39,7 +39,7 @@ def recipe() -> Any:
 
 
 def _text_encoder(tokenizer: Any) -> Any:
-    """A Qwen2.5-VL with the smallest of eyes: a prompt has no pictures."""
+    """A Qwen2.5-VL with the smallest of eyes: a prompt has no images."""
     text = {
         "vocab_size": len(tokenizer),
         "hidden_size": _TEXT_DIM,

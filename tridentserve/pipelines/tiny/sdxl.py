@@ -14,7 +14,7 @@ _TIME_DIM = 8
 
 
 def recipe() -> Any:
-    """As SDXL base 1.0: the size of the picture is told to the U-Net."""
+    """As SDXL base 1.0: the size of the image is told to the U-Net."""
     tokenizer = parts.clip_tokenizer()
     unet = diffusers.UNet2DConditionModel(
         sample_size=64,

@@ -1,4 +1,4 @@
-"""A tiny Wan that starts from pictures."""
+"""A tiny Wan that starts from images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLIP_SIDE = 28
 
 
 def recipe() -> Any:
-    """As Wan 2.1 I2V: latents of the picture and a mask beside those of the video, cross-attention to a CLIP."""
+    """As Wan 2.1 I2V: latents of the image and a mask beside those of the video, cross-attention to a CLIP."""
     components = tiny_video_wan.components(
         in_channels=2 * parts.LATENT_CHANNELS + 4,
         image_dim=parts.CLIP_DIM,

@@ -1,4 +1,4 @@
-"""Families whose requests start from a picture: what is asked of it, and what it does."""
+"""Families whose requests start from an image: what is asked of it, and what it does."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 from tests.pipelines.models import (
     ALL,
-    FROM_PICTURES,
+    FROM_IMAGES,
     decode,
     edit_json,
     families,
     family_of,
     final_latents,
     load_stage,
+    make_image,
     make_inputs,
     model_folder,
-    picture,
     start,
     stock_result,
 )
@@ -34,31 +34,29 @@ OTHERS = ("cogvideox_i2v-1.0", "wan_i2v-2.2")
 QUICK = ("flux_kontext",)
 
 
-@pytest.mark.parametrize(
-    "variant", families(*FROM_PICTURES, *OTHERS, quick=("flux_kontext", "cogvideox_i2v", "wan_i2v"))
-)
-def test_another_picture_makes_another_result(model: Model, variant: str) -> None:
+@pytest.mark.parametrize("variant", families(*FROM_IMAGES, *OTHERS, quick=("flux_kontext", "cogvideox_i2v", "wan_i2v")))
+def test_another_image_makes_another_result(model: Model, variant: str) -> None:
     inputs = make_inputs(64, 64, variant=variant)
-    before, after = (final_latents(model(variant), replace(inputs, image=picture(seed))) for seed in (0, 1))
+    before, after = (final_latents(model(variant), replace(inputs, image=make_image(seed))) for seed in (0, 1))
     assert (before - after).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("variant", families(*FROM_PICTURES, quick=QUICK))
-def test_a_picture_of_any_size_costs_the_same(model: Model, variant: str) -> None:
-    """Conditions and states have the shapes that the output's size gives, whatever the picture's own size and seed."""
+@pytest.mark.parametrize("variant", families(*FROM_IMAGES, quick=QUICK))
+def test_an_image_of_any_size_costs_the_same(model: Model, variant: str) -> None:
+    """Conditions and states have the shapes that the output's size gives, whatever the image's own size and seed."""
     folder = model(variant)
-    pictures = (picture(), picture(height=300, width=17), picture(height=1, width=1))
-    states = [start(folder, make_inputs(64, 96, variant=variant, image=image)) for image in pictures]
+    images = (make_image(), make_image(height=300, width=17), make_image(height=1, width=1))
+    states = [start(folder, make_inputs(64, 96, variant=variant, image=image)) for image in images]
     shapes = [{name: tensor.shape for name, tensor in state.tensors.items()} for state in states]
     assert shapes[0] == shapes[1] == shapes[2]
     assert len({load_stage(folder, Stage.DIFFUSE).batch_key(state) for state in states}) == 1
 
 
-@pytest.mark.parametrize("variant", families(*FROM_PICTURES, quick=QUICK))
-def test_requests_with_their_own_pictures_share_passes(model: Model, variant: str) -> None:
+@pytest.mark.parametrize("variant", families(*FROM_IMAGES, quick=QUICK))
+def test_requests_with_their_own_images_share_passes(model: Model, variant: str) -> None:
     folder = model(variant)
     requests = [
-        make_inputs(64, 64, steps=2, seed=seed, variant=variant, image=picture(seed), num_outputs=seed)
+        make_inputs(64, 64, steps=2, seed=seed, variant=variant, image=make_image(seed), num_outputs=seed)
         for seed in (1, 2)
     ]
     conditions = load_stage(folder, Stage.ENCODE).encode_all(requests)
@@ -68,8 +66,8 @@ def test_requests_with_their_own_pictures_share_passes(model: Model, variant: st
         assert torch.allclose(diffuse.latents(state)["latents"], final_latents(folder, inputs), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", families(*FROM_PICTURES, quick=QUICK))
-def test_only_encode_needs_the_picture(model: Model, variant: str) -> None:
+@pytest.mark.parametrize("variant", families(*FROM_IMAGES, quick=QUICK))
+def test_only_encode_needs_the_image(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, steps=2, variant=variant)
     without = replace(inputs, image=None)
     diffuse = load_stage(folder, Stage.DIFFUSE)
@@ -80,9 +78,9 @@ def test_only_encode_needs_the_picture(model: Model, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", families(*ALL, quick=("sd3", *QUICK)))
-def test_a_picture_is_given_where_one_is_needed_and_nowhere_else(model: Model, variant: str) -> None:
+def test_an_image_is_given_where_one_is_needed_and_nowhere_else(model: Model, variant: str) -> None:
     takes_image = family_of(variant).takes_image
-    wrong = make_inputs(64, 64, variant=variant, image=None if takes_image else picture())
+    wrong = make_inputs(64, 64, variant=variant, image=None if takes_image else make_image())
     with pytest.raises(InvalidRequestError, match="required" if takes_image else "left out") as raised:
         load_stage(model(variant), Stage.ENCODE).encode(wrong)
     assert raised.value.param == "image"
@@ -99,7 +97,7 @@ def test_learned_positions_allow_one_size(model: Model) -> None:
 
 
 @pytest.mark.families
-def test_a_first_frame_that_is_the_pictures_own(model: Model) -> None:
+def test_a_first_frame_that_is_the_images_own(model: Model) -> None:
     """Wan 2.2 TI2V-5B."""
     folder, inputs = model("wan_i2v-2.2-ti2v"), make_inputs(64, 96, variant="wan_i2v", num_outputs=2)
     latents = final_latents(folder, inputs)
@@ -120,5 +118,5 @@ def test_transformers_that_want_what_is_not_there_are_refused(tmp_path: Path) ->
         load_adapter(folder, frozenset({Stage.ENCODE}))
     edit_json(folder / "transformer" / "config.json", pos_embed_seq_len=10)
     edit_json(folder / "model_index.json", image_processor=["transformers", "CLIPImageProcessor"])
-    with pytest.raises(CheckpointError, match="last picture"):
+    with pytest.raises(CheckpointError, match="last image"):
         load_adapter(folder, frozenset({Stage.DIFFUSE}), weights=False)
