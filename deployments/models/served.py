@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.config.app import Limits, ModelArgs
-from tridentserve.models.families import FAMILIES, Family
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.family import Family
 from tridentserve.models.lora_files import lora_names
 from tridentserve.models.model_folder import detect_family
 from tridentserve.requests import Shape

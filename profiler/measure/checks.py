@@ -10,7 +10,7 @@ import torch
 from profiler.measure.configs import config_value
 from profiler.measure.stages import Source
 from tridentserve.errors import CheckpointError, ProfileError
-from tridentserve.models.families import Family
+from tridentserve.models.family import Family
 from tridentserve.models.model_folder import component_classes, detect_family, read_json, stage_weights_bytes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage

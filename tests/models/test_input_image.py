@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.families import FAMILIES, ImageFit
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.family import ImageFit
 from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_to_output
 from tridentserve.requests import GenerationInputs, Shape
 

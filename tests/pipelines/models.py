@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 
-from tridentserve.models.families import FAMILIES, Family
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.family import Family
 from tridentserve.models.input_image import open_input_image
 from tridentserve.models.model_folder import detect_family
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, ensure_tiny, load_adapter

@@ -28,7 +28,7 @@ def test_the_environment_chooses_the_folder(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_ENV, "~nobody-of-this-name/cache")
     with pytest.raises(
-        ConfigError, match=r"~nobody-of-this-name/cache names no home directory .* set \$TRIDENTSERVE_CACHE"
+        ConfigError, match=r"~nobody-of-this-name/cache names no known home directory; set \$TRIDENTSERVE_CACHE"
     ):
         cache_dir()
 

@@ -6,7 +6,8 @@ import importlib
 from pathlib import Path
 
 from tests.pipelines.models import ALL
-from tridentserve.models.families import FAMILIES, Family
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.family import Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.pipelines.models import FROM_IMAGES, families, family_of, load_stage, make_image, make_inputs
-from tridentserve.models.families import ImageFit
+from tridentserve.models.family import ImageFit
 from tridentserve.models.input_image import encode_png, read_image, shrink_to_output
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage

@@ -1,1 +1,1 @@
-"""What is known of models without torch: families, model folders, LoRA files, input images and their sizes."""
+"""Facts about models that need no torch: families, model folders, LoRA files, input images and their sizes."""

@@ -1,4 +1,7 @@
-"""The cache directory for files that TridentServe makes itself, such as tiny pipelines. Does not import torch."""
+"""The directory in which TridentServe keeps what it makes itself, such as the tiny pipelines.
+
+Configurations use this module, so it does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,13 @@ from pathlib import Path
 from tridentserve.errors import ConfigError
 
 CACHE_ENV = "TRIDENTSERVE_CACHE"
-# Part of the name of a tiny pipeline's folder: raise it when a recipe changes, so that old ones are not taken for new.
+# A part of the name of a tiny model folder. It must grow when a recipe changes, so that no old model is used as a new
+# one.
 TINY_VERSION = 1
 
 
 def cache_dir() -> Path:
-    """The directory named by $TRIDENTSERVE_CACHE, else ~/.cache/tridentserve; it need not exist yet.
+    """The directory named by $TRIDENTSERVE_CACHE, otherwise ~/.cache/tridentserve. It need not exist yet.
 
     Raises `ConfigError` when its `~` stands for no home directory.
     """
@@ -21,9 +25,9 @@ def cache_dir() -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise ConfigError(f"{text} names no home directory that exists; set ${CACHE_ENV} to a full path") from None
+        raise ConfigError(f"{text} names no known home directory; set ${CACHE_ENV} to a full path") from None
 
 
-def tiny_folder(family: str, folder: Path) -> Path:
-    """The model folder of a family's tiny pipeline in a cache directory, whether or not it exists yet."""
-    return folder / f"tiny-{family}-v{TINY_VERSION}"
+def tiny_folder(family: str, directory: Path) -> Path:
+    """The model folder that a family's tiny pipeline has in a cache directory, whether or not it has been made."""
+    return directory / f"tiny-{family}-v{TINY_VERSION}"

@@ -1,8 +1,8 @@
-"""The size of the tiles in which C is done where memory is short, for planners and workers.
+"""The size of the tiles in which C decodes where memory is short. Planners and workers both use it.
 
-One size for all images and one for all videos, whatever their own: a size that depended on them would change what a
-tile looks like. 512 is what the memory of an image's VAE is small at (0.4 GiB in bfloat16) and an eye finds no seams;
-256 is the default of the videos' VAEs in diffusers.
+All images have one size of tile and all videos another, because a size that depended on the output would change how a
+tile looks. At 512 pixels the VAE of an image family needs little memory (0.4 GiB in bfloat16) and no seams are visible;
+256 is the default of the video VAEs in diffusers.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from dataclasses import replace
 from tridentserve.requests import Shape
 
 _IMAGE, _VIDEO = 512, 256
-# Tiles overlap: a decode in tiles takes so many times as long (40 to 65 % more operations, measured on five VAEs).
+# How many times as long a decode takes in tiles, which overlap (40 to 65 % more operations, measured on five VAEs).
 TILED_SLOWDOWN = 1.5
 
 
 def decode_tile(shape: Shape) -> int:
-    """The side of a tile, in pixels."""
+    """The side of an output's tiles, in pixels."""
     return _IMAGE if shape.num_frames == 1 else _VIDEO
 
 
 def tiled_shape(shape: Shape) -> Shape | None:
-    """The size of a tile of an output that is decoded in tiles; None where the output is no larger than a tile."""
+    """The part of an output that the VAE decodes at once in tiles, or None where the output is no larger than a
+    tile."""
     tile = decode_tile(shape)
     if max(shape.height, shape.width) <= tile:
         return None

@@ -10,34 +10,34 @@ from typing import NoReturn
 from PIL import Image, ImageOps
 
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.families import Family, ImageFit
+from tridentserve.models.family import Family, ImageFit
 from tridentserve.requests import GenerationInputs, Shape
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-# It goes to workers of this service only: speed counts more than the last tenth of its size.
+# Only workers of this service read the PNG: speed counts more than the last tenth of its size.
 _PNG_COMPRESS_LEVEL = 1
-# Image encoders scale the shorter side to 224 pixels or so, and with it the longer one.
+# Image encoders scale the shorter side to about 224 pixels, and the longer side with it.
 _MAX_PROPORTION = 100
-# A progressive JPEG has about ten scans; each more costs a pass over all pixels, and takes a few bytes of the file.
+# A progressive JPEG has about ten scans. Each further scan costs a pass over all pixels and only a few bytes of file.
 _MAX_JPEG_SCANS = 32
-# Its header says how long it is and of how many components, which tells it from whatever else a file holds (the video
-# of a phone's live photo, say).
+# A scan's header states its length and its number of components, which tells it from other content of the file, such
+# as the video of a phone's live photo.
 _START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
 def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.Image:
-    """A still image (PNG, JPEG or WebP) as RGB: turned upright as its EXIF orientation says, what is transparent
+    """Decode a still image (PNG, JPEG or WebP) as RGB, turned upright by its EXIF orientation, with transparent pixels
     flattened onto white.
 
-    Nothing is decoded before its size is known to be at most `max_pixels`. Raises `InvalidRequestError`, which names
-    the field `param`, and no value of the file.
+    Nothing is decoded before the size is known to be at most `max_pixels`. Raises `InvalidRequestError`, which names
+    the field `param` and quotes nothing of the file.
     """
     if not content:
         _refuse(param, "is an empty file")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > max_pixels:
-                _too_large(param, max_pixels)
+                _refuse_size(param, max_pixels)
             if max(image.size) > _MAX_PROPORTION * min(image.size):
                 _refuse(param, f"has one side more than {_MAX_PROPORTION} times as long as the other")
             # The other images of an MPO file (as phones make them) are previews or depths of the first.
@@ -45,20 +45,21 @@ def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.I
                 _refuse(param, "must be a still image, this one is animated")
             if image.format in ("JPEG", "MPO") and len(_START_OF_SCAN.findall(content)) > _MAX_JPEG_SCANS:
                 _refuse(param, f"is a JPEG file with more than {_MAX_JPEG_SCANS} scans")
-            return _rgb(ImageOps.exif_transpose(image))
+            return _convert_to_rgb(ImageOps.exif_transpose(image))
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        _too_large(param, max_pixels)
+        _refuse_size(param, max_pixels)
     except Exception:  # Pillow's decoders raise whatever broken bytes lead them to
         _refuse(param, f"cannot be read as an image; send a whole {', '.join(FORMATS)} file")
 
 
 def shrink_to_output(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
-    """The image in the size of an output, bit for bit as the processors of diffusers bring it there (Lanczos), where
-    it has more pixels than that. E brings smaller ones there, and those that it needs as they are (`fit` is None)."""
+    """Resize an image with more pixels than its output needs, bit for bit as the processors of diffusers do (Lanczos).
+
+    Smaller images stay as they are, and so do images that E needs as they are (`fit` is None): E resizes those."""
     size = (shape.width, shape.height)
-    width, height = size if fit != "crop" else _covering(image, shape)
+    width, height = size if fit != "crop" else _size_that_covers(image, shape)
     if fit is None or width * height >= image.width * image.height:
         return image
     resized = image.resize((width, height), Image.Resampling.LANCZOS)
@@ -70,29 +71,30 @@ def shrink_to_output(image: Image.Image, shape: Shape, fit: ImageFit | None) -> 
     return cropped
 
 
-def _covering(image: Image.Image, shape: Shape) -> tuple[int, int]:
-    """Width and height, in the image's proportions, that cover an output: one side is the output's."""
+def _size_that_covers(image: Image.Image, shape: Shape) -> tuple[int, int]:
+    """Width and height in the image's proportions that cover an output. One of the sides equals the output's."""
     if shape.width / shape.height > image.width / image.height:
         return shape.width, image.height * shape.width // image.width
     return image.width * shape.height // image.height, shape.height
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """A PNG file without metadata. The same pixels give the same bytes."""
-    image.info.clear()  # else it would write profiles and the like that the file brought
+    """Encode a PNG file without metadata. The same pixels give the same bytes."""
+    image.info.clear()  # otherwise Pillow writes profiles and other metadata of the client's file
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
     return buffer.getvalue()
 
 
 def check_image(family: Family, inputs: GenerationInputs) -> None:
-    """Whether a request brings an image if, and only if, its family starts from one. Raises `InvalidRequestError`."""
+    """Raise `InvalidRequestError` unless a request has an input image exactly when its family starts from one."""
     check_image_presence(family, inputs.image is not None, "image")
 
 
 def check_image_presence(family: Family, is_given: bool, param: str, others: Collection[str] = ()) -> None:
-    """As `check_image`, before the image of the field `param` is read. `others`: models that would take the request
-    as it is."""
+    """Make the check of `check_image` before the image in the field `param` is read.
+
+    `others` names the models that accept the request as it is, for the error message."""
     instead = f"; {', '.join(others)} would take the request as it is" if others else ""
     if family.takes_image and not is_given:
         _refuse(param, f"is required: {family.name} starts from an image{instead}")
@@ -101,16 +103,16 @@ def check_image_presence(family: Family, is_given: bool, param: str, others: Col
 
 
 def open_input_image(inputs: GenerationInputs) -> Image.Image:
-    """The image of a request, RGB, in its own size. Raises `InvalidRequestError` when it has none."""
+    """Decode a request's input image as RGB in its own size. Raises `InvalidRequestError` when it has none."""
     if inputs.image is None:
         _refuse("image", "is required: this model starts from an image")
     with Image.open(io.BytesIO(inputs.image), formats=("PNG",)) as image:
         return image.convert("RGB")
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """Of any mode that the formats know."""
-    if image.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would cut off at 255
+def _convert_to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image of any mode that the formats know to RGB."""
+    if image.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion cuts values off at 255
         image = image.convert("I").point(_high_byte).convert("L")
     if not image.has_transparency_data:
         return image.convert("RGB")
@@ -122,7 +124,7 @@ def _high_byte(value: float) -> float:
     return value * (1 / 256)
 
 
-def _too_large(param: str, max_pixels: int) -> NoReturn:
+def _refuse_size(param: str, max_pixels: int) -> NoReturn:
     _refuse(param, f"has more than {max_pixels} pixels, the most that this model takes; send a smaller image")
 
 

@@ -1,4 +1,4 @@
-"""How denoising models compute, where that can be chosen. No torch here: configurations use it."""
+"""The choices of how a denoising model computes. Configurations use this module, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tridentserve.options import options
 
-# Kernels of torch's scaled_dot_product_attention. `sdpa`: torch chooses, by what the inputs allow.
+# The kernels of torch's scaled_dot_product_attention. With `sdpa`, torch chooses one that the inputs allow.
 Attention = Literal["sdpa", "flash", "efficient", "cudnn", "math"]
 ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 

@@ -1,6 +1,6 @@
-"""Model folders as `diffusers` saves them, looked at without torch: which family, how many bytes per stage.
+"""Model folders as `diffusers` saves them, read without torch: the family, and the bytes of each stage's weights.
 
-Planning code uses this module, so it reads file headers only. Weights are safetensors, never pickles.
+Planning code uses this module, so it reads only the headers of files. Weights are safetensors, never pickles.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from tridentserve.errors import CheckpointError
-from tridentserve.models.families import FAMILIES, Family, family_of_pipeline
+from tridentserve.models.families import FAMILIES, family_of_pipeline
+from tridentserve.models.family import Family
 from tridentserve.stages import Stage
 
 MODEL_INDEX = "model_index.json"
 _INDEX_SUFFIX = ".safetensors.index.json"
-# What diffusers and transformers call the weights of a component.
+# The file name without its ending that each library gives to the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 _WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
-# Schedulers of diffusers that do not run the model once for each inference step. Plans, progress and profiles count
-# inference steps.
+# Schedulers of diffusers that do not run the model exactly once for each inference step, which plans, progress and
+# profiles count on.
 _NOT_STEP_BY_STEP = frozenset(
     {
         "DDPMWuerstchenScheduler",
@@ -38,13 +39,13 @@ _NOT_STEP_BY_STEP = frozenset(
         "SCMScheduler",
     }
 )
-# A header of more than this is no safetensors file (the format's own limit).
+# The safetensors format's own limit for a header.
 _MAX_HEADER_BYTES = 100_000_000
 _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder. Raises `CheckpointError` when there is none."""
+    """Read the object in a JSON file of a model folder. Raises `CheckpointError` when there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -59,10 +60,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def detect_family(folder: Path) -> Family:
-    """The family of a model folder, by the `_class_name` of its model_index.json, with the folder's `size_multiple`.
+    """Find the family of a model folder by the `_class_name` in its model_index.json, with the model's own
+    `size_multiple`.
 
-    Raises `CheckpointError` when the folder has no model_index.json, its pipeline class is not supported, or a config
-    that says the multiple is missing or odd.
+    Raises `CheckpointError` when the folder has no model_index.json, when its pipeline class is not supported, or when
+    a config that determines the multiple is missing or makes no sense.
     """
     class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
     family = family_of_pipeline(class_name)
@@ -87,11 +89,11 @@ def _size_factor(folder: Path, component: str, key: str, default: int) -> int:
 
 
 def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
-    """Library and class name of each component of the family that a model folder has. Optional components that are
-    absent (`[null, null]` in model_index.json, such as SD3 without its T5) are left out.
+    """The library and class name of each component that a model folder has. Optional components that are absent
+    (`[null, null]` in model_index.json, such as the T5 of some SD3 models) are left out.
 
-    Raises `CheckpointError` when another component is absent, an entry is no pair of a known library and a class, or
-    the scheduler is one that is not supported.
+    Raises `CheckpointError` when another component is absent, when an entry is not a pair of a known library and a
+    class, or when the scheduler is not supported.
     """
     index, family = read_json(folder / MODEL_INDEX), detect_family(folder)
     classes = {}
@@ -126,7 +128,7 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
 def _check_denoising(
     folder: Path, index: Mapping[str, Any], family: Family, classes: Mapping[str, tuple[str, str]]
 ) -> None:
-    """What would give wrong outputs, or fail at the first step only."""
+    """Raise `CheckpointError` for models that give wrong outputs, or that fail no earlier than at the first step."""
     scheduler = classes["scheduler"][1]
     if scheduler in _NOT_STEP_BY_STEP:
         raise CheckpointError(
@@ -143,14 +145,14 @@ def _check_denoising(
 
 
 def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
-    """The safetensors files of a component, in order; empty when it has no weights (tokenizers, schedulers).
+    """The safetensors files of a component, in order. Components without weights (tokenizers, schedulers) have none.
 
-    Raises `CheckpointError` when the component's folder, its safetensors or a shard of them is missing.
+    Raises `CheckpointError` when the component's directory, its safetensors file or one of the shards is missing.
     """
     base = folder / component
     if not base.is_dir():
         raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
-    # Tokenizers come from transformers too and schedulers from diffusers: only the name tells them from models.
+    # Only the name tells tokenizers and schedulers from models, since both libraries have both.
     if component.startswith(_WITHOUT_WEIGHTS):
         return ()
     stem = _WEIGHT_NAMES[library]
@@ -165,11 +167,13 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
-    """The files that an index of shards lists, all of them there."""
+    """The files that an index of shards lists. Raises `CheckpointError` unless all of them exist."""
     weight_map = read_json(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
-        raise CheckpointError(f"{index} holds no weight_map from tensors to the files beside it; copy the file again")
+        raise CheckpointError(
+            f"{index} holds no weight_map from tensors to the files in its directory; copy the file again"
+        )
     shards = [index.parent / name for name in sorted(set(names))]
     absent = [shard.name for shard in shards if not shard.is_file()]
     if absent:
@@ -178,9 +182,10 @@ def _shards(index: Path) -> tuple[Path, ...]:
 
 
 def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
-    """Bytes of the tensors in one safetensors file, from its header.
+    """Bytes of the tensors in one safetensors file, which its header states.
 
-    `element_bytes` counts floating tensors at that many bytes per element (2 for bfloat16) instead of as stored.
+    `element_bytes` is the number of bytes to count for each element of a floating-point tensor (2 for bfloat16). None
+    counts tensors as stored.
     Raises `CheckpointError` when the header is damaged or the file is shorter than its header says.
     """
     try:
@@ -210,9 +215,9 @@ def _offsets(value: Any) -> tuple[int, int]:
 
 
 def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[Stage, int]:
-    """Bytes of the weights of each stage, as stored or at `element_bytes` per floating element.
+    """Bytes of the weights of each stage, as stored or at `element_bytes` per floating-point element.
 
-    Raises `CheckpointError` when the folder is incomplete or a file is not what it should be.
+    Raises `CheckpointError` when the folder is incomplete or a file is damaged.
     """
     classes = component_classes(folder)
     return {
@@ -227,8 +232,8 @@ def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[
 
 
 def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """The JSON header of a safetensors file, and the bytes up to its end: 8 bytes of little-endian length, then that
-    much JSON."""
+    """The offset in bytes at which the header of a safetensors file ends, and the header: its length as 8 bytes in
+    little endian, then JSON of that length."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > _MAX_HEADER_BYTES:

@@ -16,7 +16,7 @@ from diffusers.guiders import BaseGuidance
 from diffusers.utils import is_accelerate_available
 
 from tridentserve.errors import CheckpointError, TridentServeError
-from tridentserve.models.families import Family
+from tridentserve.models.family import Family
 from tridentserve.models.model_folder import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter

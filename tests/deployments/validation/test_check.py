@@ -220,7 +220,7 @@ def test_quickstart_with_too_little_memory_is_told() -> None:
 def test_a_cache_folder_that_is_none(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_ENV, "~nobody-here/cache")
     (found,) = args_problems(good(profile))
-    assert found.startswith("args.cache_dir: ~nobody-here/cache names no home directory")
+    assert found.startswith("args.cache_dir: ~nobody-here/cache names no known home directory")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

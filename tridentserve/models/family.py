@@ -1,0 +1,66 @@
+"""What the service knows of one pipeline family without loading it. This module does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+# `stretch`: the image takes the proportions of the output. `crop`: it is scaled to cover the output, and its middle is
+# kept.
+ImageFit = Literal["stretch", "crop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of `diffusers` pipelines."""
+
+    name: str
+    """The family's name in the service. Its adapter and its tiny model are modules of this name."""
+    pipeline_class: str
+    """The class of diffusers that `model_index.json` names."""
+    size_multiple: int
+    """Height and width must be multiples of this many pixels (the VAE's factor times the patch size)."""
+    default_steps: int
+    """Inference steps of a request that names none."""
+    default_guidance_scale: float
+    """The guidance scale of a request that names none."""
+    components: Mapping[Stage, tuple[str, ...]]
+    """The components that each stage needs, by their names in `model_index.json`. A VAE that encodes input images and
+    decodes outputs belongs to two stages, and each of them holds its own."""
+    size_factors: tuple[tuple[str, str, int], ...] = ()
+    """Where models differ in `size_multiple`, the config entries whose product it is: component, key, and the value
+    that diffusers assumes where the key is absent. Of a list, the last value counts."""
+    optional: frozenset[str] = frozenset()
+    """The components that a model folder may leave out."""
+    options: tuple[str, ...] = ()
+    """Entries of `model_index.json` that are settings of the pipeline and not components."""
+    shares_tokens: bool = True
+    """True where D can run at degrees above 1. U-Nets cannot."""
+    loras: bool = True
+    """True where diffusers loads LoRAs for this family."""
+    negative_prompt: bool = True
+    """True where a negative prompt has an effect. It has none where guidance is an embedding."""
+    takes_image: bool = False
+    """True where every request brings an input image (edits, image to video). Other families take none."""
+    image_fit: ImageFit | None = None
+    """How E resizes the input image to the output, where E needs nothing else of it, so that the API can resize it
+    before. None: E needs the image as it is, or takes none."""
+    frame_multiple: int | None = None
+    """A video has one frame more than a multiple of this number. None: the family makes images only."""
+    default_shape: Shape | None = None
+    """The shape of a video whose request names none."""
+    default_fps: int | None = None
+    """Frames per second of a video whose request names none."""
+    one_size: bool = False
+    """True where some models of the family make videos of one size only: then `default_shape` is the default for
+    input images of all proportions. Otherwise the default follows the proportions of the input image."""
+
+    def allows_frames(self, num_frames: int) -> bool:
+        """True when an output can have this many frames."""
+        if self.frame_multiple is None:
+            return num_frames == 1
+        return num_frames >= 1 and (num_frames - 1) % self.frame_multiple == 0
