@@ -209,7 +209,7 @@ def lose_one(member: Member) -> list[str]:
     cache = GroupCache(member.store, CPU, capacity=16, timeout_s=TIMEOUT_S)
     for name, members in (("with", ("w0", "w1")), ("with too", ("w1", "w2")), ("without", ("w0", "w2"))):
         cache.acquire(name, member.rank, member.size, use=1, members=members).agree()
-    cache.lose("w1")
+    cache.drop_groups_of("w1")
     return list(cache.names)
 
 

@@ -1,7 +1,6 @@
-"""Sequence parallelism: process groups without a global world, the exact Ulysses all-to-all that runs over them,
-and decoders shared by rows.
+"""Sequence parallelism: process groups without a global world, exact Ulysses over them, and decoders shared by rows.
 
-A plan brings its group; `with sequence_parallel(group): adapter.step(state)` runs on all members together.
+Each plan names its group; `with sequence_parallel(group): adapter.step(state)` runs on all members together.
 """
 
 from tridentserve.parallel.group_cache import GroupCache, abandon

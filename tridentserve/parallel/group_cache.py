@@ -1,4 +1,5 @@
-"""The groups a worker keeps for the next plan with the same members, because making one costs (NCCL: seconds)."""
+"""The groups that a worker keeps for the next plan with the same members, since making a group takes time (with NCCL,
+seconds)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _ABANDONED = "abandoned"
 
 
 def abandon(store: Store, name: str, rank: int, use: int) -> None:
-    """Abandon a use for a member whose process has ended: members that wait for it in the handshake fail."""
+    """Answer for a member whose process has ended: the members that wait for it in the handshake fail at once."""
     store.set(_key(name, use, rank), _ABANDONED)
 
 
@@ -29,23 +30,24 @@ def _key(name: str, use: int, rank: int) -> str:
 
 @dataclass(slots=True)
 class _CachedGroup:
-    """A group that is kept for later plans."""
+    """A group that is ready for its next use."""
 
     group: SequenceGroup
     members: tuple[str, ...]
+    """The workers in the group."""
     last_use: int
-    """The latest use that it was made or found ready for."""
+    """The use for which the group was made or found ready last."""
 
 
 class GroupCache:
-    """Groups by name; beyond `capacity` the least recently used is closed.
+    """Groups by name. Beyond `capacity` groups the cache closes the least recently used one.
 
     Members evict and fail independently: one may still hold a group that another has dropped or has never had. So
-    each use starts with a handshake through the store: the held group is used when all members hold the same one,
-    else all make a new one.
+    each use starts with a handshake through the store: the members use the held group when all of them hold the same
+    one, and make a new one otherwise.
 
-    What a use leaves in the store is deleted when the next use of the name has begun; of a group that was dropped, when
-    nobody can wait for it any more. Not thread-safe.
+    The keys that a use leaves in the store are deleted when the next use of the name has begun. The keys of a dropped
+    group are deleted when no member can wait for them any more. The cache is not thread-safe.
     """
 
     def __init__(self, store: Store, device: torch.device, *, capacity: int, timeout_s: float) -> None:
@@ -54,7 +56,7 @@ class GroupCache:
         self._capacity = capacity
         self._timeout_s = timeout_s
         self._groups: OrderedDict[str, _CachedGroup] = OrderedDict()
-        # Prefixes of keys to delete, with the time from which nobody waits for them.
+        # Prefixes of keys to delete, with the time from which no member waits for them.
         self._leftovers: deque[tuple[float, str]] = deque()
 
     @property
@@ -63,9 +65,11 @@ class GroupCache:
         return tuple(self._groups)
 
     def acquire(self, name: str, rank: int, size: int, use: int, members: Sequence[str] = ()) -> SequenceGroup:
-        """The group `name`, ready on all members. `use` is the same on all of them and grows with every use of the
-        name (the plan's id). `members`: their names, for `lose`. Raises `GroupError` when a member does not
-        come in time, or has abandoned this use."""
+        """Return the group `name` when it is ready on all members.
+
+        `use` is the same on all members and grows with every use of the name (the plan's id). `members` names the
+        workers in the group, for `drop_groups_of`. Raises `GroupError` when a member does not come in time, or has
+        abandoned this use."""
         self._tidy()
         held = self._groups.get(name)
         if held is not None and held.group.failed:
@@ -81,8 +85,8 @@ class GroupCache:
             group = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
         else:
             group = held.group
-            with suppress(RuntimeError):  # of the store: nothing depends on it
-                # All are here, so all have read what was written for the use before.
+            with suppress(RuntimeError):  # An error of the store is harmless here: nothing depends on the deletion.
+                # All members are here, so all of them have read the keys of the previous use.
                 self._store.delete_key(_key(name, held.last_use, rank))
         self._groups[name] = _CachedGroup(group, tuple(members), use)
         self._groups.move_to_end(name)
@@ -91,27 +95,27 @@ class GroupCache:
         return group
 
     def abandon(self, name: str, rank: int, use: int) -> None:
-        """This member takes no part in a use any more. Members that wait for it get their `GroupError` at once, in the
-        handshake or in a collective."""
+        """Leave a use, before or after its handshake: members that wait for this one get their `GroupError` at once, in
+        the handshake or in a collective."""
         abandon(self._store, name, rank, use)
         self.drop(name)
         self._delete_later(f"use/{name}/{use}/")
 
     def drop(self, name: str) -> None:
-        """Close a group if it is held; members that wait in it fail at once."""
+        """Close a group if the cache holds it. Members that wait in it fail at once."""
         held = self._groups.pop(name, None)
         if held is not None:
             held.group.close()
             self._delete_later(f"use/{name}/{held.last_use}/")
             self._delete_later(store_prefix(held.group.name))
 
-    def lose(self, member: str) -> None:
-        """Close all groups that this member was in: its process has ended."""
+    def drop_groups_of(self, member: str) -> None:
+        """Close all groups of a member whose process has ended."""
         for name in [name for name, held in self._groups.items() if member in held.members]:
             self.drop(name)
 
     def _exchange(self, name: str, rank: int, size: int, use: int, mine: str) -> list[str]:
-        """The name of the group that each member holds under this name, or ""."""
+        """Write the name of the group that this member holds (`mine`), and return those of all members by rank."""
         keys = [_key(name, use, member) for member in range(size)]
         try:
             self._store.set(keys[rank], mine)
@@ -134,12 +138,12 @@ class GroupCache:
         self._leftovers.append((time.monotonic() + self._timeout_s, prefix))
 
     def _tidy(self) -> None:
-        """Delete the keys that are due. Members delete the same keys; the second one finds none."""
+        """Delete the keys that are due. All members delete the same keys, and only the first of them finds any."""
         now_s = time.monotonic()
         due: list[str] = []
         while self._leftovers and self._leftovers[0][0] <= now_s:
             due.append(self._leftovers.popleft()[1])
         if due:
-            with suppress(RuntimeError):  # of the store: nothing depends on it
+            with suppress(RuntimeError):  # An error of the store is harmless here: nothing depends on the deletion.
                 for key in [key for key in self._store.list_keys() if key.startswith(tuple(due))]:
                     self._store.delete_key(key)

@@ -1,7 +1,7 @@
-"""Process groups made from a store and a name, without a global world: any set of workers, at any time.
+"""Process groups of any set of workers, made at any time from a store and a name, without a global world.
 
-`torch.distributed.init_process_group` is never called, so workers can join and leave and one failed group harms no
-other. gloo on the CPU, NCCL on CUDA. No plan crosses a node, so gloo stays on the loopback device.
+`torch.distributed.init_process_group` is never called, so workers can join and leave, and one failed group harms no
+other. Groups use gloo on the CPU and NCCL on CUDA. No plan crosses a node, so gloo stays on the loopback device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import (  # type: ignore[attr-defined]  # public, but torch's __init__ does not say so to mypy
+from torch.distributed import (  # type: ignore[attr-defined]  # public names that torch does not export for mypy
     PrefixStore,
     ProcessGroup,
     ProcessGroupGloo,
@@ -31,9 +31,9 @@ _LOOPBACK = "127.0.0.1"
 def connect_store(
     host: str = _LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> TCPStore:
-    """The key-value store in which members of a group find each other.
+    """Start or reach the key-value store in which members of a group find each other.
 
-    The server listens on `host` only; port 0 takes a free one (read it from `.port`). Raises `GroupError` when the
+    The server listens on `host` only; port 0 takes a free one, which `.port` then holds. Raises `GroupError` when the
     address cannot be bound, or no server answers there within `timeout_s`.
     """
     timeout = timedelta(seconds=timeout_s)
@@ -58,8 +58,8 @@ def connect_store(
 class SequenceGroup:
     """The members that run one plan together. All of them call the same methods in the same order.
 
-    Any failure of a collective raises `GroupError` that names the group; from then on `failed` is True and the group
-    is of no more use. Tensors live on `device`.
+    A collective that fails raises a `GroupError` that names the group; from then on `failed` is True and the group
+    cannot be used. Tensors live on `device`.
     """
 
     def __init__(self, name: str, process_group: ProcessGroup, device: torch.device) -> None:
@@ -71,8 +71,8 @@ class SequenceGroup:
         self.failed = False
 
     def all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Send `blocks[r]` to each rank r; returns what each rank sent here, the one of rank r with `shapes[r]`.
-        Blocks may differ in size, and be empty; all are of one dtype."""
+        """Send `blocks[r]` to each rank r, and return the blocks that the ranks sent here; that of rank r has
+        `shapes[r]`. Blocks may differ in size and may be empty; all have one dtype."""
         sent = torch.cat([block.reshape(-1) for block in blocks])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         received = sent.new_empty(sum(sizes))
@@ -81,12 +81,13 @@ class SequenceGroup:
         return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
 
     def all_gather(self, shard: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """The shards of all ranks, which may differ in size: the one of rank r has `shapes[r]`."""
+        """Return the shards of all ranks, which may differ in size: that of rank r has `shapes[r]`."""
         # Gloo's own all-gather wants equal sizes and is slower than this (2.6 against 1.8 ms for 16 KB in 3 processes).
         return self.all_to_all([shard] * self.size, shapes)
 
     def broadcast_tensors(self, tensors: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        """The named tensors of rank 0, on every rank: the layout first, then tensor by tensor. Others pass None."""
+        """Return the named tensors of rank 0 on every rank. Other ranks pass None. The layout is sent first, then
+        tensor by tensor."""
         if self.rank == 0:
             tensors = {name: tensor.to(self.device).contiguous() for name, tensor in (tensors or {}).items()}
         layout = self.broadcast_json(
@@ -101,12 +102,13 @@ class SequenceGroup:
                 for name, (dtype, *shape) in layout.items()
             }
         for tensor in tensors.values():
-            # As bytes: no backend knows every dtype.
+            # Tensors are sent as bytes, since no backend knows every dtype.
             self._broadcast(tensor.view(-1).view(torch.uint8))
         return tensors
 
     def broadcast_json(self, value: Any = None) -> Any:
-        """The JSON-able value of rank 0, on every rank (of rank 0 as others see it: tuples are lists)."""
+        """Return the JSON-able value of rank 0 on every rank. Rank 0 too gets it as read from JSON: tuples become
+        lists."""
         payload = json.dumps(value).encode() if self.rank == 0 else b""
         length = self.agree(len(payload))
         buffer = bytearray(payload) if self.rank == 0 else bytearray(length)
@@ -115,13 +117,13 @@ class SequenceGroup:
         return json.loads(bytes(data.cpu().numpy()))
 
     def agree(self, command: int = 0) -> int:
-        """The `command` of rank 0, on every rank: how members decide together to go on or stop at a step boundary."""
+        """Return the `command` of rank 0 on every rank, so that all members continue or stop at the same step."""
         word = torch.tensor([command], dtype=torch.int64, device=self.device)
         self._broadcast(word)
         return int(word.item())
 
     def close(self) -> None:
-        """Leave the group: members that wait in a collective get their `GroupError` at once."""
+        """Leave the group. Members that wait in a collective get their `GroupError` at once."""
         self.failed = True
         if self._process_group is not None and self.device.type == "cuda":
             self._process_group.abort()
@@ -134,8 +136,8 @@ class SequenceGroup:
                 self._members().broadcast(tensor, 0).wait()
 
     def _members(self) -> ProcessGroup:
-        # Asked for at every call and never kept in a variable: the traceback of an error would hold it, and so keep
-        # connections open that `close` means to end.
+        # The process group is never kept in a variable: the traceback of an error would hold it, and so keep open the
+        # connections that `close` ends.
         if self.failed or self._process_group is None:
             raise GroupError(f"group {self.name!r} has failed or was closed before; make a new one")
         return self._process_group
@@ -153,17 +155,17 @@ class SequenceGroup:
 
 
 def store_prefix(name: str) -> str:
-    """What the keys begin with that members of a group leave in the store."""
+    """The beginning of all keys that members of a group leave in the store."""
     return f"group/{name}/"
 
 
 def make_group(
     store: Store, name: str, rank: int, size: int, device: torch.device, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> SequenceGroup:
-    """Join the group `name` of `size` members as `rank`; returns when all have joined (5 ms on one machine with gloo;
-    NCCL connects at the first collective).
+    """Join the group `name` of `size` members as `rank`, and return when all have joined (5 ms on one machine with
+    gloo; NCCL connects at the first collective).
 
-    A name serves once: a group that failed is made again under a new one. Raises `GroupError` when a member does not
+    Each group needs a new name, also one that replaces a failed group. Raises `GroupError` when a member does not
     come within `timeout_s`, which also bounds every later collective.
     """
     prefixed = PrefixStore(store_prefix(name).removesuffix("/"), store)

@@ -1,10 +1,10 @@
 """Exact decoding by several workers: each computes a share of the rows of every layer of a VAE's decoder.
 
-Between layers a rank holds contiguous rows of the image, of all frames. A convolution borrows the rows next to its
-own from its neighbours, a group norm adds up its statistics over all ranks, and in the attention of the middle each
-rank asks with its own pixels for the keys and values of all. What is per pixel, and upsampling to the next neighbour,
-needs nobody. So the result is that of one worker up to rounding, unlike that of tiles which know nothing of each other.
-(As the parallel VAE of xDiT, arXiv 2411.01738.)
+Between layers a rank holds contiguous rows of the image, in all frames. A convolution borrows the rows next to its own
+from the neighbouring ranks, a group norm adds up its statistics over all ranks, and in the attention of the middle
+block each rank attends from its own pixels to the keys and values of all ranks. Layers that work on single pixels, and
+upsampling to the nearest neighbour, need no exchange. So the result is that of one worker up to rounding, whereas
+independent tiles differ at their seams. The parallel VAE of xDiT (arXiv 2411.01738) works in the same way.
 
 Hooks are installed once, when the model is loaded. They act inside `sequence_parallel(group)` only.
 """
@@ -25,26 +25,26 @@ from tridentserve.parallel.groups import SequenceGroup
 from tridentserve.parallel.ulysses import current_group
 
 
-class _Rows:
-    """How the rows of the running decoder are shared among the ranks of a group. `sizes`: rows of latents by rank;
-    later layers have a multiple of them."""
+class _RowSharding:
+    """Shares the rows of the running decoder among the ranks of a group."""
 
     def __init__(self, group: SequenceGroup, latent_rows: int) -> None:
         self.group = group
         self.sizes = [len(rows) for rows in torch.arange(latent_rows).tensor_split(group.size)]
-        # Of the video that is decoded; attention masks tell frames apart.
+        """Rows of latents by rank. Later layers have a multiple of them."""
         self.frames = 1
+        """Latent frames of the video that is decoded; attention masks tell frames apart."""
 
     def shard(self, latents: torch.Tensor) -> torch.Tensor:
-        """This rank's rows of (..., rows, columns)."""
+        """Select this rank's rows of (..., rows, columns)."""
         return torch.split(latents, self.sizes, dim=-2)[self.group.rank].contiguous()
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
-        """All rows of (..., rows, columns), on every rank."""
-        return torch.cat(self._from_all(shard, dim=-2), dim=-2)
+        """Return all rows of (..., rows, columns) on every rank."""
+        return torch.cat(self._gather_parts(shard, dim=-2), dim=-2)
 
-    def _from_all(self, shard: torch.Tensor, dim: int) -> list[torch.Tensor]:
-        """What each rank holds, which along `dim` has a length in proportion to its rows."""
+    def _gather_parts(self, shard: torch.Tensor, dim: int) -> list[torch.Tensor]:
+        """Return the shards of all ranks, whose length along `dim` is in proportion to their rows."""
         shapes = []
         for size in self.sizes:
             shape = list(shard.shape)
@@ -53,8 +53,8 @@ class _Rows:
         return self.group.all_gather(shard, shapes)
 
     def with_neighbours(self, shard: torch.Tensor, rows: int, mode: str = "constant", value: float = 0) -> torch.Tensor:
-        """The shard (..., rows, columns) with so many more rows above and below: of the neighbours, at the edges of the
-        image as `functional.pad` makes them."""
+        """Extend the shard (..., rows, columns) by `rows` rows above and below: the neighbours' rows inside the image,
+        and rows as `functional.pad` makes them at its edges."""
         rank, last = self.group.rank, self.group.size - 1
         if shard.shape[-2] < rows:
             raise ConfigError(
@@ -69,12 +69,12 @@ class _Rows:
             if 0 <= neighbour <= last:
                 sent[neighbour], shapes[neighbour] = edge, edge.shape
         received = self.group.all_to_all(sent, shapes)
-        above = received[rank - 1] if rank > 0 else _edge(top[..., :1, :], rows, mode, value)
-        below = received[rank + 1] if rank < last else _edge(bottom[..., -1:, :], rows, mode, value)
+        above = received[rank - 1] if rank > 0 else _pad_edge(top[..., :1, :], rows, mode, value)
+        below = received[rank + 1] if rank < last else _pad_edge(bottom[..., -1:, :], rows, mode, value)
         return torch.cat([above, shard, below], dim=-2)
 
     def pad(self, shard: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-        """`functional.pad`, whose rows are the neighbours'."""
+        """Replace `functional.pad`: rows are padded with those of the neighbours."""
         if len(pad) < 4 or not (pad[2] or pad[3]):
             return functional.pad(shard, list(pad), mode, value)
         if pad[2] != pad[3] or mode not in ("constant", "replicate"):
@@ -92,12 +92,12 @@ class _Rows:
         bias: torch.Tensor | None = None,
         eps: float = 1e-5,
     ) -> torch.Tensor:
-        """`functional.group_norm` over the rows of all ranks."""
+        """Replace `functional.group_norm`: the statistics are those of the rows of all ranks."""
         if shard.ndim == 5:
             self.frames = shard.shape[2]
         batch, channels = shard.shape[:2]
         grouped = shard.reshape(batch, num_groups, -1)
-        # In float64, so that the difference of squares below has all its digits.
+        # The sums are in float64, so that the difference of squares below has all its digits.
         total = grouped.sum(dim=-1, dtype=torch.float64)
         squares = torch.linalg.vector_norm(grouped, dim=-1, dtype=torch.float64).square()
         mine = torch.stack([total, squares])
@@ -121,33 +121,33 @@ class _Rows:
         attn_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Attention of this rank's pixels, (batch, heads, pixels, channels), to those of all."""
-        keys, values = torch.cat(self._from_all(torch.stack([key, value]), dim=-2), dim=-2)
+        """Compute attention of this rank's pixels, (batch, heads, pixels, channels), to the pixels of all ranks."""
+        keys, values = torch.cat(self._gather_parts(torch.stack([key, value]), dim=-2), dim=-2)
         if attn_mask is not None:
-            attn_mask = self._mask_of_all(attn_mask)
+            attn_mask = self._expand_mask(attn_mask)
         return functional.scaled_dot_product_attention(query, keys, values, attn_mask=attn_mask, **kwargs)
 
-    def _mask_of_all(self, mask: torch.Tensor) -> torch.Tensor:
-        """A mask over this rank's keys, (..., queries, frames * pixels), over those of all ranks. It depends on the
-        frame of a key only, as in causal attention over frames."""
+    def _expand_mask(self, mask: torch.Tensor) -> torch.Tensor:
+        """Expand a mask over this rank's keys, (..., queries, frames * pixels), to the keys of all ranks. The mask
+        depends on the frame of a key only, as in causal attention over frames."""
         pixels = mask.shape[-1] // self.frames // self.sizes[self.group.rank]
         by_frame = mask.reshape(*mask.shape[:-1], self.frames, -1)[..., :1]
         return torch.cat([by_frame.expand(*by_frame.shape[:-1], pixels * n).flatten(-2) for n in self.sizes], dim=-1)
 
 
-def _edge(row: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor:
-    """What is beyond the first or the last row of the image."""
+def _pad_edge(row: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor:
+    """Make the rows beyond the first or the last row of the image."""
     beyond = row.expand(*row.shape[:-2], rows, row.shape[-1])
     return beyond if mode == "replicate" else torch.full_like(beyond, value)
 
 
-_ACTIVE: ContextVar[_Rows | None] = ContextVar("rows", default=None)
+_ACTIVE: ContextVar[_RowSharding | None] = ContextVar("rows", default=None)
 
 
-class _RowsRedirect(TorchFunctionMode):
-    """Sends what looks beyond a pixel to the sharing of rows. Convolutions have hooks of their own."""
+class _SharedRowCalls(TorchFunctionMode):
+    """Sends functions that look beyond a pixel to the sharing of rows. Convolutions have hooks of their own."""
 
-    def __init__(self, rows: _Rows) -> None:
+    def __init__(self, rows: _RowSharding) -> None:
         super().__init__()
         self._instead: dict[Any, Callable[..., Any]] = {
             functional.pad: rows.pad,
@@ -163,25 +163,25 @@ class _RowsRedirect(TorchFunctionMode):
 
 def install(decoder: torch.nn.Module) -> None:
     """Hook the decoder of a VAE, whose first argument is latents (..., rows, columns) and whose result is pixels, or
-    pixels and something that stays with the rank (a cache of features).
+    pixels and a value that stays with the rank (a cache of features).
 
-    Inside `sequence_parallel(group)` it is called with the same arguments on all members, who all get all pixels. With
-    fewer rows than members each computes all of them."""
+    Inside `sequence_parallel(group)` all members call it with the same arguments, and all of them get all pixels. Where
+    the latents have fewer rows than the group has members, each member computes all rows."""
     for module in decoder.modules():
         if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)) and _row_padding(module):
-            module.forward = _borrowing(module)  # type: ignore[method-assign]
-    decoder.forward = _sharing(decoder.forward)
+            module.forward = _borrow_rows(module)  # type: ignore[method-assign]
+    decoder.forward = _share_rows(decoder.forward)
 
 
 def _row_padding(convolution: torch.nn.Conv2d | torch.nn.Conv3d) -> int:
-    return int(convolution.padding[-2])  # all convolutions of these decoders say it in numbers
+    return int(convolution.padding[-2])  # All convolutions of these decoders state it in numbers.
 
 
-def _borrowing(convolution: Any) -> Callable[..., Any]:
-    """The forward of a convolution, which in a group has its neighbours' rows instead of padding.
+def _borrow_rows(convolution: Any) -> Callable[..., Any]:
+    """Wrap the forward of a convolution so that in a group it reads its neighbours' rows instead of padding.
 
-    By module, not by call of the function: CogVideoX cuts its inputs into as many calls as the memory of a shard wants,
-    which ranks need not agree on."""
+    The module is hooked and not the function: CogVideoX cuts a module's input into as many calls of the function as the
+    memory of a shard allows, and ranks may differ in that number."""
     stock, padding = convolution.forward, convolution.padding
     rows = _row_padding(convolution)
 
@@ -201,18 +201,18 @@ def _borrowing(convolution: Any) -> Callable[..., Any]:
     return forward
 
 
-def _sharing(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _share_rows(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def forward(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         group = current_group()
         if group is None or latents.shape[-2] < group.size:
             return stock(latents, *args, **kwargs)
-        rows = _Rows(group, latents.shape[-2])
+        rows = _RowSharding(group, latents.shape[-2])
         if latents.ndim == 5:
             rows.frames = latents.shape[2]
         token = _ACTIVE.set(rows)
         try:
-            with _RowsRedirect(rows):
+            with _SharedRowCalls(rows):
                 output = stock(rows.shard(latents), *args, **kwargs)
         finally:
             _ACTIVE.reset(token)

@@ -1,11 +1,7 @@
 """Exact sequence parallelism by all-to-all (DeepSpeed Ulysses, arXiv 2309.14509, section 3), for joint attention.
 
-Between attentions every rank holds a contiguous share of the image tokens and all text tokens. Inside an attention it
-holds all tokens for its share of the heads: one all-to-all there, with queries, keys and values together, and one
-back, in which the text output of every head reaches every rank. Text is short and computed by all ranks.
-
 Hooks are installed once, when the model is loaded. They act inside `sequence_parallel(group)` only: degree 1 is the
-stock path, and changing the degree is entering another context.
+stock path, and a change of the degree is another context. `token_sharding` holds the collectives that the hooks call.
 """
 
 from __future__ import annotations
@@ -17,127 +13,26 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from tridentserve.errors import ConfigError
 from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.token_sharding import SharedAttentionCalls, TokenSharding
 
-
-class _Sharding:
-    """How the image tokens of the running forward pass are shared among the ranks of a group."""
-
-    def __init__(self, group: SequenceGroup) -> None:
-        self.group = group
-        self.sizes: list[int] = []
-
-    def shard(self, tokens: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """This rank's image tokens, (batch, local, channels), of all, (batch, tokens, channels)."""
-        size = self.group.size
-        if num_heads % size:
-            raise ConfigError(
-                f"{num_heads} attention heads cannot be shared by {size} workers; use a degree that divides {num_heads}"
-            )
-        if tokens.shape[1] < size:
-            # Attention processors of diffusers fail on the ranks that have none.
-            raise ConfigError(f"{tokens.shape[1]} tokens cannot be shared by {size} workers; use degree 1")
-        shards = tokens.tensor_split(size, dim=1)
-        self.sizes = [shard.shape[1] for shard in shards]
-        return shards[self.group.rank].contiguous()
-
-    def shard_positions(self, table: torch.Tensor) -> torch.Tensor:
-        """The rows of a positional table, (text + tokens, channels), that belong to what this rank holds."""
-        text, *shards = torch.split(table, [table.shape[0] - sum(self.sizes), *self.sizes])
-        return torch.cat([text, shards[self.group.rank]])
-
-    def share(self, table: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's rows of a table with one row per image token along `dim`."""
-        return table.tensor_split(self.group.size, dim=dim)[self.group.rank]
-
-    def gather(self, shard: torch.Tensor) -> torch.Tensor:
-        """All image tokens, (batch, tokens, channels), on every rank."""
-        batch, _, channels = shard.shape
-        return torch.cat(self.group.all_gather(shard, [(batch, size, channels) for size in self.sizes]), dim=1)
-
-    def attention(
-        self,
-        sdpa: Callable[..., torch.Tensor],
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        text_first: bool,
-        **kwargs: Any,
-    ) -> torch.Tensor:
-        """Attention over all tokens. `query`, `key`, `value` and the result: (batch, heads, local + text, channels).
-
-        The text, if any, stands before or after the image tokens, as the family has it.
-        """
-        group, sizes = self.group, self.sizes
-        local = sizes[group.rank]
-        batch, heads, length, channels = query.shape
-        share = heads // group.size
-        text, image = _split(torch.stack([query, key, value]), length - local, text_first)
-        received = group.all_to_all(
-            image.chunk(group.size, dim=2), [(3, batch, share, size, channels) for size in sizes]
-        )
-        text = text.chunk(group.size, dim=2)[group.rank]
-        joint = _join(text, torch.cat(received, dim=3), text_first)
-        if kwargs.get("attn_mask") is not None:
-            kwargs["attn_mask"] = self._whole_mask(kwargs["attn_mask"], length - local, text_first)
-
-        output = sdpa(*joint.unbind(0), **kwargs)
-
-        text, image = _split(output, length - local, text_first)
-        blocks = [_join(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
-        return torch.cat(group.all_to_all(blocks, [(batch, share, length, channels)] * group.size), dim=1)
-
-    def _whole_mask(self, mask: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
-        """A mask of keys, (batch, 1, 1, text + local), or of queries and keys, for all image tokens. Only text can be
-        masked: image tokens are alike."""
-        whole = self._of_all(mask.transpose(-1, -2), text, text_first).transpose(-1, -2)
-        if mask.shape[-2] == 1:
-            return whole
-        _, image = _split(mask, text, text_first)
-        if bool((image != image[..., :1, :]).any()):
-            raise ConfigError(
-                f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
-                "shared by several workers; use degree 1"
-            )
-        return self._of_all(whole, text, text_first)
-
-    def _of_all(self, rows: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
-        """Rows of a mask, (..., text + local, columns), with those of all image tokens."""
-        of_text, image = _split(rows, text, text_first)
-        everyone = image[..., :1, :].expand(*image.shape[:-2], sum(self.sizes), -1)
-        return _join(of_text, everyone, text_first)
-
-
-def _split(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Text and image tokens of (..., tokens, channels)."""
-    start = 0 if text_first else tokens.shape[-2] - text
-    image = tokens.narrow(-2, text, tokens.shape[-2] - text) if text_first else tokens.narrow(-2, 0, start)
-    return tokens.narrow(-2, start, text), image
-
-
-def _join(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torch.Tensor:
-    return torch.cat([text, image] if text_first else [image, text], dim=-2)
-
-
-_ACTIVE: ContextVar[_Sharding | None] = ContextVar("sequence_parallel", default=None)
-# What compiled code may know of `_ACTIVE`, which torch.compile cannot look into: it has a version for each value.
+_ACTIVE: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
+# Stands for `_ACTIVE` in compiled code, since torch.compile cannot read context variables. Each value has a version of
+# the code.
 _compiled_in_group = False
 
 
 @contextmanager
 def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
-    """Inside, the transformers that were hooked run on all members of `group` together, each called with the same
-    arguments; all get the whole result. None, or a group of one, is the stock path.
+    """Inside the context, all members of `group` run the hooked transformers together. Each member calls them with the
+    same arguments and gets the whole result. None, or a group of one, is the stock path.
 
-    Raises (from the forward pass) `ConfigError` before any collective when the heads cannot be shared by the group,
-    and `GroupError` when a member is lost.
+    The forward pass raises `ConfigError` before any collective when the group cannot share the heads, and `GroupError`
+    when a member is lost.
     """
-    token = _ACTIVE.set(_Sharding(group) if group is not None and group.size > 1 else None)
+    token = _ACTIVE.set(TokenSharding(group) if group is not None and group.size > 1 else None)
     try:
         yield
     finally:
@@ -145,13 +40,13 @@ def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
 
 
 def current_group() -> SequenceGroup | None:
-    """The group of the `sequence_parallel` that we are in; None at degree 1."""
+    """The group of the current `sequence_parallel` context, or None at degree 1."""
     active = _ACTIVE.get()
     return active.group if active else None
 
 
 def is_first() -> bool:
-    """Whether we are the first member of the current group, or alone."""
+    """True on the first member of the current group, and at degree 1."""
     group = current_group()
     return group is None or group.rank == 0
 
@@ -169,11 +64,12 @@ def install(
 ) -> None:
     """Hook one transformer.
 
-    `embedder` gives the image tokens (batch, tokens, channels); they are shared out there. `attentions` are the joint
-    and the image-only attentions, with `num_heads` heads each; `text_first` says where text stands in them. `output`
-    is the last layer; image tokens are gathered after it. `positions` gives rotary tables, (text + tokens, channels)
-    each, and runs after the embedder; with `joint_positions` False it gives one of image and one of text tokens.
-    `rotated` are modules that are given such tables as `image_rotary_emb`.
+    `embedder` returns the image tokens (batch, tokens, channels), which its hook shares out. `attentions` are the joint
+    and the image-only attentions, with `num_heads` heads each; in their inputs text stands before the image tokens if
+    `text_first` is True, and behind them otherwise. `output` is the last layer; its hook gathers the image tokens.
+    `positions` returns rotary tables, (text + tokens, channels) each, and runs after the embedder; with
+    `joint_positions` False it returns one table of image and one of text tokens. `rotated` are the modules that take
+    such tables as the argument `image_rotary_emb`.
     """
     embedder.register_forward_hook(functools.partial(_shard_tokens, num_heads))
     output.register_forward_hook(_gather_tokens)
@@ -182,7 +78,7 @@ def install(
     for module in rotated:
         module.register_forward_pre_hook(_shard_rotary, with_kwargs=True)
     for attention in attentions:
-        attention.forward = _sharded_forward(attention.forward, text_first)
+        attention.forward = _shard_forward(attention.forward, text_first)
 
 
 def install_blocks(
@@ -196,29 +92,30 @@ def install_blocks(
     positions_dim: int = 0,
     call_per_sample: bool = False,
 ) -> None:
-    """As `install`, for a transformer whose embedder gives no tokens (a convolution over frames) or text as well.
+    """Hook one transformer whose embedder returns no tokens (a convolution over frames) or text tokens as well.
 
-    The image tokens are shared out where they enter `first_block`, as its argument `hidden_states`. `positions` gives
-    rotary tables with a row per image token along `positions_dim` and none for text; it may run before that.
-    `call_per_sample`: the attentions call SDPA once for each row of the batch, whose texts differ in length.
+    The image tokens are shared out where they enter `first_block`, as its argument `hidden_states`. `positions` returns
+    rotary tables with a row per image token along `positions_dim` and none for text; it may run before the first block.
+    `call_per_sample` is True where the attentions call SDPA once for each row of the batch, since texts differ in
+    length. The other arguments are those of `install`.
     """
     first_block.register_forward_pre_hook(functools.partial(_shard_input, num_heads), with_kwargs=True)
     output.register_forward_hook(_gather_tokens)
     if positions is not None:
         positions.register_forward_hook(functools.partial(_share_positions, positions_dim))
     for attention in attentions:
-        attention.forward = _sharded_forward(attention.forward, text_first, call_per_sample)
+        attention.forward = _shard_forward(attention.forward, text_first, call_per_sample)
 
 
 def share(table: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """This rank's rows of a table with one row per image token along `dim`; all of them outside a group."""
+    """Select this rank's rows of a table with one row per image token along `dim`, or all of them outside a group."""
     active = _ACTIVE.get()
     return active.share(table, dim) if active else table
 
 
-def tell_compiled_code() -> None:
-    """To be called before compiled code that holds hooked attentions: in a group they are left out of it, and run as
-    they are; outside they are compiled with the rest."""
+def note_group_for_compiled_code() -> None:
+    """Prepare for a call of compiled code that holds hooked attentions: inside a group they run uncompiled, outside
+    they are compiled with the rest."""
     global _compiled_in_group
     _compiled_in_group = _ACTIVE.get() is not None
 
@@ -258,8 +155,8 @@ def _shard_rotary(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) ->
     return args, kwargs | {"image_rotary_emb": tuple(active.shard_positions(table) for table in tables)}
 
 
-def refuse(module: torch.nn.Module, family: str) -> None:
-    """Make a model that cannot be shared out say so, with `ConfigError`, when it is run by a group."""
+def refuse_groups(module: torch.nn.Module, family: str) -> None:
+    """Make a model that cannot be shared out raise `ConfigError` when a group runs it."""
 
     def check(module: torch.nn.Module, args: Any) -> None:
         if _ACTIVE.get() is not None:
@@ -273,15 +170,16 @@ def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> 
     return active.gather(output) if active else None
 
 
-def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sample: bool = False) -> Callable[..., Any]:
-    """The stock forward of an attention, whose calls of SDPA, one or one per sample, become parallel in a group."""
+def _shard_forward(stock: Callable[..., Any], text_first: bool, call_per_sample: bool = False) -> Callable[..., Any]:
+    """Wrap the stock forward of an attention so that in a group its calls of SDPA, one or one per sample, are
+    shared."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def uncompiled(*args: Any, **kwargs: Any) -> Any:
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
-        with _UlyssesRedirect(active, text_first) as redirect:
+        with SharedAttentionCalls(active, text_first) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
         if redirect.calls != expected:
@@ -299,22 +197,3 @@ def _sharded_forward(stock: Callable[..., Any], text_first: bool, call_per_sampl
         return uncompiled(*args, **kwargs)
 
     return forward
-
-
-class _UlyssesRedirect(TorchFunctionMode):
-    """Sends calls of SDPA to a sharding: processors of all families, old and new, end in that function."""
-
-    def __init__(self, sharding: _Sharding, text_first: bool) -> None:
-        super().__init__()
-        self.sharding = sharding
-        self.text_first = text_first
-        self.calls = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is not scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        self.calls += 1
-        return self.sharding.attention(func, *args, text_first=self.text_first, **kwargs)

@@ -60,7 +60,7 @@ def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., 
 
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        ulysses.tell_compiled_code()
+        ulysses.note_group_for_compiled_code()
         return compiled(*args, **kwargs)
 
     return forward

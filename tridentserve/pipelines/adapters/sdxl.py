@@ -96,7 +96,7 @@ class SDXLAdapter(DDPMAdapter):
         return image
 
     def _install_sequence_parallelism(self) -> None:
-        ulysses.refuse(self.pipe.unet, self.family)
+        ulysses.refuse_groups(self.pipe.unet, self.family)
 
 
 ADAPTER = SDXLAdapter

@@ -92,7 +92,7 @@ class StageExecutor:
 
     def drop_groups_of(self, worker_id: WorkerId) -> None:
         """Drop the groups of a worker whose process has ended."""
-        self._groups.lose(worker_id)
+        self._groups.drop_groups_of(worker_id)
 
     def abandon_groups(self, plan: DispatchPlan) -> None:
         """Tell the other workers of a plan that this one will not run it, or not to its end."""
