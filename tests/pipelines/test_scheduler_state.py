@@ -29,7 +29,7 @@ SCHEDULERS = {
 
 
 def started(prototype: Any, num_inference_steps: int) -> Any:
-    scheduler = scheduler_state.new_scheduler(prototype)
+    scheduler = scheduler_state.make_scheduler(prototype)
     scheduler.set_timesteps(num_inference_steps)
     return scheduler
 
@@ -53,7 +53,7 @@ def test_moving_after_any_step_changes_nothing(name: str) -> None:
         scheduler = started(SCHEDULERS[name], 6)
         halfway = denoise(scheduler, latents, 0, stop)
         tensors, values = scheduler_state.dump(scheduler)
-        moved = scheduler_state.new_scheduler(SCHEDULERS[name])
+        moved = scheduler_state.make_scheduler(SCHEDULERS[name])
         copies = {key: tensor.clone() for key, tensor in tensors.items()}
         scheduler_state.load(moved, copies, json.loads(json.dumps(values)), CPU)
         assert torch.equal(denoise(moved, halfway, stop, count), expected), f"moved after {stop} steps"

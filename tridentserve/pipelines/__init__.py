@@ -1,12 +1,13 @@
 """Pipelines: one adapter per family turns a `diffusers` pipeline into three stages and a resumable denoising loop.
 
-`load_adapter` reads a model folder, `ensure_tiny` makes a small one with random weights. Imports torch and diffusers.
+`load_adapter` reads a model folder, and `ensure_tiny` makes a small one with random weights. This package imports torch
+and diffusers.
 """
 
 import os
 
-# Read when the libraries are imported. Models come from local folders, so no library has anything to ask the hub;
-# and every worker would print that image processors, which no pipeline here uses, want torchvision.
+# The libraries read these variables when they are imported. Models come from local directories, so no library needs the
+# hub; and every worker would print a warning that image processors, which no pipeline here uses, need torchvision.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

@@ -18,20 +18,21 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(slots=True)
 class DenoisingState:
-    """Everything a D stage needs to go on, as plain tensors and JSON-able values: it can be moved, stored, batched.
-
-    `tensors` holds the condition, the latents and the tensors of the diffusers scheduler; `values` its numbers.
-    `step` denoising steps of `num_steps` are done.
-    """
+    """All that stage D needs to resume a request, as plain tensors and JSON-able values, which can be moved, stored and
+    batched."""
 
     step: int
+    """The number of denoising steps that are done."""
     num_steps: int
+    """The number of denoising steps of the request."""
     tensors: Tensors = field(default_factory=dict)
+    """The condition, the latents and the tensors of the diffusers scheduler."""
     values: dict[str, Any] = field(default_factory=dict)
+    """The guidance scale, the size, the LoRA, and the numbers of the diffusers scheduler."""
 
 
 class PipelineAdapter(ABC):
-    """One family of pipelines, with the components of some stages loaded (see `tridentserve.pipelines.loading`).
+    """One family of pipelines with the components of some stages, which `tridentserve.pipelines.loading` loads.
 
     The result equals the stock diffusers pipeline for the same seed. Methods of stages that were not loaded raise
     `CheckpointError`. Inside `tridentserve.parallel.sequence_parallel(...)`, `step` runs on all members of the group,
@@ -41,45 +42,48 @@ class PipelineAdapter(ABC):
     family: ClassVar[str]
 
     def encode(self, inputs: GenerationInputs) -> Tensors:
-        """The condition (stage E)."""
+        """Encode the condition of a request (stage E)."""
         return self.encode_all([inputs])[0]
 
     @abstractmethod
     def encode_all(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        """The conditions of several requests, whatever their sizes: in one forward pass of each text encoder, where
-        they agree on guidance. Each is that of the request alone, up to rounding."""
+        """Encode the conditions of several requests of any sizes. Requests that agree on guidance share one forward
+        pass of each text encoder. Each condition is that of the request alone, up to rounding."""
 
     @abstractmethod
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
-        """The state before the first step: initial noise from the seed, timesteps."""
+        """Make the state before the first step: the initial noise of the seed, and the timesteps."""
 
     def step(self, state: DenoisingState, n: int = 1) -> DenoisingState:
-        """`n` more denoising steps (stage D)."""
+        """Run `n` more denoising steps (stage D)."""
         return self.advance([state], n)[0]
 
     @abstractmethod
     def advance(self, states: Sequence[DenoisingState], n: int = 1) -> list[DenoisingState]:
-        """`n` more denoising steps of each of several requests, together: they may be at different steps, and have
-        different numbers of steps, guidance and outputs. `ValueError` unless all have the same `batch_key`."""
+        """Run `n` more denoising steps of each of several requests together. The requests may be at different steps,
+        and may differ in their numbers of steps and outputs and in guidance. Raises `ValueError` unless all of them
+        have the same `batch_key`."""
 
     @abstractmethod
-    def let_go(self) -> None:
-        """Give back the memory of what only steps need (a LoRA); steps that come load it again."""
+    def drop_lora(self) -> None:
+        """Free the memory of the LoRA that steps used last. The next step with a LoRA loads its file again."""
 
     @abstractmethod
     def batch_key(self, state: DenoisingState) -> Hashable:
-        """Equal for states that can share a forward pass."""
+        """Return a key that is equal for states that can share a forward pass."""
 
     @abstractmethod
     def latents(self, state: DenoisingState) -> Tensors:
-        """What the decode stage needs of a state whose steps are all done."""
+        """Return the tensors that stage C needs of a state whose steps are all done."""
 
     @abstractmethod
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
-        """Pixels (stage C): (num_outputs, height, width, 3) from an image family, (num_outputs, frames, height, width,
-        3) from a video family, also for one frame. An image is a video of one frame: `pixels[:, None]`, a view.
+        """Decode pixels (stage C): (num_outputs, height, width, 3) for an image family, and (num_outputs, frames,
+        height, width, 3) for a video family, also where the video has one frame. An image is a video of one frame:
+        `pixels[:, None]` is a view.
 
-        Inside `sequence_parallel(...)`, it runs on all members of the group, each with the same latents; the pixels are
-        those of one worker up to rounding, and the first member's, the others get none (0, ...).
-        `tile`: decode in overlapping tiles of so many pixels a side, as the family's VAE does it. That takes the memory
-        of a tile, longer, and gives slightly other pixels; None: all at once, exactly."""
+        Inside `sequence_parallel(...)` all members of the group call it with the same latents. The pixels are those of
+        one worker up to rounding; the first member gets them, and the other members get an empty array (0, ...).
+
+        `tile` is the side in pixels of the overlapping tiles in which the family's VAE decodes. Tiles need the memory
+        of one tile only, but take longer and change the pixels slightly. None decodes all at once, exactly."""

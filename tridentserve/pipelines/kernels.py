@@ -1,7 +1,7 @@
-"""Makes the denoising models of an adapter compute as `tridentserve.models.kernels` says.
+"""Makes the denoising models of an adapter compute with the options of `tridentserve.models.kernels`.
 
-The attention kernels are those of torch's scaled_dot_product_attention, where attention of every family ends, also
-under sequence parallelism. (Attention backends of diffusers are not used: half of the families would ignore them.)
+The attention kernels are those of torch's scaled_dot_product_attention, which every family calls, also under sequence
+parallelism. The attention backends of diffusers are not used, because half of the families ignore them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _DENOISERS = ("transformer", "transformer_2", "unet")
 
 
 def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
-    """Apply to a fresh adapter, once; of stages other than D nothing changes.
+    """Apply the options to a new adapter, once. Only stage D changes.
 
-    Raises (from the forward pass) `ConfigError` for attention that the kernel cannot compute, such as with a mask.
+    The forward pass raises `ConfigError` for attention that the kernel cannot compute, such as attention with a mask.
     """
     pipe = cast(DiffusersAdapter, adapter).pipe
     for model in (getattr(pipe, name, None) for name in _DENOISERS):
         if not isinstance(model, torch.nn.Module):
             continue
         if kernels.compiled:
-            # As `weights.attach` leaves them: what was compiled for one kind of parameter is not for the other.
+            # `weights.attach` leaves parameters without gradients too. Code compiled for one kind of parameter does not
+            # fit the other kind.
             model.requires_grad_(False)
             for block in _blocks(model):
                 block.forward = _compiled(block.forward, kernels.attention)
@@ -48,14 +49,15 @@ def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
 
 
 def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The members of the model's lists of layers: alike, so that one compilation serves all of a list."""
+    """The members of the model's lists of layers. The members of a list are alike, so that one compilation serves
+    them."""
     for child in model.children():
         if isinstance(child, torch.nn.ModuleList):
             yield from child
 
 
 def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., Any]:
-    # One compilation for all sizes, and for all blocks of a kind.
+    # One compilation serves all sizes and all blocks of a kind.
     compiled = torch.compile(stock, dynamic=True, backend=_backend(attention))
 
     @functools.wraps(stock)
@@ -68,8 +70,11 @@ def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., 
 
 @functools.cache
 def _backend(attention: Attention) -> Callable[..., Any]:
-    """Inductor, as another one for each attention kernel. The kernel is chosen while code is compiled, and torch would
-    run what was compiled for one under another: in this process it compares backends, in its cache on disk the tag."""
+    """A compiler backend for one attention kernel, which is Inductor.
+
+    The kernel is chosen while code is compiled, and torch would run code compiled for one kernel under another. It
+    tells compiled code apart by its backend in this process, and by the tag in its cache on disk.
+    """
     inductor = torch._dynamo.lookup_backend("inductor")
 
     def compile_graph(*args: Any, **kwargs: Any) -> Any:

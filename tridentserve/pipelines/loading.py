@@ -24,7 +24,7 @@ from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.stages import Stage
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
-# What a component must be, by how its name begins.
+# The class that a component must have, by the beginning of its name.
 _ROLES = {
     "transformer": diffusers.ModelMixin,
     "unet": diffusers.ModelMixin,
@@ -37,17 +37,18 @@ _ROLES = {
     "feature_extractor": transformers.ImageProcessingMixin,
     "guider": BaseGuidance,
 }
-# Processors of text and images in the place of a tokenizer: only text is served, and only its tokenizer loaded.
+# Processors of text and images that stand in the place of a tokenizer. Only text is served, so only their tokenizer is
+# loaded.
 _PROCESSORS = frozenset({"PixtralProcessor"})
-# A tokenizer whose files do not say its length gets 1e30, which no tensor can be padded to.
+# A tokenizer whose files state no length gets 1e30, to which no tensor can be padded.
 _MAX_TOKENS = 1_000_000
 
 
 class MetaStub:
-    """Stands for a model that was not loaded: its config and what derives from it, without weights.
+    """Stands for a model that was not loaded. It has the model's config and the values derived from it, but no weights.
 
-    Not a Module, so that a pipeline looking for its device or dtype passes over it. Leaving the component out (None)
-    would make some pipelines assume defaults silently, such as a VAE scale factor of 8.
+    It is not a Module, so that a pipeline that looks for its device or dtype passes over it. Without the component
+    (None) some pipelines would silently assume defaults, such as a VAE scale factor of 8.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -58,7 +59,7 @@ class MetaStub:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """In which number format a device serves models unless it is told."""
+    """The number format in which a device serves models unless a configuration names one."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
@@ -70,11 +71,12 @@ def load_adapter(
     dtype: torch.dtype | None = None,
     weights: bool = True,
 ) -> PipelineAdapter:
-    """The adapter of a model folder with the components of `stages` loaded, from local safetensors only.
+    """Load the components of `stages` from the local safetensors of a model folder, and return their adapter.
 
     `dtype` None means float32 on the CPU and bfloat16 elsewhere. Without `weights` the models are on torch's meta
-    device, and get their tensors later (`tridentserve.pipelines.weights`). Raises `CheckpointError` when the folder is
-    missing, incomplete, damaged, or of a family that is not supported; the message names the file and says what to do.
+    device and get their tensors later (`tridentserve.pipelines.weights`). Raises `CheckpointError` when the folder is
+    missing, incomplete, damaged, or of a family that is not supported; the message names the file and states what to
+    do.
     """
     if not stages:
         raise CheckpointError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
@@ -88,7 +90,7 @@ def load_adapter(
     try:
         pipeline_class = getattr(diffusers, family.pipeline_class)
         pipe = pipeline_class(**_unused(pipeline_class, components), **components, **options)
-        # A family's adapter lives in the module of its name.
+        # The module of the family's name holds its adapter.
         module = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}")
         adapter: type[DiffusersAdapter] = module.ADAPTER
         loaded = adapter(pipe, stages, target)
@@ -97,7 +99,7 @@ def load_adapter(
         return loaded
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever diffusers trips over, the components do not fit together
+    except Exception as error:  # Any error of diffusers here means that the components do not fit together.
         raise CheckpointError(
             f"{folder} does not make a {family.pipeline_class} ({error}); compare its model_index.json with the "
             "original's"
@@ -105,7 +107,7 @@ def load_adapter(
 
 
 def _unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str, None]:
-    """What a pipeline wants to be given and no stage runs, such as a safety checker."""
+    """The required arguments of a pipeline that no stage runs, such as a safety checker."""
     parameters = inspect.signature(pipeline_class.__init__).parameters
     return {
         name: None
@@ -117,7 +119,7 @@ def _unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str, Non
 def _components(
     folder: Path, family: Family, wanted: set[str], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """All components of the pipeline by name: loaded, a stub, or None."""
+    """All components of the pipeline by name. Each is loaded, or a stub, or None."""
     classes = component_classes(folder)
     # Loading is part of a plan: a progress bar per component would only fill the log.
     transformers.utils.logging.disable_progress_bar()
@@ -133,7 +135,7 @@ def _components(
 
 
 def _load(folder: Path, name: str, library: str, class_name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """One component with its weights, on the device, ready for inference."""
+    """Load one component with its weights onto the device, ready for inference."""
     component_class = _component_class(folder, name, library, class_name)
     if device.type == "meta" and issubclass(component_class, torch.nn.Module):
         return _on_meta(folder / name, component_class, dtype).eval()
@@ -142,18 +144,19 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)
         _check_tokenizer(folder / name, component)
         return component
-    # Without the loading info, a tensor that is missing gets random values and a warning.
+    # The loading info names missing tensors, which otherwise get random values and only a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
     if library == "diffusers":
-        # Asked for explicitly: where accelerate is not installed, the default only adds a warning.
+        # The value is explicit, because the default adds a warning where accelerate is not installed.
         kwargs["low_cpu_mem_usage"] = is_accelerate_available()
     else:
-        # Told below, with the names: transformers itself only points at its log.
+        # `_check_complete` reports these tensors by name, whereas transformers only refers to its log.
         kwargs["ignore_mismatched_sizes"] = True
     kept: list[str] = (getattr(component_class, "_keep_in_fp32_modules", None) or []) if library == "diffusers" else []
     loaded_class = component_class
     if kept and not is_accelerate_available():
-        # diffusers refuses to keep them without accelerate: all is read in float32, and the others lowered below.
+        # Without accelerate diffusers refuses to keep them, so all tensors are read in float32 and the others lowered
+        # below.
         loaded_class = type(class_name, (component_class,), {"_keep_in_fp32_modules": None})
         kwargs["dtype"] = torch.float32
     with _loading(folder / name, class_name):
@@ -163,20 +166,21 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
         component.__class__ = component_class
         _lower(component, kept, dtype)
     if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
-        # Without accelerate, diffusers keeps the precision of the file where its first tensor is a float32 buffer.
+        # Without accelerate diffusers keeps the precision of a file whose first tensor is a float32 buffer.
         torch.nn.Module.to(component, dtype)
     return component.to(device).eval()
 
 
 def _lower(model: torch.nn.Module, kept: list[str], dtype: torch.dtype) -> None:
-    """Give the model's stored tensors this number format, but for those of the modules `kept` in float32."""
+    """Convert the model's stored tensors to this number format, except those of the modules `kept` in float32."""
     for name, tensor in model.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and not set(kept) & set(name.split(".")):
             tensor.data = tensor.data.to(dtype)
 
 
 def _check_complete(path: Path, class_name: str, info: Mapping[str, Any]) -> None:
-    """Every tensor of the model came from the files. Tied ones (T5's embeddings) are not among the missing keys."""
+    """Raise `CheckpointError` unless every tensor of the model came from the files. Tied tensors (T5's embeddings) are
+    not among the missing keys."""
     for what, keys in (("lack", info["missing_keys"]), ("have another shape for", info["mismatched_keys"])):
         names = sorted(key if isinstance(key, str) else str(key[0]) for key in keys)
         if names:
@@ -188,11 +192,12 @@ def _check_complete(path: Path, class_name: str, info: Mapping[str, Any]) -> Non
 
 
 def _check_tokenizer(path: Path, component: Any) -> None:
-    """Its vocabulary came from files: transformers makes an empty one where there are none."""
+    """Raise `CheckpointError` unless a tokenizer's vocabulary came from files: transformers makes an empty one where
+    there are none."""
     if not isinstance(component, transformers.PreTrainedTokenizerBase):
         return
     if isinstance(component, transformers.ByT5Tokenizer):
-        return  # It knows bytes, and its pipeline says the length.
+        return  # ByT5 needs no vocabulary, and its pipeline states the length.
     files = dict(component.vocab_files_names)
     fast = files.pop("tokenizer_file", "tokenizer.json")
     absent = [file for file in files.values() if not (path / file).is_file()]
@@ -203,7 +208,7 @@ def _check_tokenizer(path: Path, component: Any) -> None:
 
 
 def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:
-    """A weightless stand-in for a diffusers model; None for text encoders, tokenizers and schedulers."""
+    """Make a stub of a diffusers model, or None for text encoders, tokenizers and schedulers."""
     component_class = _component_class(folder, name, library, class_name)
     if not issubclass(component_class, diffusers.ModelMixin):
         return None
@@ -211,14 +216,14 @@ def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.d
 
 
 def _on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.Module:
-    """A model's structure on the meta device, as its config says."""
+    """Build the structure of a model on the meta device from its config."""
     with _loading(path, component_class.__name__), torch.device("meta"):
         if issubclass(component_class, diffusers.ModelMixin):
             model = component_class.from_config(component_class.load_config(str(path), local_files_only=True))
         else:
             config = component_class.config_class.from_pretrained(str(path), local_files_only=True)
             model = component_class._from_config(config, dtype=dtype)
-        # Module.to, as diffusers' own `to` warns of precisions that only matter where there are weights.
+        # This is Module.to, since diffusers' own `to` warns of precisions that matter only for weights.
         lowered: torch.nn.Module = torch.nn.Module.to(model, dtype)
     return lowered
 
@@ -228,11 +233,11 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
     if role is transformers.PreTrainedTokenizerBase and class_name in _PROCESSORS:
         return transformers.AutoTokenizer
     if role is transformers.ImageProcessingMixin:
-        # That of Pillow: the same pixels whether torchvision, whose resizing differs, is installed or not.
+        # Pillow's processor gives the same pixels whether or not torchvision, whose resizing differs, is installed.
         class_name = f"{class_name.removesuffix('Pil').removesuffix('Fast')}Pil"
     try:
         component_class = getattr(_LIBRARIES[library], class_name, None)
-    except ImportError:  # a class whose own dependencies are not installed
+    except ImportError:  # The class has dependencies that are not installed.
         component_class = None
     if not (isinstance(component_class, type) and issubclass(component_class, role)):
         raise CheckpointError(
@@ -242,7 +247,7 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
         )
     config = folder / name / "config.json"
     if role is diffusers.ModelMixin and config.is_file():
-        # A model of another class would be made at that class's default size, before anything else is noticed.
+        # A model of another class would be built at that class's default size before the difference shows.
         saved = read_json(config).get("_class_name", class_name)
         if saved != class_name:
             raise CheckpointError(
@@ -254,7 +259,7 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
 
 @contextmanager
 def _loading(path: Path, class_name: str) -> Iterator[None]:
-    """Whatever the libraries trip over is told as damage of this folder, but for a lack of memory."""
+    """Report every error of the libraries, except a lack of memory, as damage of this directory."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):

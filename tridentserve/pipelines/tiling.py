@@ -1,6 +1,6 @@
-"""Decoding in tiles, as the VAEs of diffusers do it themselves (`enable_tiling`): overlapping tiles, blended.
+"""Decoding in overlapping, blended tiles, which the VAEs of diffusers do themselves (`enable_tiling`).
 
-The size of the tiles is given, not left to the VAE, whose own is that of its training images or a share of it.
+The caller chooses the size of the tiles. The VAE's own default is the size of its training images, or a part of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _SIDES = ("height", "width")
 
 @contextmanager
 def tiled(vae: Any, tile: int | None) -> Iterator[None]:
-    """Inside, `vae.decode` cuts what is larger than that into overlapping tiles of `tile` pixels a side, or a little
-    less where the overlap would not be whole latents; None changes nothing."""
+    """Inside the context, `vae.decode` cuts larger outputs into overlapping tiles of `tile` pixels a side. Tiles are
+    slightly smaller where their overlap would not be whole latents. None changes nothing."""
     if tile is None:
         yield
         return
@@ -34,23 +34,24 @@ def _set(vae: Any, settings: dict[str, Any]) -> None:
 
 
 def _sizes(vae: Any, tile: int) -> dict[str, Any]:
-    """The attributes of a VAE that say how large its tiles are. Three generations of them name them differently."""
+    """The attributes of a VAE that determine the size of its tiles, which have different names in three generations."""
     if hasattr(vae, "tile_latent_min_size"):
-        return _with_latents(vae, "size", tile, vae.tile_overlap_factor)
+        return _latent_sizes(vae, "size", tile, vae.tile_overlap_factor)
     if hasattr(vae, "tile_latent_min_height"):
         common = getattr(vae, "tile_overlap_factor", None)
         overlaps = {side: getattr(vae, f"tile_overlap_factor_{side}", common) for side in _SIDES}
         return {
             name: size
             for side, overlap in overlaps.items()
-            for name, size in _with_latents(vae, side, tile, overlap).items()
+            for name, size in _latent_sizes(vae, side, tile, overlap).items()
         }
     stride = tile * 3 // 4
     return {f"tile_sample_{name}_{side}": size for name, size in (("min", tile), ("stride", stride)) for side in _SIDES}
 
 
-def _with_latents(vae: Any, side: str, tile: int, overlap: Any) -> dict[str, Any]:
-    """CogVideoX, whose tiles overlap by a sixth and a fifth, gives a wrong size where that is not whole latents."""
+def _latent_sizes(vae: Any, side: str, tile: int, overlap: Any) -> dict[str, Any]:
+    """The sizes of one side in latents and in pixels. CogVideoX, whose tiles overlap by a sixth and a fifth, decodes to
+    a wrong size where the overlap is not whole latents."""
     factor = getattr(vae, "spatial_compression_ratio", None) or 2 ** (len(vae.config.block_out_channels) - 1)
     whole = round(1 / overlap)
     latents = max(tile // factor // whole, 1) * whole

@@ -1,7 +1,7 @@
-"""The tensors of an adapter's models, taken out and put back: a replica leaves memory, its structure stays.
+"""The tensors of an adapter's models, which are detached when a replica leaves memory, and attached again later.
 
-Buffers and plain tensor attributes count too, not only what a checkpoint holds: with all of them from the copy of
-another process, nothing has to be computed again.
+They include buffers and plain tensor attributes, and not only the tensors of the model folder: a process that gets all
+of them from the copy of another process computes nothing again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tridentserve.pipelines.base import PipelineAdapter, Tensors
 
 
 def named_tensors(adapter: PipelineAdapter) -> Tensors:
-    """All tensors of the loaded models. Tied ones are there under each of their names, as one object."""
+    """All tensors of the loaded models by name. A tied tensor is one object under several names."""
     return {name: holder[attribute] for name, holder, attribute in _holders(adapter)}
 
 
 def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give the models these tensors, without a copy. Names with the same tensor object are tied.
+    """Put these tensors into the models without a copy. Names with the same tensor object are tied.
 
     Raises `CheckpointError` unless the names are those of `named_tensors`."""
     holders = list(_holders(adapter))
@@ -35,12 +35,12 @@ def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> Non
 
 
 def detach(adapter: PipelineAdapter) -> None:
-    """Let go of all tensors: the models keep their shapes only, until the next `attach`."""
+    """Release all tensors. The models keep only the shapes until the next `attach`."""
     attach(adapter, {name: tensor.to("meta") for name, tensor in named_tensors(adapter).items()})
 
 
 def _holders(adapter: PipelineAdapter) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
-    """Each tensor's name, and the dictionary and key under which its module has it."""
+    """Yield each tensor's name, with the dictionary and the key under which its module holds it."""
     components = cast(DiffusersAdapter, adapter).pipe.components
     for component, model in sorted(components.items()):
         if not isinstance(model, torch.nn.Module):

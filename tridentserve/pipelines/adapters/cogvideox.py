@@ -1,8 +1,8 @@
 """CogVideoX 1.0 and 1.5 (arXiv 2408.06072): a T5, joint attention over text and frames, a causal 3-D VAE.
 
-The DPM scheduler of the 5B models wants its last prediction back at each step; DDIM does not. 1.5 embeds latent frames
-in pairs and pads, in front, to an even number of them. The VAE decodes an odd number exactly (of an even one it makes
-three frames too many), so that videos have 8k + 1 frames.
+The DPM scheduler of the 5B models takes its last prediction as an argument of each step; DDIM does not. Version 1.5
+embeds latent frames in pairs and pads them in front to an even number. The VAE decodes an odd number of latent frames
+exactly, but makes three frames too many of an even number, so videos have 8k + 1 frames.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import torch
 from diffusers import CogVideoXDPMScheduler, CogVideoXPipeline
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.video_adapter import VideoAdapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
-# What the DPM scheduler is given back at the next step.
+# The prediction that the DPM scheduler takes at the next step.
 _PREDICTION = "old_pred_original_sample"
 
 
@@ -36,14 +35,14 @@ class CogVideoXAdapter(VideoAdapter):
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         guided = batch[0].guidance_scale > 1
         embeds, negative_embeds = self.pipe.encode_prompt(
-            prompts_of(batch), negative_prompts_of(batch), do_classifier_free_guidance=guided, device=self.device
+            list_prompts(batch), list_negative_prompts(batch), do_classifier_free_guidance=guided, device=self.device
         )
-        return per_request(prompt_embeds=(negative_embeds, embeds))
+        return split_rows(prompt_embeds=(negative_embeds, embeds))
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         shape = inputs.shape
         num_frames = shape.num_frames + self._padding(shape) * self.pipe.vae_scale_factor_temporal
-        # By its class: the pipeline that starts from an image has another method of this name.
+        # The method is called by its class, since the pipeline with an input image has another method of this name.
         latents = CogVideoXPipeline.prepare_latents(
             self.pipe,
             inputs.num_outputs,
@@ -58,7 +57,7 @@ class CogVideoXAdapter(VideoAdapter):
         return {"latents": latents}
 
     def _padding(self, shape: Shape) -> int:
-        """Latent frames added so that their number is a multiple of the temporal patch."""
+        """The number of latent frames to add, so that all of them are a multiple of the temporal patch."""
         latent_frames = (shape.num_frames - 1) // self.pipe.vae_scale_factor_temporal + 1
         patch_frames: int = self.pipe.transformer.config.patch_size_t or 1
         return int(-latent_frames % patch_frames)
@@ -66,14 +65,14 @@ class CogVideoXAdapter(VideoAdapter):
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         scheduler.set_timesteps(num_inference_steps, device=self.device)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {"prompt_embeds": per_output(tensors["prompt_embeds"], num_outputs)}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"], num_outputs)}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
         transformer = self.pipe.transformer
-        # An embedding that version 1.5 from images has, always of this number.
+        # Version 1.5 with an input image embeds an offset, which is always this number.
         offset = None if transformer.config.ofs_embed_dim is None else latents.new_full((1,), 2.0)
         with transformer.cache_context("cond_uncond"):
             noise: torch.Tensor = transformer(
@@ -87,7 +86,7 @@ class CogVideoXAdapter(VideoAdapter):
         return noise.float()
 
     def _rotary_tables(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Cosines and sines of the image tokens, (tokens, head dim) each; the 2B model has none."""
+        """Cosines and sines of the image tokens, (tokens, head dim) each, or None for the 2B model, which has none."""
         if not self.pipe.transformer.config.use_rotary_positional_embeddings:
             return None
         frames, _, height, width = latents.shape[1:]

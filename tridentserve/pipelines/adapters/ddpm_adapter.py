@@ -1,6 +1,7 @@
-"""What families that predict the noise of a diffusion process share (DDPM, arXiv 2006.11239, and its many solvers).
+"""The common part of families that predict the noise of a diffusion process (DDPM, arXiv 2006.11239, and its solvers).
 
-Their latents are (num_outputs, channels, height / 8, width / 8), and the scheduler says how large the first noise is.
+Their latents are (num_outputs, channels, height / 8, width / 8), and the scheduler determines the size of the first
+noise.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from tridentserve.requests import GenerationInputs, Shape
 
 
 class DDPMAdapter(DiffusersAdapter):
-    """The start, the timesteps and the latents of such a family. `denoiser` is what its pipeline calls the model."""
+    """A family with the first noise, the timesteps and the latents of a diffusion process."""
 
     denoiser: ClassVar[str] = "transformer"
+    """The pipeline's name for the denoising model."""
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         factor = self.pipe.vae_scale_factor
         shape = (
             inputs.num_outputs,
@@ -34,7 +36,7 @@ class DDPMAdapter(DiffusersAdapter):
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         scheduler.set_timesteps(num_inference_steps, device=self.device)
 
-    def _scaled_noise(self, noise: torch.Tensor, scheduler: Any) -> torch.Tensor:
+    def _scale_noise(self, noise: torch.Tensor, scheduler: Any) -> torch.Tensor:
         scaled: torch.Tensor = noise * scheduler.init_noise_sigma
         return scaled
 

@@ -1,6 +1,6 @@
-"""What the families share: a stock diffusers pipeline, run stage by stage with its own methods.
+"""The common part of all families: a stock diffusers pipeline runs stage by stage, with its own methods.
 
-A family's file says how its pipeline encodes, starts, predicts and unpacks; see `sd3` for a short one.
+A family's file defines how its pipeline encodes, starts, predicts and unpacks; `sd3` is a short example.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from numpy.typing import NDArray
 
 from tridentserve.errors import CheckpointError, InvalidRequestError
@@ -21,28 +20,27 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
 from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines.adapters import scheduler_state
+from tridentserve.pipelines.adapters.denoising_request import SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.tiling import tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
-_SCHEDULER = "scheduler."
 _LORA = "lora"
-# Where the request's generator stands, if its scheduler draws noise at each step.
+# The state of the request's random generator, where its scheduler draws noise at each step.
 _GENERATOR = "generator"
 
 
 class DiffusersAdapter(PipelineAdapter):
-    """A `diffusers` pipeline in stages. `pipe` holds real components for `stages` and stubs for the others.
-
-    `passes_share_a_call` is False where the stock pipeline calls its transformer once for each pass.
-    """
+    """A `diffusers` pipeline in stages. `pipe` holds real components for `stages` and stubs for the others."""
 
     passes_share_a_call: ClassVar[bool] = True
-    # Of the folder that the model was loaded from, where it may be another one than the family's.
+    """False where the stock pipeline calls its transformer once for each pass."""
     size_multiple: int
+    """Height and width must be multiples of this many pixels. Some model folders differ in it from their family."""
     loras: Loras
+    """The LoRAs of the model folder."""
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         self.pipe = pipe
@@ -69,20 +67,20 @@ class DiffusersAdapter(PipelineAdapter):
         self._check_size(inputs.shape)
         self.loras.check(inputs.lora)
         with self._running(Stage.DIFFUSE):
-            tensors = self._on_device(condition)
-            # A CPU generator: the noise of a seed is the same on every device.
+            tensors = self._move_to_device(condition)
+            # The generator is the CPU's, so that the noise of a seed is the same on every device.
             generator = torch.Generator("cpu").manual_seed(inputs.seed)
-            tensors |= self._initial_tensors(tensors, inputs, generator)
-            scheduler = scheduler_state.new_scheduler(self.pipe.scheduler)
+            tensors |= self._initialize(tensors, inputs, generator)
+            scheduler = scheduler_state.make_scheduler(self.pipe.scheduler)
             try:
                 self._set_timesteps(scheduler, tensors["latents"], inputs.num_inference_steps)
-            except ValueError as error:  # LCM and TCD have a most, for one
+            except ValueError as error:  # LCM and TCD, for example, have an upper limit.
                 refused = f"this model's scheduler cannot make {inputs.num_inference_steps} steps: {error}"
                 raise InvalidRequestError(refused, "num_inference_steps") from error
-            tensors["latents"] = self._scaled_noise(tensors["latents"], scheduler)
+            tensors["latents"] = self._scale_noise(tensors["latents"], scheduler)
             if scheduler_state.draws_noise(scheduler):
                 tensors[_GENERATOR] = generator.get_state()
-            scheduler_tensors, scheduler_values = scheduler_state.dump(scheduler, _SCHEDULER)
+            scheduler_tensors, scheduler_values = scheduler_state.dump(scheduler, SCHEDULER_PREFIX)
         return DenoisingState(
             step=0,
             num_steps=len(scheduler.timesteps),
@@ -102,37 +100,37 @@ class DiffusersAdapter(PipelineAdapter):
         if len({self.batch_key(state) for state in states}) != 1:
             raise ValueError("these states cannot share a forward pass: they differ in size, format, guidance or LoRA")
         with self._running(Stage.DIFFUSE), self.loras.applied(states[0].values.get(_LORA)):
-            requests = [_Denoising.of(state, self) for state in states]
-            rows = self._join([request.rows for request in requests])
+            requests = [DenoisingRequest.resume(state, self) for state in states]
+            rows = self._join_rows([request.rows for request in requests])
             for _ in range(n):
                 self._step_together(requests, rows)
-            return [request.state(n) for request in requests]
+            return [request.make_state(n) for request in requests]
 
-    def let_go(self) -> None:
+    def drop_lora(self) -> None:
         self.loras.drop()
 
     def batch_key(self, state: DenoisingState) -> Hashable:
         latents, num_outputs = state.tensors["latents"], state.tensors["latents"].shape[0]
-        rows = self._rows(state.tensors, state.values, num_outputs)
+        rows = self._build_rows(state.tensors, state.values, num_outputs)
         shapes = tuple((name, row.shape[0], *row.shape[2:], row.dtype) for name, row in sorted(rows.items()))
-        # Packed latents of other proportions may have the same shape, but not the same positions.
+        # Packed latents of different proportions may have the same shape, but their positions differ.
         return (state.values["size"], *latents.shape[1:], latents.dtype, state.values.get(_LORA), shapes)
 
-    def _step_together(self, requests: list[_Denoising], rows: Tensors) -> None:
-        """One step of all: one forward pass, then each request's own scheduler."""
+    def _step_together(self, requests: list[DenoisingRequest], rows: Tensors) -> None:
+        """Run one step of all requests: a forward pass together, then each request's own scheduler."""
         passes = next(iter(rows.values())).shape[0]
-        timesteps = [request.timestep() for request in requests]
+        timesteps = [request.next_timestep() for request in requests]
         expanded = [
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
-        inputs = [request.model_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
+        inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
         together = passes if self.passes_share_a_call else 1
         noise = torch.cat(
             [
                 self._predict_noise(
                     torch.cat(inputs * together),
                     torch.cat(expanded * together),
-                    # Some transformers take a view, which a row repeated for each output is not ready for.
+                    # Some transformers call `view`, which a row repeated for each output does not support.
                     {name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()},
                     requests[0].tensors,
                 )
@@ -142,14 +140,14 @@ class DiffusersAdapter(PipelineAdapter):
         sizes = [request.latents.shape[0] for request in requests]
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
-            guided = self._guided(own, request.values)
+            guided = self._apply_guidance(own, request.values)
             request.take_step(
                 self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
             )
 
     @staticmethod
-    def _join(rows: Sequence[Tensors]) -> Tensors:
-        """The rows of several requests as those of one, (passes, outputs, ...)."""
+    def _join_rows(rows: Sequence[Tensors]) -> Tensors:
+        """Join the rows of several requests into those of one batch, (passes, outputs, ...)."""
         return rows[0] if len(rows) == 1 else {name: torch.cat([row[name] for row in rows], dim=1) for name in rows[0]}
 
     def latents(self, state: DenoisingState) -> Tensors:
@@ -159,32 +157,32 @@ class DiffusersAdapter(PipelineAdapter):
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         with self._running(Stage.DECODE), tiled(self.pipe.vae, tile):
-            unpacked = self._unpack(self._on_device(latents)["latents"], inputs.shape)
+            unpacked = self._unpack(self._move_to_device(latents)["latents"], inputs.shape)
             decoded = self._decode(unpacked)
             if not is_first():
                 return np.zeros((0, inputs.shape.height, inputs.shape.width, 3), np.uint8)
-            # By way of PIL, as the stock pipeline does: its rounding is part of the result.
+            # Pixels pass through PIL as in the stock pipeline, whose rounding is part of the result.
             images = self.pipe.image_processor.postprocess(decoded, output_type="pil")
         return np.stack([np.asarray(image, dtype=np.uint8) for image in images])
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
-        """Equal for requests whose prompts can be encoded together."""
+        """Return a key that is equal for requests whose prompts can be encoded together."""
         return inputs.guidance_scale > 1
 
     @abstractmethod
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        """The conditions of requests with one `_encode_key`, in one pass; outputs of a request share one."""
+        """Encode the conditions of requests with one `_encode_key` in one pass. The outputs of a request share one."""
 
     @abstractmethod
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        """`latents`, the noise of all outputs, and what else the family's transformer needs at each step. What no step
-        needs may be taken out of the condition."""
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        """Make `latents`, the noise of all outputs, and the other tensors that each step needs in addition to the
+        condition. Tensors that no step needs may be removed from the condition."""
 
-    def _packed_noise(
+    def _draw_packed_noise(
         self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, *first: Any
     ) -> Any:
-        """What the stock pipeline's `prepare_latents` gives where it packs latents 2 by 2, after the arguments `first`:
-        the noise of all outputs, and of some families the positions."""
+        """Call the stock pipeline's `prepare_latents` where it packs latents 2 by 2. `first` are arguments before the
+        common ones. The result is the noise of all outputs, with the positions in some families."""
         return self.pipe.prepare_latents(
             *first,
             inputs.num_outputs,
@@ -201,19 +199,21 @@ class DiffusersAdapter(PipelineAdapter):
         """Give a fresh scheduler its timesteps."""
 
     @abstractmethod
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        """What the transformer takes beside latents, per pass (two with classifier-free guidance, else one) and output:
-        (passes, num_outputs, ...)."""
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        """Build the inputs of the transformer other than latents, for each pass (two with classifier-free guidance,
+        otherwise one) and output: (passes, num_outputs, ...)."""
 
     @abstractmethod
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
-        """The transformer's output, shaped like `latents`. All but `shared` have a row per pass and output; that holds
-        the tensors of one of the requests, for those that are the same for all (positions)."""
+        """Run the transformer; the result has the shape of `latents`. All arguments but `shared` have a row for each
+        pass and output. `shared` holds the tensors of one request, for those that all requests have in common
+        (positions).
+        """
 
-    def _guided(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
-        """The noise of one request, (passes, num_outputs, ...), with guidance applied: (num_outputs, ...)."""
+    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
+        """Apply guidance to the noise of one request, (passes, num_outputs, ...). The result is (num_outputs, ...)."""
         if noise.shape[0] == 1:
             return noise[0]
         unconditional, conditional = noise
@@ -223,15 +223,15 @@ class DiffusersAdapter(PipelineAdapter):
     def _scheduler_step(
         self, scheduler: Any, noise: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor, tensors: Tensors
     ) -> torch.Tensor:
-        """The latents of one request after a step. What the scheduler wants to be given back at the next step is put
-        into the request's `tensors`."""
+        """Return the latents of one request after a step. Tensors that the scheduler needs again at the next step are
+        put into the request's `tensors`."""
         generator = None
         if _GENERATOR in tensors:
             generator = torch.Generator("cpu")
             generator.set_state(tensors[_GENERATOR].cpu())
         arguments = {} if generator is None else {"generator": generator}
         if hasattr(self.pipe, "prepare_extra_step_kwargs"):
-            # Pipelines that have it say eta = 0, whatever the scheduler's own default (TCD's is 0.3).
+            # Pipelines with this method pass eta = 0, whatever the scheduler's own default is (TCD's is 0.3).
             arguments = self.pipe.prepare_extra_step_kwargs(generator, eta=0.0)
         stepped = self._call_scheduler(scheduler, noise, timestep, latents, tensors, **arguments)
         if generator is not None:
@@ -247,20 +247,21 @@ class DiffusersAdapter(PipelineAdapter):
         tensors: Tensors,
         **arguments: Any,
     ) -> torch.Tensor:
-        """As `_scheduler_step`, with what else the scheduler is given as arguments (the generator for noise, eta)."""
+        """Call the scheduler for `_scheduler_step`; `arguments` are its further ones (the generator for noise, eta)."""
         stepped: torch.Tensor = scheduler.step(noise, timestep, latents, return_dict=False, **arguments)[0]
         return stepped
 
     @abstractmethod
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        """Latents as the VAE takes them, (num_outputs, channels, height / 8, width / 8), not yet scaled."""
+        """Unpack latents as the VAE takes them, (num_outputs, channels, height / 8, width / 8), without scaling
+        them."""
 
-    def _scaled_noise(self, noise: torch.Tensor, scheduler: Any) -> torch.Tensor:
-        """The initial latents, of noise and a scheduler that has its timesteps."""
+    def _scale_noise(self, noise: torch.Tensor, scheduler: Any) -> torch.Tensor:
+        """Scale the noise to the initial latents. `scheduler` has its timesteps."""
         return noise
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """The VAE's output, (num_outputs, 3, height, width), for unpacked latents."""
+        """Decode unpacked latents: the VAE's output, (num_outputs, 3, height, width)."""
         config = self.pipe.vae.config
         scaled = latents / config.scaling_factor
         if config.shift_factor is not None:
@@ -270,7 +271,7 @@ class DiffusersAdapter(PipelineAdapter):
 
     @abstractmethod
     def _install_sequence_parallelism(self) -> None:
-        """Hook the transformer, once; without a group the hooks change nothing."""
+        """Hook the transformer once. Without a group the hooks change nothing."""
 
     @contextmanager
     def _running(self, stage: Stage) -> Iterator[None]:
@@ -291,70 +292,9 @@ class DiffusersAdapter(PipelineAdapter):
                 f"{shape.num_frames} frames cannot be made by {family.name}; the number must be {rule}", "num_frames"
             )
 
-    def _on_device(self, tensors: Tensors) -> Tensors:
-        # Tensors of the scheduler stay where they are: scheduler_state knows which belong on the host.
+    def _move_to_device(self, tensors: Tensors) -> Tensors:
+        # Tensors of the scheduler are not moved: `scheduler_state` knows which of them belong on the host.
         return {
-            name: tensor if name.startswith(_SCHEDULER) else tensor.to(self.device) for name, tensor in tensors.items()
+            name: tensor if name.startswith(SCHEDULER_PREFIX) else tensor.to(self.device)
+            for name, tensor in tensors.items()
         }
-
-
-class _Denoising:
-    """One request while it is on the device: its latents, its scheduler, the rows it adds to a batch."""
-
-    def __init__(self, before: DenoisingState, tensors: Tensors, scheduler: Any, rows: Tensors) -> None:
-        self.before, self.tensors, self.scheduler, self.rows = before, tensors, scheduler, rows
-        self.latents = tensors["latents"]
-        self.values = before.values
-        self._steps_done = before.step
-
-    @classmethod
-    def of(cls, state: DenoisingState, adapter: DiffusersAdapter) -> _Denoising:
-        tensors = adapter._on_device(state.tensors)
-        scheduler = scheduler_state.new_scheduler(adapter.pipe.scheduler)
-        scheduler_state.load(scheduler, tensors, state.values["scheduler"], adapter.device)
-        rows = adapter._rows(tensors, state.values, tensors["latents"].shape[0])
-        return cls(state, tensors, scheduler, rows)
-
-    def timestep(self) -> torch.Tensor:
-        """Of the next step, one number."""
-        timestep: torch.Tensor = self.scheduler.timesteps[self._steps_done].to(self.latents.device)
-        return timestep
-
-    def model_input(self, timestep: torch.Tensor) -> torch.Tensor:
-        """The latents as the transformer takes them at this step."""
-        if not hasattr(self.scheduler, "scale_model_input"):
-            return self.latents
-        scaled: torch.Tensor = self.scheduler.scale_model_input(self.latents, timestep)
-        return scaled
-
-    def take_step(self, latents: torch.Tensor) -> None:
-        self.latents = latents
-        self._steps_done += 1
-
-    def state(self, n: int) -> DenoisingState:
-        """After `n` steps."""
-        scheduler_tensors, scheduler_values = scheduler_state.dump(self.scheduler, _SCHEDULER)
-        kept = {name: tensor for name, tensor in self.tensors.items() if not name.startswith(_SCHEDULER)}
-        return DenoisingState(
-            step=self.before.step + n,
-            num_steps=self.before.num_steps,
-            tensors=kept | {"latents": self.latents} | scheduler_tensors,
-            values=self.values | {"scheduler": scheduler_values},
-        )
-
-
-def shift_mu(config: Any, image_tokens: int, max_shift: float) -> float:
-    """The resolution-dependent timestep shift `mu`; `max_shift` is the family's default where `config` has none."""
-    mu: float = calculate_shift(
-        image_tokens,
-        config.get("base_image_seq_len", 256),
-        config.get("max_image_seq_len", 4096),
-        config.get("base_shift", 0.5),
-        config.get("max_shift", max_shift),
-    )
-    return mu
-
-
-def per_output(row: torch.Tensor, num_outputs: int) -> torch.Tensor:
-    """Rows of a condition, (passes, ...), for each output: (passes, num_outputs, ...)."""
-    return row.unsqueeze(1).expand(row.shape[0], num_outputs, *row.shape[1:])

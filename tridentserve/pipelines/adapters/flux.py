@@ -1,6 +1,6 @@
 """FLUX.1 by Black Forest Labs: a CLIP and a T5, double and single stream blocks with rotary positions, a VAE.
 
-Guidance is an embedding (dev) or absent (schnell): one row per output, and a negative prompt has no effect.
+Guidance is an embedding (dev) or absent (schnell), so each output has one row and a negative prompt has no effect.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from diffusers.pipelines.flux.pipeline_flux import retrieve_timesteps
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
+from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -32,12 +33,12 @@ class FluxAdapter(DiffusersAdapter):
         return None
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        embeds, pooled, text_ids = self.pipe.encode_prompt(prompt=prompts_of(batch), device=self.device)
-        conditions = per_request(prompt_embeds=(embeds,), pooled_prompt_embeds=(pooled,))
+        embeds, pooled, text_ids = self.pipe.encode_prompt(prompt=list_prompts(batch), device=self.device)
+        conditions = split_rows(prompt_embeds=(embeds,), pooled_prompt_embeds=(pooled,))
         return [condition | {"text_ids": text_ids} for condition in conditions]
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents, image_ids = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents, image_ids = self._draw_packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
         return {"latents": latents, "image_ids": image_ids}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
@@ -47,12 +48,12 @@ class FluxAdapter(DiffusersAdapter):
             num_inference_steps,
             self.device,
             sigmas=None if scheduler.config.get("use_flow_sigmas") else sigmas,
-            mu=shift_mu(scheduler.config, latents.shape[1], max_shift=1.15),
+            mu=compute_shift_mu(scheduler.config, latents.shape[1], max_shift=1.15),
         )
         scheduler.set_begin_index(0)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        rows = {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = {name: repeat_rows(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
         if self.pipe.transformer.config.guidance_embeds:
             scale = values["guidance_scale"]
             rows["guidance"] = torch.full([1, num_outputs], scale, device=self.device, dtype=torch.float32)

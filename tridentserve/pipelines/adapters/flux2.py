@@ -1,7 +1,7 @@
 """FLUX.2 dev by Black Forest Labs: a Mistral 3 reads the prompt; blocks and VAE are those of FLUX.2 klein.
 
-Images from text; images from images are not made, nor is the prompt rewritten by the text encoder. Guidance is an
-embedding: one row per output, and a negative prompt has no effect.
+The adapter makes images from text. It takes no input image, and the text encoder does not rewrite the prompt. Guidance
+is an embedding, so each output has one row and a negative prompt has no effect.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from tridentserve.errors import CheckpointError
-from tridentserve.pipelines.adapters.conditions import per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
+from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.flux2_klein import Flux2KleinAdapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
@@ -38,13 +37,13 @@ class Flux2Adapter(Flux2KleinAdapter):
         return None
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        embeds, text_ids = self.pipe.encode_prompt(prompts_of(batch), device=self.device)
-        return [condition | {"text_ids": text_ids[0]} for condition in per_request(prompt_embeds=(embeds,))]
+        embeds, text_ids = self.pipe.encode_prompt(list_prompts(batch), device=self.device)
+        return [condition | {"text_ids": text_ids[0]} for condition in split_rows(prompt_embeds=(embeds,))]
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         scale = values["guidance_scale"]
         guidance = torch.full([1, num_outputs], scale, device=self.device, dtype=torch.float32)
-        return {"prompt_embeds": per_output(tensors["prompt_embeds"], num_outputs), "guidance": guidance}
+        return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"], num_outputs), "guidance": guidance}
 
 
 ADAPTER = Flux2Adapter

@@ -1,6 +1,6 @@
 """FLUX.2 klein by Black Forest Labs: a Qwen3 reads the prompt, double and single stream blocks, a VAE.
 
-Images from text; images from images are not made. Distilled models (`is_distilled`) take no guidance.
+The adapter makes images from text and takes no input image. Distilled models (`is_distilled`) take no guidance.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu, retrieve_timesteps
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -33,17 +33,17 @@ class Flux2KleinAdapter(DiffusersAdapter):
         return inputs.guidance_scale > 1 and not self.pipe.config.is_distilled
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        # Negative prompts and prompts in two calls, as the stock pipeline does.
-        embeds, text_ids = self.pipe.encode_prompt(prompts_of(batch), device=self.device)
+        # Negative prompts and prompts take two calls, as in the stock pipeline.
+        embeds, text_ids = self.pipe.encode_prompt(list_prompts(batch), device=self.device)
         negative_embeds = None
         if self._encode_key(batch[0]):
-            negative_embeds, _ = self.pipe.encode_prompt(negative_prompts_of(batch), device=self.device)
+            negative_embeds, _ = self.pipe.encode_prompt(list_negative_prompts(batch), device=self.device)
         return [
-            condition | {"text_ids": text_ids[0]} for condition in per_request(prompt_embeds=(negative_embeds, embeds))
+            condition | {"text_ids": text_ids[0]} for condition in split_rows(prompt_embeds=(negative_embeds, embeds))
         ]
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents, image_ids = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents, image_ids = self._draw_packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
         return {"latents": latents, "image_ids": image_ids[0]}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
@@ -57,8 +57,8 @@ class Flux2KleinAdapter(DiffusersAdapter):
         )
         scheduler.set_begin_index(0)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {"prompt_embeds": per_output(tensors["prompt_embeds"], num_outputs)}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"], num_outputs)}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors

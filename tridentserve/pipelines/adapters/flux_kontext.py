@@ -1,7 +1,7 @@
-"""FLUX.1 Kontext (arXiv 2506.15742): FLUX.1 that edits an image, whose latents it sees behind those of the output.
+"""FLUX.1 Kontext (arXiv 2506.15742): a FLUX.1 that edits an image, whose latents follow those of the output.
 
-The image is brought to the size of the output, so that D costs the same for all images of a size: about twice what
-FLUX.1 takes, as there are twice as many image tokens. Positions tell the two apart by their first axis.
+The input image is resized to the output, so that D takes the same time for all input images: about twice that of
+FLUX.1, since there are twice as many image tokens. The first axis of the positions tells the two images apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
+from tridentserve.pipelines.adapters.conditions import repeat_rows
 from tridentserve.pipelines.adapters.flux import FluxAdapter
 from tridentserve.pipelines.adapters.image_conditioned import ImageConditionedAdapter, preprocess_image
 from tridentserve.pipelines.base import Tensors
@@ -18,29 +18,29 @@ from tridentserve.requests import GenerationInputs
 
 
 class FluxKontextAdapter(ImageConditionedAdapter, FluxAdapter):
-    """`FluxKontextPipeline`, as if called with the image in the output's size (`_auto_resize=False`, `max_area` the
-    output's).
+    """`FluxKontextPipeline`, called with the image in the output's size, `_auto_resize=False` and the output's
+    `max_area`.
 
-    Condition: FLUX's and image_latents (1, height / 16 * width / 16, 4 * channels), packed as the output's are.
+    Condition: that of FLUX.1 and image_latents (1, height / 16 * width / 16, 4 * channels), packed like the output's.
     """
 
     family = "flux_kontext"
 
     def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
         image = preprocess_image(self.pipe.image_processor, inputs).to(self.device, dtype)
-        # The mode of the VAE's distribution: nothing is drawn.
+        # This is the mode of the VAE's distribution, so nothing is drawn.
         latents = self.pipe._encode_vae_image(image, generator=None)
         return {"image_latents": self.pipe._pack_latents(latents, *latents.shape)}
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents, _, output_ids, _ = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator, None)
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents, _, output_ids, _ = self._draw_packed_noise(inputs, condition["prompt_embeds"].dtype, generator, None)
         input_ids = output_ids.clone()
         input_ids[..., 0] = 1
         return {"latents": latents, "image_ids": torch.cat([output_ids, input_ids])}
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return super()._rows(tensors, values, num_outputs) | {
-            "image_latents": per_output(tensors["image_latents"], num_outputs)
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return super()._build_rows(tensors, values, num_outputs) | {
+            "image_latents": repeat_rows(tensors["image_latents"], num_outputs)
         }
 
     def _predict_noise(

@@ -1,6 +1,7 @@
 """HunyuanDiT (arXiv 2405.08748): a BERT and a T5, a transformer with cross-attention and rotary positions, a VAE.
 
-As the stock pipeline with `use_resolution_binning` off: the size is the one asked for. No safety checker is run.
+The result is that of the stock pipeline with `use_resolution_binning` off: the output has the requested size. No safety
+checker runs.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from diffusers.models.embeddings import get_2d_rotary_pos_embed
 from diffusers.pipelines.hunyuandit.pipeline_hunyuandit import get_resize_crop_region_for_grid
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 
 _ROWS = ("prompt_embeds", "prompt_mask", "prompt_embeds_2", "prompt_mask_2", "time_ids", "style")
-# Text tokens of the BERT and of the T5, and the size of the images that the models were trained on.
+# The numbers of text tokens of the BERT and of the T5, and the size of the images in training.
 _TEXT_TOKENS = (77, 256)
 _ORIGINAL_SIZE = (1024, 1024)
 
@@ -37,18 +37,18 @@ class HunyuanDiTAdapter(DDPMAdapter):
         rows: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = {}
         for index, suffix in enumerate(("", "_2")):
             embeds, negative_embeds, mask, negative_mask = self.pipe.encode_prompt(
-                prompts_of(batch),
+                list_prompts(batch),
                 device=self.device,
                 dtype=self.pipe.transformer.dtype,
                 do_classifier_free_guidance=batch[0].guidance_scale > 1,
-                negative_prompt=negative_prompts_of(batch),
+                negative_prompt=list_negative_prompts(batch),
                 max_sequence_length=_TEXT_TOKENS[index],
                 text_encoder_index=index,
             )
             rows |= {f"prompt_embeds{suffix}": (negative_embeds, embeds), f"prompt_mask{suffix}": (negative_mask, mask)}
-        return per_request(**rows)
+        return split_rows(**rows)
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         embeds, transformer = condition["prompt_embeds"], self.pipe.transformer
         size = (inputs.shape.height, inputs.shape.width)
         passes = len(embeds)
@@ -62,15 +62,15 @@ class HunyuanDiTAdapter(DDPMAdapter):
             device=self.device,
             output_type="pt",
         )
-        return super()._initial_tensors(condition, inputs, generator) | {
+        return super()._initialize(condition, inputs, generator) | {
             "time_ids": time_ids.repeat(passes, 1),
             "style": torch.zeros(passes, dtype=torch.long, device=self.device),
             "rotary_cos": cos,
             "rotary_sin": sin,
         }
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {name: per_output(tensors[name], num_outputs) for name in _ROWS}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: repeat_rows(tensors[name], num_outputs) for name in _ROWS}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors

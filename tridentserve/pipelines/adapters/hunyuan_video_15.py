@@ -1,8 +1,9 @@
-"""HunyuanVideo 1.5 (arXiv 2511.18870): a Qwen2.5-VL reads the prompt, a ByT5 what is quoted in it; double stream blocks
-over the frames and all text; a causal 3-D VAE of factor 16.
+"""HunyuanVideo 1.5 (arXiv 2511.18870): a Qwen2.5-VL reads the prompt and a ByT5 the text quoted in it; double stream
+blocks over the frames and all text; a causal 3-D VAE of factor 16.
 
-From text: the tokens and channels that are of a first image are zeros. The stock pipeline takes its guidance
-scale from the folder's `guider`; here a request brings it. Distilled models, whose guider does nothing, take none.
+The adapter makes videos from text: the tokens and channels of a first image are zeros. The stock pipeline takes its
+guidance scale from the model folder's `guider`; here the request states it. Distilled models, whose guider is off, take
+no guidance.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import retri
 
 from tridentserve.errors import CheckpointError
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.video_adapter import VideoAdapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
-# As the condition names them, in the order in which the stock pipeline gives them.
+# Their names in the condition, in the order in which the stock pipeline returns them.
 _TEXTS = ("prompt_embeds", "prompt_embeds_mask", "prompt_embeds_2", "prompt_embeds_mask_2")
-# Guiders that differ from these are other ways to guide than what `_guided` does.
+# `_apply_guidance` computes what a guider with these settings does, and nothing else.
 _PLAIN_GUIDANCE = {"guidance_rescale": 0.0, "use_original_formulation": False, "start": 0.0, "stop": 1.0}
 
 
@@ -45,7 +45,7 @@ class HunyuanVideo15Adapter(VideoAdapter):
         if Stage.ENCODE in stages:
             _check_guider(pipe.guider)
         if Stage.DECODE in stages:
-            # Its attention takes one video at a time.
+            # The VAE's attention takes one video at a time.
             pipe.vae.use_slicing = True
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
@@ -54,12 +54,12 @@ class HunyuanVideo15Adapter(VideoAdapter):
         return not distilled and not math.isclose(inputs.guidance_scale, 1.0)
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
-        # Negative prompts and prompts in two calls, as the stock pipeline does.
-        positive = self._encode_texts(prompts_of(batch))
+        # Negative prompts and prompts take two calls, as in the stock pipeline.
+        positive = self._encode_texts(list_prompts(batch))
         negative: Sequence[torch.Tensor | None] = [None] * len(_TEXTS)
         if self._encode_key(batch[0]):
-            negative = self._encode_texts(negative_prompts_of(batch))
-        return per_request(**dict(zip(_TEXTS, zip(negative, positive, strict=True), strict=True)))
+            negative = self._encode_texts(list_negative_prompts(batch))
+        return split_rows(**dict(zip(_TEXTS, zip(negative, positive, strict=True), strict=True)))
 
     def _encode_texts(self, texts: list[str]) -> Sequence[torch.Tensor]:
         encoded: Sequence[torch.Tensor] = self.pipe.encode_prompt(
@@ -67,19 +67,19 @@ class HunyuanVideo15Adapter(VideoAdapter):
         )
         return encoded
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        return {"latents": self._noise(inputs, self.pipe.transformer.dtype, generator)}
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        return {"latents": self._draw_noise(inputs, self.pipe.transformer.dtype, generator)}
 
-    def _num_channels(self) -> int:
-        channels: int = self.pipe.num_channels_latents  # the transformer takes those of a first image too
+    def _count_channels(self) -> int:
+        channels: int = self.pipe.num_channels_latents  # The transformer's input has those of a first image too.
         return channels
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 0.0, num_inference_steps + 1)[:-1]
         retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {name: per_output(tensors[name], num_outputs) for name in _TEXTS}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: repeat_rows(tensors[name], num_outputs) for name in _TEXTS}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
@@ -100,8 +100,8 @@ class HunyuanVideo15Adapter(VideoAdapter):
         return noise
 
     def _first_image(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Latents shaped like those of the output, a mask of the frames that they give, (rows, 1, frames, height,
-        width), and the tokens of an image encoder: zeros, as there is no image."""
+        """Latents of a first image in the shape of the output's, a mask of the frames that it determines, (rows, 1,
+        frames, height, width), and its tokens from an image encoder: all zeros, since there is no image."""
         dtype = self.pipe.transformer.dtype
         image_latents, given = self.pipe.prepare_cond_latents_and_mask(latents, dtype, self.device)
         tokens = (len(latents), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)

@@ -1,4 +1,5 @@
-"""HunyuanVideo 1.5 from a first image, which a SigLIP sees too; its latents stand beside those of the first frame."""
+"""HunyuanVideo 1.5 with an input image: its latents are additional channels of the first frame, and a SigLIP reads
+it."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from tridentserve.stages import Stage
 
 
 class HunyuanVideo15ImageAdapter(ImageConditionedAdapter, HunyuanVideo15Adapter):
-    """`HunyuanVideo15ImageToVideoPipeline`, for the size that is asked for: the stock pipeline chooses one by the
-    image's proportions. The image is scaled to cover the output, and cropped.
+    """`HunyuanVideo15ImageToVideoPipeline` in the requested size, which the stock pipeline chooses by the image's
+    proportions. The image is scaled to cover the output, and cropped.
 
-    Condition: HunyuanVideo 1.5's; image_latents (1, channels, 1, height / 16, width / 16), scaled; image_embeds (1,
-    tokens, image dim).
+    Condition: that of HunyuanVideo 1.5; image_latents (1, channels, 1, height / 16, width / 16), scaled; image_embeds
+    (1, tokens, image dim).
     """
 
     family = "hunyuan_video_15_i2v"
@@ -37,13 +38,13 @@ class HunyuanVideo15ImageAdapter(ImageConditionedAdapter, HunyuanVideo15Adapter)
         size = {"height": inputs.shape.height, "width": inputs.shape.width}
         image = pipe.video_processor.resize(open_input_image(inputs), **size, resize_mode="crop")
         image_latents = pipe._get_image_latents(pipe.vae, pipe.video_processor, image, **size, device=self.device)
-        # As the transformer takes them; `dtype` is that of the text encoders.
+        # The transformer takes both in its own number format; `dtype` is that of the text encoders.
         taken = pipe.transformer.dtype
         image_embeds = pipe.encode_image(image, batch_size=1, device=self.device, dtype=taken)
         return {"image_latents": image_latents.to(taken), "image_embeds": image_embeds}
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        rows = super()._rows(tensors, values, num_outputs)
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = super()._build_rows(tensors, values, num_outputs)
         passes = len(rows["prompt_embeds"])
         return rows | {
             name: expand_to_outputs(tensors[name], passes, num_outputs) for name in ("image_latents", "image_embeds")

@@ -1,4 +1,4 @@
-"""The image that a request starts from, as the VAEs of diffusers take it."""
+"""The common part of families whose requests start from an input image, and that image as the VAEs take it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tridentserve.requests import GenerationInputs
 
 
 class ImageConditionedAdapter(DiffusersAdapter):
-    """A family that starts from an image, mixed in before the adapter of the same family without one."""
+    """A mixin for a family that starts from an image. It stands before the adapter of the family without one."""
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         for inputs in batch:
@@ -28,17 +28,20 @@ class ImageConditionedAdapter(DiffusersAdapter):
 
     @abstractmethod
     def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        """What the image adds to the condition of its request. `dtype`: of the prompt's part."""
+        """Encode the input image: the tensors that it adds to the condition. `dtype` is that of the prompt's
+        tensors."""
 
 
 def expand_to_outputs(tensor: torch.Tensor, passes: int, num_outputs: int) -> torch.Tensor:
-    """What was made of the image, (1, ...), for each pass and output: (passes, num_outputs, ...)."""
+    """Expand a tensor of the input image, (1, ...), to each pass and output: (passes, num_outputs, ...)."""
     return tensor.unsqueeze(1).expand(passes, num_outputs, *tensor.shape[1:])
 
 
 def preprocess_image(processor: Any, inputs: GenerationInputs) -> torch.Tensor:
-    """In the size of the request's output, whatever its own is, by the pipeline's processor: (1, 3, height, width) from
-    -1 to 1, in float32. So what E and D cost depends on the size of the output only."""
+    """Resize the input image to the output with the pipeline's processor: (1, 3, height, width) from -1 to 1, in
+    float32.
+
+    So the cost of E and D depends on the size of the output only."""
     shape = inputs.shape
     pixels: torch.Tensor = processor.preprocess(open_input_image(inputs), height=shape.height, width=shape.width)
     return pixels

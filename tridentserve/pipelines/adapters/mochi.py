@@ -1,6 +1,6 @@
-"""Mochi 1 by Genmo: a T5, joint attention in which padding of the text has no part, a causal 3-D VAE of factor 6.
+"""Mochi 1 by Genmo: a T5, joint attention that leaves out the padding of the text, a causal 3-D VAE of factor 6.
 
-Guidance and the scheduler's steps are in float32, as in the stock pipeline.
+Guidance and the scheduler compute in float32, as in the stock pipeline.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from diffusers.pipelines.mochi.pipeline_mochi import linear_quadratic_schedule, 
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
-from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, statistic
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
+from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, read_statistic
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -36,18 +35,18 @@ class MochiAdapter(VideoAdapter):
         guided = inputs.guidance_scale > 1
         if not self.pipe.config.force_zeros_for_empty_prompt:
             return guided
-        # The stock pipeline looks at the last of several prompts, and zeroes all of them or none.
+        # The stock pipeline looks at the last of several prompts and then zeroes all of them or none.
         return guided, not inputs.prompt, guided and not inputs.negative_prompt
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         guided = batch[0].guidance_scale > 1
         embeds, mask, negative_embeds, negative_mask = self.pipe.encode_prompt(
-            prompts_of(batch), negative_prompts_of(batch), do_classifier_free_guidance=guided, device=self.device
+            list_prompts(batch), list_negative_prompts(batch), do_classifier_free_guidance=guided, device=self.device
         )
-        return per_request(prompt_embeds=(negative_embeds, embeds), prompt_attention_mask=(negative_mask, mask))
+        return split_rows(prompt_embeds=(negative_embeds, embeds), prompt_attention_mask=(negative_mask, mask))
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        return {"latents": self._noise(inputs, condition["prompt_embeds"].dtype, generator)}
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        return {"latents": self._draw_noise(inputs, condition["prompt_embeds"].dtype, generator)}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         if num_inference_steps < 2:
@@ -56,8 +55,8 @@ class MochiAdapter(VideoAdapter):
         retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas)
         scheduler.set_begin_index(0)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "prompt_attention_mask")}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: repeat_rows(tensors[name], num_outputs) for name in ("prompt_embeds", "prompt_attention_mask")}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
@@ -91,7 +90,7 @@ class MochiAdapter(VideoAdapter):
         if vae.config.latents_mean is None or vae.config.latents_std is None:
             scaled: torch.Tensor = latents / scaling_factor
         else:
-            std, mean = statistic(vae, "latents_std", latents), statistic(vae, "latents_mean", latents)
+            std, mean = read_statistic(vae, "latents_std", latents), read_statistic(vae, "latents_mean", latents)
             scaled = latents * std / scaling_factor + mean
         return scaled
 

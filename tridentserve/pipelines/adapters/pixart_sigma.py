@@ -1,6 +1,7 @@
 """PixArt-Sigma (arXiv 2403.04692): a T5, a transformer with cross-attention to the text, the VAE of SDXL.
 
-As the stock pipeline with `clean_caption` and `use_resolution_binning` off: the size is the one asked for.
+The result is that of the stock pipeline with `clean_caption` and `use_resolution_binning` off: the output has the
+requested size.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from typing import Any
 import torch
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 
@@ -28,15 +28,15 @@ class PixArtSigmaAdapter(DDPMAdapter):
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, mask, negative_embeds, negative_mask = self.pipe.encode_prompt(
-            prompts_of(batch),
+            list_prompts(batch),
             do_classifier_free_guidance=batch[0].guidance_scale > 1,
-            negative_prompt=negative_prompts_of(batch),
+            negative_prompt=list_negative_prompts(batch),
             device=self.device,
         )
-        return per_request(prompt_embeds=(negative_embeds, embeds), prompt_mask=(negative_mask, mask))
+        return split_rows(prompt_embeds=(negative_embeds, embeds), prompt_mask=(negative_mask, mask))
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "prompt_mask")}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: repeat_rows(tensors[name], num_outputs) for name in ("prompt_embeds", "prompt_mask")}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
@@ -49,7 +49,7 @@ class PixArtSigmaAdapter(DDPMAdapter):
             added_cond_kwargs={"resolution": None, "aspect_ratio": None},
             return_dict=False,
         )[0]
-        # Published models also predict a variance, in as many more channels, which no solver here uses.
+        # Published models also predict a variance, in a second half of the channels, which no solver here uses.
         return output[:, : latents.shape[1]]
 
     def _install_sequence_parallelism(self) -> None:

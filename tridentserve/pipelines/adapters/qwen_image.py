@@ -1,6 +1,7 @@
 """Qwen-Image (arXiv 2508.02324): a Qwen2.5-VL reads the prompt, an MMDiT with rotary positions, a causal 3D VAE.
 
-A prompt has as many tokens as it needs. Requests that share a forward pass are padded to the longest, with a mask.
+A prompt has as many tokens as its text needs. Requests that share a forward pass are padded to the longest prompt, with
+a mask.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
 from torch.nn.functional import pad
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
-from tridentserve.pipelines.adapters.video_adapter import statistic
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
+from tridentserve.pipelines.adapters.video_adapter import read_statistic
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
-# The stock pipeline's default: longer prompts are cut.
+# The stock pipeline's default. Longer prompts are cut.
 _MAX_TEXT_TOKENS = 512
 
 
@@ -36,9 +38,9 @@ class QwenImageAdapter(DiffusersAdapter):
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         # Negative prompts and prompts in two calls, so that in a batch of one neither is padded.
-        rows = [self._encoded(prompts_of(batch))]
+        rows = [self._encode_prompts(list_prompts(batch))]
         if batch[0].guidance_scale > 1:
-            rows.insert(0, self._encoded(negative_prompts_of(batch)))
+            rows.insert(0, self._encode_prompts(list_negative_prompts(batch)))
         return [
             {
                 "prompt_embeds": torch.nn.utils.rnn.pad_sequence(list(embeds), batch_first=True),
@@ -47,29 +49,29 @@ class QwenImageAdapter(DiffusersAdapter):
             for embeds in zip(*rows, strict=True)
         ]
 
-    def _encoded(self, prompts: list[str]) -> list[torch.Tensor]:
-        """Of each prompt, the tokens that it has, (tokens, dim)."""
+    def _encode_prompts(self, prompts: list[str]) -> list[torch.Tensor]:
+        """Encode each prompt as the tokens that it has, (tokens, dim)."""
         embeds, mask = self.pipe.encode_prompt(prompts, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS)
         lengths = [embeds.shape[1]] * len(prompts) if mask is None else mask.sum(dim=1).tolist()
         return [row[: int(length)] for row, length in zip(embeds, lengths, strict=True)]
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        latents = self._packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        latents = self._draw_packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
         return {"latents": latents, "grid": torch.tensor([1, inputs.shape.height // 16, inputs.shape.width // 16])}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
-        mu = shift_mu(scheduler.config, latents.shape[1], max_shift=1.15)
+        mu = compute_shift_mu(scheduler.config, latents.shape[1], max_shift=1.15)
         retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas, mu=mu)
         scheduler.set_begin_index(0)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        # One length for all, so that requests can share a pass; what is padding for all of them is cut off again.
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        # All rows have one length, so that requests can share a pass. Padding that all of them have is cut off again.
         embeds = tensors["prompt_embeds"]
         padded = pad(embeds, (0, 0, 0, _MAX_TEXT_TOKENS - embeds.shape[1]))
         return {
-            "prompt_embeds": per_output(padded, num_outputs),
-            "text_tokens": per_output(tensors["text_tokens"], num_outputs),
+            "prompt_embeds": repeat_rows(padded, num_outputs),
+            "text_tokens": repeat_rows(tensors["text_tokens"], num_outputs),
         }
 
     def _predict_noise(
@@ -90,8 +92,8 @@ class QwenImageAdapter(DiffusersAdapter):
             )[0]
         return noise
 
-    def _guided(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
-        guided = super()._guided(noise, values)
+    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
+        guided = super()._apply_guidance(noise, values)
         if noise.shape[0] == 1:
             return guided
         wanted, actual = (torch.norm(each, dim=-1, keepdim=True) for each in (noise[1], guided))
@@ -106,7 +108,8 @@ class QwenImageAdapter(DiffusersAdapter):
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.pipe.vae
-        scaled = latents / (1.0 / statistic(vae, "latents_std", latents)) + statistic(vae, "latents_mean", latents)
+        std, mean = read_statistic(vae, "latents_std", latents), read_statistic(vae, "latents_mean", latents)
+        scaled = latents / (1.0 / std) + mean
         image: torch.Tensor = vae.decode(scaled, return_dict=False)[0][:, :, 0]
         return image
 

@@ -1,7 +1,7 @@
 """The mutable state of a diffusers scheduler as plain tensors and JSON-able values, so that a request can move.
 
-All that a scheduler changes while it runs is in its `__dict__` (its config is fixed and stays behind). The tree of
-values below mirrors that dict; a tensor in it is replaced by a reference to an entry of the tensor dict.
+A scheduler changes only its `__dict__` while it runs; its config is fixed and is not moved. The tree of values mirrors
+that dictionary, with each tensor replaced by a reference to an entry of the dictionary of tensors.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tridentserve.pipelines.base import Tensors
 _CONFIG = "_internal_dict"
 
 
-def new_scheduler(prototype: Any) -> Any:
-    """A fresh scheduler of the same class and config: every request has its own (0.3 to 0.9 ms)."""
+def make_scheduler(prototype: Any) -> Any:
+    """Make a new scheduler of the same class and config. Every request has its own; making one takes 0.3 to 0.9 ms."""
     return type(prototype).from_config(prototype.config)
 
 
 def draws_noise(scheduler: Any) -> bool:
-    """Whether its steps may draw noise from a generator that they are given."""
+    """True when the scheduler's steps may draw noise from a generator that they are given."""
     if isinstance(scheduler, diffusers.FlowMatchEulerDiscreteScheduler):
         return bool(scheduler.config.stochastic_sampling)
     return "generator" in inspect.signature(scheduler.step).parameters
 
 
 def dump(scheduler: Any, prefix: str = "scheduler.") -> tuple[Tensors, dict[str, Any]]:
-    """The state of a scheduler: tensors (named with `prefix`) and a JSON-able tree of values.
+    """Return the state of a scheduler: tensors, whose names begin with `prefix`, and a JSON-able tree of values.
 
-    Raises `HandoffError` when the scheduler holds something that cannot be moved (a generator, say).
+    Raises `HandoffError` when the scheduler holds an object that cannot be moved, such as a generator.
     """
     tensors: Tensors = {}
     values = {
@@ -45,7 +45,7 @@ def dump(scheduler: Any, prefix: str = "scheduler.") -> tuple[Tensors, dict[str,
 
 def load(scheduler: Any, tensors: Tensors, values: dict[str, Any], device: torch.device) -> None:
     """Put a dumped state into a scheduler of the same class and config. Tensors that the scheduler kept on the host
-    stay there; the others go to `device`."""
+    stay there; the other tensors move to `device`."""
     for name, value in values.items():
         setattr(scheduler, name, _restore(value, tensors, device))
 

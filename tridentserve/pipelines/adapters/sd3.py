@@ -9,8 +9,9 @@ import torch
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import retrieve_timesteps
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter, per_output, shift_mu
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -26,16 +27,16 @@ class SD3Adapter(DiffusersAdapter):
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(
-            prompt=prompts_of(batch),
+            prompt=list_prompts(batch),
             prompt_2=None,
             prompt_3=None,
-            negative_prompt=negative_prompts_of(batch),
+            negative_prompt=list_negative_prompts(batch),
             do_classifier_free_guidance=batch[0].guidance_scale > 1,
             device=self.device,
         )
-        return per_request(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
+        return split_rows(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents = self.pipe.prepare_latents(
             inputs.num_outputs,
             self.pipe.transformer.config.in_channels,
@@ -52,11 +53,11 @@ class SD3Adapter(DiffusersAdapter):
         if scheduler.config.get("use_dynamic_shifting"):
             patch = self.pipe.transformer.config.patch_size
             tokens = (latents.shape[-2] // patch) * (latents.shape[-1] // patch)
-            kwargs["mu"] = shift_mu(scheduler.config, tokens, max_shift=1.16)
+            kwargs["mu"] = compute_shift_mu(scheduler.config, tokens, max_shift=1.16)
         retrieve_timesteps(scheduler, num_inference_steps, self.device, **kwargs)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {name: per_output(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {name: repeat_rows(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors

@@ -1,6 +1,7 @@
-"""Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net told the size of the image, a VAE.
+"""Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net that takes the size of the image as input, a VAE.
 
-A U-Net mixes pixels by convolutions, so its tokens cannot be shared out: degree 1 only. Watermarks are not added.
+A U-Net mixes pixels by convolutions, so its tokens cannot be shared out and it runs at degree 1 only. No watermark is
+added.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from typing import Any
 import torch
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -23,7 +23,7 @@ _ROWS = ("prompt_embeds", "pooled_prompt_embeds", "time_ids")
 
 class SDXLAdapter(DDPMAdapter):
     """`StableDiffusionXLPipeline`. With guidance, the condition has two rows: negative, then positive. Without a
-    negative prompt the negative row is zeros, as the published models want it.
+    negative prompt the negative row is zeros, as in the published models.
 
     Condition: prompt_embeds (rows, 77, both dims) and pooled_prompt_embeds (rows, pooled dim).
     """
@@ -42,28 +42,29 @@ class SDXLAdapter(DDPMAdapter):
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, negative_embeds, pooled, negative_pooled = self.pipe.encode_prompt(
-            prompts_of(batch),
+            list_prompts(batch),
             device=self.device,
             do_classifier_free_guidance=batch[0].guidance_scale > 1 and self._guidance_dim is None,
-            negative_prompt=negative_prompts_of(batch) if batch[0].negative_prompt else None,
+            negative_prompt=list_negative_prompts(batch) if batch[0].negative_prompt else None,
         )
-        return per_request(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
+        return split_rows(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
 
     @property
     def _guidance_dim(self) -> int | None:
-        """Of latent consistency models (arXiv 2310.04378): they take guidance as an embedding of this size."""
+        """The size of the guidance embedding of latent consistency models (arXiv 2310.04378). Other models have
+        None."""
         dim: int | None = self.pipe.unet.config.time_cond_proj_dim
         return dim
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         size = (inputs.shape.height, inputs.shape.width)
         embeds = condition["prompt_embeds"]
-        # Original size, crop, target size: an image made at this size and not cropped.
+        # Original size, crop and target size describe an image that was made at this size and not cropped.
         time_ids = torch.tensor([[*size, 0, 0, *size]], dtype=embeds.dtype, device=self.device)
-        return super()._initial_tensors(condition, inputs, generator) | {"time_ids": time_ids.repeat(len(embeds), 1)}
+        return super()._initialize(condition, inputs, generator) | {"time_ids": time_ids.repeat(len(embeds), 1)}
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        rows = {name: per_output(tensors[name], num_outputs) for name in _ROWS}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        rows = {name: repeat_rows(tensors[name], num_outputs) for name in _ROWS}
         if self._guidance_dim is not None:
             scale = torch.tensor(values["guidance_scale"] - 1).repeat(num_outputs)
             embedding = self.pipe.get_guidance_scale_embedding(scale, embedding_dim=self._guidance_dim)

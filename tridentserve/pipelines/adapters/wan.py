@@ -1,7 +1,7 @@
 """Wan 2.1 and 2.2 (arXiv 2503.20314): a UMT5, self-attention over frames, cross-attention to text, a causal 3-D VAE.
 
-Wan 2.2 has two transformers, one for the noisy first steps and one for the others (A14B), or a timestep for each
-token and a VAE of factor 16 (TI2V-5B). The published schedulers are UniPC and flow matching.
+Wan 2.2 A14B has two transformers, one for the noisy first steps and one for the other steps. Wan 2.2 TI2V-5B has a
+timestep for each token and a VAE of factor 16. The published schedulers are UniPC and flow matching.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import negative_prompts_of, per_request, prompts_of
-from tridentserve.pipelines.adapters.diffusers_adapter import per_output
-from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, statistic
+from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
+from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, read_statistic
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -31,23 +30,23 @@ class WanAdapter(VideoAdapter):
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         embeds, negative_embeds = self.pipe.encode_prompt(
-            prompts_of(batch),
-            negative_prompts_of(batch),
+            list_prompts(batch),
+            list_negative_prompts(batch),
             do_classifier_free_guidance=batch[0].guidance_scale > 1,
             max_sequence_length=512,
             device=self.device,
         )
-        return per_request(prompt_embeds=(negative_embeds, embeds))
+        return split_rows(prompt_embeds=(negative_embeds, embeds))
 
-    def _initial_tensors(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        return {"latents": self._noise(inputs, torch.float32, generator)}
+    def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        return {"latents": self._draw_noise(inputs, torch.float32, generator)}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         scheduler.set_timesteps(num_inference_steps, device=self.device)
         scheduler.set_begin_index(0)
 
-    def _rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {"prompt_embeds": per_output(tensors["prompt_embeds"].to(self.pipe.transformer.dtype), num_outputs)}
+    def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
+        return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"].to(self.pipe.transformer.dtype), num_outputs)}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
@@ -70,12 +69,12 @@ class WanAdapter(VideoAdapter):
         if self.pipe.config.expand_timesteps:
             _, patch_height, patch_width = transformer.config.patch_size
             frames, height, width = latents.shape[2:]
-            by_frame = self._by_frame(timesteps, frames)
+            by_frame = self._expand_by_frame(timesteps, frames)
             tokens = (height // patch_height) * (width // patch_width)
             timesteps = ulysses.share(by_frame.repeat_interleave(tokens, dim=1), dim=1)
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
-                hidden_states=self._seen(latents, rows).to(transformer.dtype),
+                hidden_states=self._build_model_input(latents, rows).to(transformer.dtype),
                 timestep=timesteps,
                 encoder_hidden_states=rows["prompt_embeds"],
                 encoder_hidden_states_image=rows.get("image_embeds"),
@@ -83,18 +82,19 @@ class WanAdapter(VideoAdapter):
             )[0]
         return noise
 
-    def _by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
-        """The timestep of each latent frame, (rows, frames), where each token has its own."""
+    def _expand_by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
+        """Expand timesteps to each latent frame, (rows, frames), where each token has its own timestep."""
         return timesteps[:, None].expand(-1, frames)
 
-    def _seen(self, latents: torch.Tensor, rows: Tensors) -> torch.Tensor:
-        """What a transformer takes for the latents."""
+    def _build_model_input(self, latents: torch.Tensor, rows: Tensors) -> torch.Tensor:
+        """Build the channels that a transformer takes, of the latents and of the other rows."""
         return latents
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)
-        return latents / (1.0 / statistic(vae, "latents_std", latents)) + statistic(vae, "latents_mean", latents)
+        std, mean = read_statistic(vae, "latents_std", latents), read_statistic(vae, "latents_mean", latents)
+        return latents / (1.0 / std) + mean
 
     def _install_sequence_parallelism(self) -> None:
         for transformer in (self.pipe.transformer, self.pipe.transformer_2):

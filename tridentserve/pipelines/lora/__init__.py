@@ -1,1 +1,1 @@
-"""LoRAs that are computed beside the layers of a model."""
+"""LoRAs that hooks add to the outputs of a model's layers."""

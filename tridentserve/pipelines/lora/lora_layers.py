@@ -1,9 +1,9 @@
-"""LoRAs of a denoising model, one per request: low-rank changes of its layers, added while a batch is denoised.
+"""LoRAs of a denoising model, one per request: low-rank changes that are added while a batch is denoised.
 
-The layers stay what they are. A hook adds `scale * B(A(input))` to their output, with the same operations as PEFT, so
-that the result is that of diffusers' `load_lora_weights`; weights that several processes share are never written, and
-a layer works on the tokens that it is given, which makes LoRAs exact under sequence parallelism too. Which names and
-conventions a file may follow (Kohya's, XLabs', PEFT's, ...) is diffusers' own knowledge: its `lora_state_dict`.
+The layers stay as they are. A hook adds `scale * B(A(input))` to a layer's output with the same operations as PEFT, so
+that the result is that of diffusers' `load_lora_weights`. The hooks never write weights, which several processes share,
+and they work on the tokens that the layer gets, so LoRAs are exact under sequence parallelism too. diffusers' own
+`lora_state_dict` reads the files, in all conventions that it knows (Kohya's, XLabs', PEFT's and others).
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """Of one layer: (rank, inputs) and (outputs, rank); of a convolution with the sizes of its kernel after these."""
+class _LayerChange:
+    """The change of one layer."""
 
     layer: torch.nn.Module
     down: torch.Tensor
+    """The matrix A, (rank, inputs), with the sizes of the kernel behind these for a convolution."""
     up: torch.Tensor
+    """The matrix B, (outputs, rank), with sizes of 1 behind these for a convolution."""
     scale: float
+    """The factor of the change."""
 
-    def hook(self) -> Callable[..., torch.Tensor]:
+    def make_hook(self) -> Callable[..., torch.Tensor]:
+        """Make a forward hook that adds the change to the layer's output."""
         layer = self.layer
         if isinstance(layer, torch.nn.Conv2d):
             geometry: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation)
@@ -52,7 +56,7 @@ class _Change:
 
 
 class Loras:
-    """The LoRAs in a model's folder, for the component that denoises. Holds the one used last, on the device, until
+    """The LoRAs in a model folder, for the component that denoises. The one used last stays on the device until
     `drop`."""
 
     def __init__(self, model_folder: Path, pipe: Any, component: str, device: torch.device) -> None:
@@ -60,22 +64,23 @@ class Loras:
         self._pipe = pipe
         self._component = component
         self._device = device
-        self._held: tuple[str, list[_Change]] | None = None
+        self._held: tuple[str, list[_LayerChange]] | None = None
 
     def check(self, name: str | None) -> None:
-        """Raises `InvalidRequestError` unless the model has this LoRA (None is no LoRA)."""
+        """Raise `InvalidRequestError` unless the model has this LoRA. None stands for no LoRA."""
         if name is not None:
             self._file(name)
 
     @contextmanager
     def applied(self, name: str | None) -> Iterator[None]:
-        """Inside, the model denoises with this LoRA. Raises `CheckpointError` where its file is not for this model."""
+        """Inside the context, the model denoises with this LoRA. Raises `CheckpointError` when its file does not
+        fit."""
         if name is None:
             yield
             return
-        handles = [change.layer.register_forward_hook(change.hook()) for change in self._changes(name)]
+        handles = [change.layer.register_forward_hook(change.make_hook()) for change in self._changes(name)]
         try:
-            # Compiled code knows nothing of hooks that come and go.
+            # Compiled code ignores hooks that are registered later.
             with torch.compiler.set_stance("force_eager"):
                 yield
         finally:
@@ -83,10 +88,10 @@ class Loras:
                 handle.remove()
 
     def drop(self) -> None:
-        """Let go of the one that is held."""
+        """Free the memory of the LoRA that was used last."""
         self._held = None
 
-    def _changes(self, name: str) -> list[_Change]:
+    def _changes(self, name: str) -> list[_LayerChange]:
         if self._held is None or self._held[0] != name:
             self._held = None
             self._held = (name, self._load(self._file(name)))
@@ -99,7 +104,7 @@ class Loras:
             raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
         return file
 
-    def _load(self, file: Path) -> list[_Change]:
+    def _load(self, file: Path) -> list[_LayerChange]:
         tensors, scale_of = self._read(file)
         layers = dict(getattr(self._pipe, self._component).named_modules())
         changes = []
@@ -111,7 +116,7 @@ class Loras:
                 raise CheckpointError(f"{file} is not for this model: it changes {path} otherwise than that could be")
             dtype = layer.weight.dtype
             scale = scale_of(path, up.shape[1])
-            changes.append(_Change(layer, down.to(self._device, dtype), up.to(self._device, dtype), scale))
+            changes.append(_LayerChange(layer, down.to(self._device, dtype), up.to(self._device, dtype), scale))
         if tensors or not changes:
             kinds = ", ".join(sorted(tensors)[:3]) or "no LoRA at all"
             raise CheckpointError(
@@ -121,15 +126,15 @@ class Loras:
         return changes
 
     def _read(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
-        """The file's tensors by the names of PEFT without the component's, and the scale of each layer and rank."""
+        """Read the file's tensors, named as by PEFT but without the component, and the scale of each layer and rank."""
         try:
-            return self._parsed(file)
+            return self._parse(file)
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # whatever there is to trip over in a file of a format that is not known
+        except Exception as error:  # A file of an unknown format may raise any error.
             raise CheckpointError(f"{file} cannot be read as a LoRA: {error}") from error
 
-    def _parsed(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
+    def _parse(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
         state, *alphas, metadata = self._pipe.lora_state_dict(
             str(file.parent),
             weight_name=file.name,
@@ -145,8 +150,8 @@ class Loras:
         if own and not any("lora_A" in key for key in own):
             own = convert_unet_state_dict_to_peft(own)
         if metadata:
-            return own | others, scales_by_config(_without(prefix, metadata))
-        return own | others, scales_by_alphas(_without(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
+            return own | others, scales_by_config(_strip_prefix(prefix, metadata))
+        return own | others, scales_by_alphas(_strip_prefix(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
 
 
 def _fits(layer: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torch.Tensor) -> bool:
@@ -155,5 +160,5 @@ def _fits(layer: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torc
     return 0 not in down.shape and down.shape[1:] == weight[1:] and up.shape == (weight[0], down.shape[0], *point)
 
 
-def _without(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def _strip_prefix(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}

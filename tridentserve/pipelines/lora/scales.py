@@ -1,6 +1,6 @@
-"""By how much a LoRA changes each layer: what its file says of that, in tensors or in a configuration of PEFT's.
+"""The factor by which a LoRA changes each layer, from the alphas in its file or from PEFT's configuration there.
 
-A file comes from anywhere, so nothing of it is believed: what makes no sense raises `ValueError`.
+Files come from anywhere and are not trusted: values that make no sense raise `ValueError`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraint
 
 from tridentserve.validation import problem_text
 
-# The scale of a layer, by its path and the rank of its change.
+# Returns the scale of a layer for its path and the rank of its change.
 Scales = Callable[[str, int], float]
 
-# PEFT takes any regular expression, and there are some that take years to match: only names of modules, or ends of such
-# names, are taken, with the anchor that diffusers writes before whole ones.
+# PEFT accepts any regular expression, and some of them take years to match. So only names of modules, or ends of such
+# names, are accepted, with the anchor that diffusers writes before whole names.
 _Pattern = Annotated[str, StringConstraints(pattern=r"^\^?[A-Za-z0-9_.]+$")]
 
 
 class _PeftConfig(BaseModel):
-    """What PEFT's `LoraConfig` says of scales, which diffusers writes into the files that it saves. The rest of it says
-    how the LoRA was trained."""
+    """The fields of PEFT's `LoraConfig` that determine scales. diffusers writes them into the files that it saves; the
+    other fields describe how the LoRA was trained."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -36,17 +36,19 @@ class _PeftConfig(BaseModel):
 
 
 def scales_by_alphas(alphas: Mapping[str, Any], suffix: str) -> Scales:
-    """Alpha over rank, 1 where the file names no alpha. `suffix`: of the tensors that some alphas are named after."""
+    """Scale each layer by alpha over rank, or by 1 where the file names no alpha.
+
+    `suffix` ends the names of the tensors after which some alphas are named."""
     named = {key.removesuffix(".alpha"): float(alpha) for key, alpha in alphas.items()}
     if odd := sorted(key for key, alpha in named.items() if not math.isfinite(alpha)):
         raise ValueError(f"the alpha of {odd[0]} is {named[odd[0]]}")
-    # Of Kohya's attention layers they are named after the tensor, not the layer.
+    # In Kohya's files the alphas of attention layers are named after the tensor and not after the layer.
     by_path = {key.removesuffix(suffix): alpha for key, alpha in convert_unet_state_dict_to_peft(named).items()}
     return lambda path, rank: by_path.get(path, rank) / rank
 
 
 def scales_by_config(config: Mapping[str, Any]) -> Scales:
-    """As PEFT's configuration says."""
+    """Scale each layer as PEFT does with this configuration."""
     try:
         said = _PeftConfig.model_validate(config)
     except ValidationError as error:

@@ -123,7 +123,7 @@ class StageExecutor:
                     try:
                         self._diffuse(plan, adapter, group, inputs, control, execution)
                     finally:
-                        adapter.let_go()
+                        adapter.drop_lora()
                 case Stage.DECODE:
                     decoding = Decoding(plan, adapter, group)
                     with _timed(stage, plan, execution):
