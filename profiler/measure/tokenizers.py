@@ -10,11 +10,11 @@ import transformers
 
 from profiler.published_models import Component
 from tridentserve.pipelines.tiny import parts as tiny_parts
-from tridentserve.pipelines.tiny.flux2 import mistral_tokenizer
-from tridentserve.pipelines.tiny.flux2_klein import qwen3_tokenizer
-from tridentserve.pipelines.tiny.hunyuan_dit import bert_tokenizer
-from tridentserve.pipelines.tiny.hunyuan_video import llama_tokenizer
-from tridentserve.pipelines.tiny.hunyuan_video_15 import qwen_tokenizer
+from tridentserve.pipelines.tiny.flux2 import build_mistral_tokenizer
+from tridentserve.pipelines.tiny.flux2_klein import build_qwen3_tokenizer
+from tridentserve.pipelines.tiny.hunyuan_dit import build_bert_tokenizer
+from tridentserve.pipelines.tiny.hunyuan_video import build_llama_tokenizer
+from tridentserve.pipelines.tiny.hunyuan_video_15 import build_qwen_tokenizer
 
 _MAX_WORDS = 2048
 
@@ -37,14 +37,14 @@ def word_tokenizer() -> Any:
 # By how the class of the encoder begins. Prompts are padded to a fixed length in all published models but Qwen-Image,
 # so that a vocabulary of letters costs the same.
 _TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "CLIP": tiny_parts.clip_tokenizer,
-    "Bert": bert_tokenizer,
-    "T5": tiny_parts.t5_tokenizer,
-    "UMT5": tiny_parts.t5_tokenizer,
-    "Llama": llama_tokenizer,
-    "Mistral3": mistral_tokenizer,
-    "Qwen3": qwen3_tokenizer,
-    "Qwen2_5_VLText": qwen_tokenizer,
+    "CLIP": tiny_parts.build_clip_tokenizer,
+    "Bert": build_bert_tokenizer,
+    "T5": tiny_parts.build_t5_tokenizer,
+    "UMT5": tiny_parts.build_t5_tokenizer,
+    "Llama": build_llama_tokenizer,
+    "Mistral3": build_mistral_tokenizer,
+    "Qwen3": build_qwen3_tokenizer,
+    "Qwen2_5_VLText": build_qwen_tokenizer,
     "Qwen2_5_VLForConditionalGeneration": word_tokenizer,
     "ByT5": transformers.ByT5Tokenizer,
 }

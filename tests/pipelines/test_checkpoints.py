@@ -186,7 +186,9 @@ def test_an_index_of_shards_that_is_none_is_named(model: Model, tmp_path: Path, 
     folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
     index = folder / "vae" / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(CheckpointError, match=r"index\.json holds no weight_map from tensors to the files in its directory"):
+    with pytest.raises(
+        CheckpointError, match=r"index\.json holds no weight_map from tensors to the files in its directory"
+    ):
         stage_weights_bytes(folder)
 
 

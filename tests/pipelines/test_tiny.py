@@ -101,7 +101,10 @@ def tokenizer(folder: Path) -> Any:
 
 @given(text=st.text(max_size=200))
 def test_any_text_has_tokens_the_encoders_know(text: str) -> None:
-    for kind, encoder_config in ((tiny_parts.clip_tokenizer, tiny_parts.clip_config), (tiny_parts.t5_tokenizer, None)):
+    for kind, encoder_config in (
+        (tiny_parts.build_clip_tokenizer, tiny_parts.build_clip_config),
+        (tiny_parts.build_t5_tokenizer, None),
+    ):
         made = _made(kind)
         ids = made([text], padding="max_length", max_length=77, truncation=True).input_ids[0]
         vocab_size = encoder_config(made).vocab_size if encoder_config else len(made)
@@ -124,7 +127,9 @@ def test_odd_prompts_can_be_encoded(model: Model, family: str, prompt: str) -> N
 def test_saved_tokenizers_are_those_that_were_made(model: Model) -> None:
     with ThreadPoolExecutor(2) as pool:
         saved = list(pool.map(tokenizer, (model("flux") / "tokenizer", model("flux") / "tokenizer_2")))
-    for made, loaded in zip((_made(tiny_parts.clip_tokenizer), _made(tiny_parts.t5_tokenizer)), saved, strict=True):
+    for made, loaded in zip(
+        (_made(tiny_parts.build_clip_tokenizer), _made(tiny_parts.build_t5_tokenizer)), saved, strict=True
+    ):
         assert made("A fox, 3 hens & Ω").input_ids == loaded("A fox, 3 hens & Ω").input_ids
 
 

@@ -1,9 +1,9 @@
 """Tiny pipelines of the real classes with random weights, made without a network: for a first start and for tests.
 
-They are saved as any diffusers folder and loaded by the same code. Every tensor has the rank, the order of dimensions
-and the number of tokens it has in the real family. The images mean nothing, but they are colored shapes rather than
-gray noise (`tiny_parts`), so that a person sees whether prompt, seed and steps have an effect. Videos of CogVideoX and
-Mochi are noise in color.
+They are saved as model folders of diffusers and loaded by the same code. Every tensor has the rank, the order of
+dimensions and the number of tokens of the real family. The images mean nothing, but they are colored shapes rather than
+gray noise (see `parts`), so that a person can see the effect of prompt, seed and steps. Videos of CogVideoX and Mochi
+are noise in color.
 """
 
 from __future__ import annotations
@@ -19,50 +19,52 @@ import transformers
 
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import TINY_VERSION, tiny_folder
-from tridentserve.pipelines.tiny import cogvideox as tiny_video_cogvideox
-from tridentserve.pipelines.tiny import cogvideox_i2v as tiny_video_cogvideox_i2v
-from tridentserve.pipelines.tiny import flux as tiny_flux
-from tridentserve.pipelines.tiny import flux2 as tiny_flux2
-from tridentserve.pipelines.tiny import flux2_klein as tiny_flux2_klein
-from tridentserve.pipelines.tiny import flux_kontext as tiny_flux_kontext
-from tridentserve.pipelines.tiny import hunyuan_dit as tiny_hunyuan_dit
-from tridentserve.pipelines.tiny import hunyuan_video as tiny_video_hunyuan_video
-from tridentserve.pipelines.tiny import hunyuan_video_15 as tiny_video_hunyuan_video_15
-from tridentserve.pipelines.tiny import hunyuan_video_15_i2v as tiny_video_hunyuan_video_15_i2v
-from tridentserve.pipelines.tiny import mochi as tiny_video_mochi
-from tridentserve.pipelines.tiny import pixart_sigma as tiny_pixart_sigma
-from tridentserve.pipelines.tiny import qwen_image as tiny_qwen_image
-from tridentserve.pipelines.tiny import sd3 as tiny_sd3
-from tridentserve.pipelines.tiny import sdxl as tiny_sdxl
-from tridentserve.pipelines.tiny import wan as tiny_video_wan
-from tridentserve.pipelines.tiny import wan_i2v as tiny_video_wan_i2v
+from tridentserve.pipelines.tiny import (
+    cogvideox,
+    cogvideox_i2v,
+    flux,
+    flux2,
+    flux2_klein,
+    flux_kontext,
+    hunyuan_dit,
+    hunyuan_video,
+    hunyuan_video_15,
+    hunyuan_video_15_i2v,
+    mochi,
+    pixart_sigma,
+    qwen_image,
+    sd3,
+    sdxl,
+    wan,
+    wan_i2v,
+)
 
 _RECIPES: dict[str, Callable[[], Any]] = {
-    "sd3": tiny_sd3.recipe,
-    "flux": tiny_flux.recipe,
-    "flux_kontext": tiny_flux_kontext.recipe,
-    "pixart_sigma": tiny_pixart_sigma.recipe,
-    "qwen_image": tiny_qwen_image.recipe,
-    "sdxl": tiny_sdxl.recipe,
-    "hunyuan_dit": tiny_hunyuan_dit.recipe,
-    "flux2_klein": tiny_flux2_klein.recipe,
-    "flux2": tiny_flux2.recipe,
-    "cogvideox": tiny_video_cogvideox.recipe,
-    "cogvideox_i2v": tiny_video_cogvideox_i2v.recipe,
-    "wan": tiny_video_wan.recipe,
-    "wan_i2v": tiny_video_wan_i2v.recipe,
-    "hunyuan_video": tiny_video_hunyuan_video.recipe,
-    "hunyuan_video_15": tiny_video_hunyuan_video_15.recipe,
-    "hunyuan_video_15_i2v": tiny_video_hunyuan_video_15_i2v.recipe,
-    "mochi": tiny_video_mochi.recipe,
+    "sd3": sd3.build_pipeline,
+    "flux": flux.build_pipeline,
+    "flux_kontext": flux_kontext.build_pipeline,
+    "pixart_sigma": pixart_sigma.build_pipeline,
+    "qwen_image": qwen_image.build_pipeline,
+    "sdxl": sdxl.build_pipeline,
+    "hunyuan_dit": hunyuan_dit.build_pipeline,
+    "flux2_klein": flux2_klein.build_pipeline,
+    "flux2": flux2.build_pipeline,
+    "cogvideox": cogvideox.build_pipeline,
+    "cogvideox_i2v": cogvideox_i2v.build_pipeline,
+    "wan": wan.build_pipeline,
+    "wan_i2v": wan_i2v.build_pipeline,
+    "hunyuan_video": hunyuan_video.build_pipeline,
+    "hunyuan_video_15": hunyuan_video_15.build_pipeline,
+    "hunyuan_video_15_i2v": hunyuan_video_15_i2v.build_pipeline,
+    "mochi": mochi.build_pipeline,
 }
 
 
 def ensure_tiny(family: str, cache_dir: Path) -> Path:
-    """The folder of the tiny pipeline of a family (`sd3`, `flux`), made on first use.
+    """Return the model folder of a family's tiny pipeline (`sd3`, `flux`, ...), which is built on first use.
 
-    The same family gives the same bytes each time. Safe when several processes race: each builds beside the final
-    place and the first rename wins. Raises `ConfigError` for a family without a recipe.
+    A family has the same bytes each time. Several processes may call this at once: each builds in a directory of its
+    own, and the first rename wins. Raises `ConfigError` for a family without a recipe.
     """
     if family not in _RECIPES:
         raise ConfigError(f"there is no tiny pipeline of the family {family!r}; use one of {', '.join(_RECIPES)}")
@@ -77,7 +79,7 @@ def ensure_tiny(family: str, cache_dir: Path) -> Path:
         building.chmod(0o755)
         building.rename(folder)
     except OSError:
-        # Another process was first: its folder has the same bytes. Anything else is an error of the disk.
+        # If the folder exists, another process was first, and its folder has the same bytes. Otherwise the disk failed.
         if not folder.is_dir():
             raise
     finally:

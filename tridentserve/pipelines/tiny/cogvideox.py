@@ -11,14 +11,14 @@ from tridentserve.pipelines.tiny import parts
 TIME_DIM = 32
 
 
-def recipe() -> Any:
-    """As CogVideoX-5B: rotary positions, the DPM scheduler."""
-    return pipeline(diffusers.CogVideoXPipeline)
+def build_pipeline() -> Any:
+    """Build a CogVideoX-5B: rotary positions, the DPM scheduler."""
+    return assemble_pipeline(diffusers.CogVideoXPipeline)
 
 
-def pipeline(pipeline_class: Any, invert_scale_latents: bool = False, **changes: Any) -> Any:
-    """`changes`: to the transformer of CogVideoX-5B."""
-    tokenizer = parts.t5_tokenizer()
+def assemble_pipeline(pipeline_class: Any, invert_scale_latents: bool = False, **changes: Any) -> Any:
+    """Assemble a pipeline. `changes` are changes to the config of the transformer of CogVideoX-5B."""
+    tokenizer = parts.build_t5_tokenizer()
     config: dict[str, Any] = {
         "num_attention_heads": parts.HEADS,
         "attention_head_dim": parts.HEAD_DIM,
@@ -45,7 +45,7 @@ def pipeline(pipeline_class: Any, invert_scale_latents: bool = False, **changes:
     )
     return pipeline_class(
         tokenizer=tokenizer,
-        text_encoder=parts.t5_encoder(tokenizer),
+        text_encoder=parts.build_t5_encoder(tokenizer),
         vae=diffusers.AutoencoderKLCogVideoX(
             block_out_channels=(8, 8, 16, 16),
             latent_channels=parts.LATENT_CHANNELS,

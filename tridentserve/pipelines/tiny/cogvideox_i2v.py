@@ -1,4 +1,4 @@
-"""A tiny CogVideoX that starts from images."""
+"""A tiny CogVideoX with an input image."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from typing import Any
 
 import diffusers
 
-from tridentserve.pipelines.tiny import cogvideox as tiny_video_cogvideox
-from tridentserve.pipelines.tiny import parts
+from tridentserve.pipelines.tiny import cogvideox, parts
 
 
-def recipe() -> Any:
-    """As CogVideoX1.5-5B-I2V: latent frames in pairs, an embedding of an offset."""
-    return tiny_video_cogvideox.pipeline(
+def build_pipeline() -> Any:
+    """Build a CogVideoX1.5-5B-I2V: latent frames in pairs, an embedding of an offset."""
+    return cogvideox.assemble_pipeline(
         diffusers.CogVideoXImageToVideoPipeline,
         invert_scale_latents=True,
         in_channels=2 * parts.LATENT_CHANNELS,
         patch_size_t=2,
         sample_frames=81,
-        ofs_embed_dim=tiny_video_cogvideox.TIME_DIM,
+        ofs_embed_dim=cogvideox.TIME_DIM,
     )

@@ -11,9 +11,9 @@ import transformers
 from tridentserve.pipelines.tiny import parts
 
 
-def recipe() -> Any:
-    """As FLUX.1-dev: double and single blocks, guidance as an embedding."""
-    tokenizer, tokenizer_2 = parts.clip_tokenizer(), parts.t5_tokenizer()
+def build_pipeline() -> Any:
+    """Build a FLUX.1-dev: double and single blocks, guidance as an embedding."""
+    tokenizer, tokenizer_2 = parts.build_clip_tokenizer(), parts.build_t5_tokenizer()
     transformer = diffusers.FluxTransformer2DModel(
         patch_size=1,
         in_channels=4 * parts.LATENT_CHANNELS,
@@ -30,9 +30,9 @@ def recipe() -> Any:
     return diffusers.FluxPipeline(
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=parts.image_vae(scaling_factor=0.3611, shift_factor=0.1159),
-        text_encoder=transformers.CLIPTextModel(parts.clip_config(tokenizer)),
+        vae=parts.build_image_vae(scaling_factor=0.3611, shift_factor=0.1159),
+        text_encoder=transformers.CLIPTextModel(parts.build_clip_config(tokenizer)),
         tokenizer=tokenizer,
-        text_encoder_2=parts.t5_encoder(tokenizer_2),
+        text_encoder_2=parts.build_t5_encoder(tokenizer_2),
         tokenizer_2=tokenizer_2,
     )

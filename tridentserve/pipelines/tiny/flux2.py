@@ -9,10 +9,10 @@ import tokenizers
 import transformers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from tridentserve.pipelines.tiny.flux2_klein import TEXT_DIM, transformer, vae
+from tridentserve.pipelines.tiny.flux2_klein import TEXT_DIM, build_transformer, build_vae
 
 _TOKENS = 512
-# The condition is taken from the layers 10, 20 and 30.
+# The condition comes from the layers 10, 20 and 30.
 _TEXT_LAYERS = 30
 _MARKS = ("<s>", "</s>", "<pad>", "[IMG]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[INST]", "[/INST]")
 _CHAT = (
@@ -22,20 +22,20 @@ _CHAT = (
 )
 
 
-def recipe() -> Any:
-    """As FLUX.2 dev: guidance as an embedding, a text encoder that could see images too."""
-    tokenizer = mistral_tokenizer()
+def build_pipeline() -> Any:
+    """Build a FLUX.2 dev: guidance as an embedding, a text encoder that could read images too."""
+    tokenizer = build_mistral_tokenizer()
     return diffusers.Flux2Pipeline(
-        transformer=transformer(guidance_embeds=True),
+        transformer=build_transformer(guidance_embeds=True),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=vae(),
-        text_encoder=_text_encoder(tokenizer),
+        vae=build_vae(),
+        text_encoder=_build_text_encoder(tokenizer),
         tokenizer=tokenizer,
     )
 
 
-def mistral_tokenizer() -> Any:
-    """Byte-level, without merges, with the marks of a chat."""
+def build_mistral_tokenizer() -> Any:
+    """Build a byte-level tokenizer without merges, with the marks of a chat."""
     vocab = {token: index for index, token in enumerate((*_MARKS, *sorted(ByteLevel.alphabet())))}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -48,7 +48,7 @@ def mistral_tokenizer() -> Any:
     return tokenizer
 
 
-def _text_encoder(tokenizer: Any) -> Any:
+def _build_text_encoder(tokenizer: Any) -> Any:
     text = transformers.MistralConfig(
         vocab_size=len(tokenizer),
         hidden_size=TEXT_DIM,

@@ -11,7 +11,7 @@ import transformers
 from tridentserve.pipelines.tiny import parts
 
 TEXT_DIM = 16
-# The condition is taken from the layers 9, 18 and 27.
+# The condition comes from the layers 9, 18 and 27.
 _TEXT_LAYERS = 27
 _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -19,20 +19,20 @@ _CHAT = (
 )
 
 
-def recipe() -> Any:
-    """As FLUX.2 klein base: not distilled, so with guidance by two passes."""
-    tokenizer = qwen3_tokenizer()
+def build_pipeline() -> Any:
+    """Build a FLUX.2 klein base, which is not distilled and so has guidance by two passes."""
+    tokenizer = build_qwen3_tokenizer()
     return diffusers.Flux2KleinPipeline(
-        transformer=transformer(guidance_embeds=False),
+        transformer=build_transformer(guidance_embeds=False),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=vae(),
-        text_encoder=_text_encoder(tokenizer),
+        vae=build_vae(),
+        text_encoder=_build_text_encoder(tokenizer),
         tokenizer=tokenizer,
     )
 
 
-def transformer(*, guidance_embeds: bool) -> Any:
-    """Of any FLUX.2."""
+def build_transformer(*, guidance_embeds: bool) -> Any:
+    """Build the transformer of any FLUX.2."""
     model = diffusers.Flux2Transformer2DModel(
         in_channels=4 * parts.LATENT_CHANNELS,
         num_layers=1,
@@ -48,8 +48,8 @@ def transformer(*, guidance_embeds: bool) -> Any:
     return model
 
 
-def vae() -> Any:
-    """Of any FLUX.2."""
+def build_vae() -> Any:
+    """Build the VAE of any FLUX.2."""
     model = diffusers.AutoencoderKLFlux2(
         block_out_channels=(8, 8, 16, 16),
         layers_per_block=1,
@@ -59,20 +59,20 @@ def vae() -> Any:
     )
     parts.smooth(model.decoder)
     parts.brighten(model.decoder.conv_out, 1.5)
-    # Statistics that a decoder must not forget to undo.
+    # Random statistics show whether a decoder undoes the normalization.
     model.bn.running_mean.normal_(std=0.5)
     model.bn.running_var.uniform_(0.5, 2.0)
     return model
 
 
-def qwen3_tokenizer() -> Any:
-    """One that writes chats without thinking."""
-    tokenizer = parts.qwen_tokenizer(512)
+def build_qwen3_tokenizer() -> Any:
+    """Build a tokenizer with a chat template without thinking."""
+    tokenizer = parts.build_qwen_tokenizer(512)
     tokenizer.chat_template = _CHAT
     return tokenizer
 
 
-def _text_encoder(tokenizer: Any) -> Any:
+def _build_text_encoder(tokenizer: Any) -> Any:
     config = transformers.Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=TEXT_DIM,

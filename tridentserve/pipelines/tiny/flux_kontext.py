@@ -6,13 +6,12 @@ from typing import Any
 
 import diffusers
 
-from tridentserve.pipelines.tiny import flux as tiny_flux
-from tridentserve.pipelines.tiny import parts
+from tridentserve.pipelines.tiny import flux, parts
 
 
-def recipe() -> Any:
-    """The modules of a FLUX.1, with latents of images that are about as large as noise, and are looked at."""
-    components = tiny_flux.recipe().components
+def build_pipeline() -> Any:
+    """Build a FLUX.1 whose image latents are about as large as noise and have an effect on the attention."""
+    components = flux.build_pipeline().components
     parts.brighten(components["vae"].encoder.conv_out, 8.0)
     transformer = components["transformer"]
     for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks):

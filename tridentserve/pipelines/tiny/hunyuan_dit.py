@@ -13,9 +13,9 @@ _CHANNELS = 4
 _BERT_DIM, _BERT_TOKENS = 32, 77
 
 
-def recipe() -> Any:
-    """As HunyuanDiT 1.1: sizes and style are told, every step draws noise."""
-    tokenizer, tokenizer_2 = bert_tokenizer(), parts.t5_tokenizer()
+def build_pipeline() -> Any:
+    """Build a HunyuanDiT 1.1: sizes and style are inputs, and every step draws noise."""
+    tokenizer, tokenizer_2 = build_bert_tokenizer(), parts.build_t5_tokenizer()
     transformer = diffusers.HunyuanDiT2DModel(
         num_attention_heads=parts.HEADS,
         attention_head_dim=parts.HEAD_DIM,
@@ -23,7 +23,7 @@ def recipe() -> Any:
         patch_size=2,
         sample_size=64,
         hidden_size=parts.INNER_DIM,
-        # Four layers, so that one of them has a skip connection.
+        # With four layers, one of them has a skip connection.
         num_layers=4,
         cross_attention_dim=_BERT_DIM,
         cross_attention_dim_t5=parts.T5_DIM,
@@ -40,10 +40,10 @@ def recipe() -> Any:
             prediction_type="v_prediction",
             steps_offset=1,
         ),
-        vae=parts.image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
-        text_encoder=_bert(tokenizer),
+        vae=parts.build_image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
+        text_encoder=_build_bert(tokenizer),
         tokenizer=tokenizer,
-        text_encoder_2=parts.t5_encoder(tokenizer_2),
+        text_encoder_2=parts.build_t5_encoder(tokenizer_2),
         tokenizer_2=tokenizer_2,
         safety_checker=None,
         feature_extractor=None,
@@ -51,15 +51,16 @@ def recipe() -> Any:
     )
 
 
-def bert_tokenizer() -> Any:
-    """One piece per printable ASCII character, at the start of a word and inside; others are the unknown token."""
+def build_bert_tokenizer() -> Any:
+    """Build a tokenizer with two pieces per printable ASCII character, one for the start of a word and one for the
+    inside. Other characters are the unknown token."""
     letters = [chr(code) for code in range(33, 127)]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
     vocab = {piece: index for index, piece in enumerate(pieces)}
     return transformers.BertTokenizer(vocab=vocab, model_max_length=_BERT_TOKENS)
 
 
-def _bert(tokenizer: Any) -> Any:
+def _build_bert(tokenizer: Any) -> Any:
     config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=_BERT_DIM,

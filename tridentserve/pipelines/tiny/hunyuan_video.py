@@ -15,9 +15,9 @@ from tridentserve.pipelines.tiny import parts
 _LLAMA_DIM, _LLAMA_TOKENS = 64, 512
 
 
-def recipe() -> Any:
-    """As HunyuanVideo: double and single blocks, a refiner of the text, guidance as an embedding."""
-    tokenizer, tokenizer_2 = llama_tokenizer(), parts.clip_tokenizer()
+def build_pipeline() -> Any:
+    """Build a HunyuanVideo: double and single blocks, a refiner of the text, guidance as an embedding."""
+    tokenizer, tokenizer_2 = build_llama_tokenizer(), parts.build_clip_tokenizer()
     transformer = diffusers.HunyuanVideoTransformer3DModel(
         in_channels=parts.LATENT_CHANNELS,
         out_channels=parts.LATENT_CHANNELS,
@@ -38,19 +38,19 @@ def recipe() -> Any:
     )
     parts.smooth(vae.decoder)
     return diffusers.HunyuanVideoPipeline(
-        text_encoder=_llama(tokenizer),
+        text_encoder=_build_llama(tokenizer),
         tokenizer=tokenizer,
         transformer=transformer,
         vae=vae,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
-        text_encoder_2=transformers.CLIPTextModel(parts.clip_config(tokenizer_2)),
+        text_encoder_2=transformers.CLIPTextModel(parts.build_clip_config(tokenizer_2)),
         tokenizer_2=tokenizer_2,
     )
 
 
-def llama_tokenizer() -> Any:
-    """Byte-level, without merges, but for one token: it makes as many tokens of the text before the prompt as Llama's
-    own does, which is how many the pipeline cuts off."""
+def build_llama_tokenizer() -> Any:
+    """Build a byte-level tokenizer without merges. One further token makes the text before the prompt as many tokens as
+    Llama's own tokenizer does; the pipeline cuts off that number of tokens."""
     letters = sorted(ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
@@ -69,7 +69,7 @@ def llama_tokenizer() -> Any:
     )
 
 
-def _llama(tokenizer: Any) -> Any:
+def _build_llama(tokenizer: Any) -> Any:
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=_LLAMA_DIM,

@@ -12,30 +12,30 @@ from tridentserve.pipelines.tiny import parts
 
 _TEXT_DIM = IMAGE_DIM = 32
 _MAX_TOKENS = 2048
-# Each block of the VAE must have a multiple of as many channels.
+# The channels of each block of the VAE must be a multiple of this.
 _LATENT_CHANNELS = 8
-# As Qwen2.5-VL writes chats.
+# The chat template of Qwen2.5-VL.
 _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
-def recipe() -> Any:
-    """As HunyuanVideo 1.5 from text: two text encoders, tokens of an image that is absent, guidance by two passes."""
-    return pipeline(diffusers.HunyuanVideo15Pipeline, "t2v")
+def build_pipeline() -> Any:
+    """Build a HunyuanVideo 1.5 from text: two text encoders, tokens of an absent image, guidance by two passes."""
+    return assemble_pipeline(diffusers.HunyuanVideo15Pipeline, "t2v")
 
 
-def pipeline(pipeline_class: Any, task_type: str, **others: Any) -> Any:
-    """`others`: components that it has beside those from text."""
-    tokenizer, tokenizer_2 = qwen_tokenizer(), transformers.ByT5Tokenizer()
+def assemble_pipeline(pipeline_class: Any, task_type: str, **others: Any) -> Any:
+    """Assemble a pipeline. `others` are components in addition to those of the text-to-video pipeline."""
+    tokenizer, tokenizer_2 = build_qwen_tokenizer(), transformers.ByT5Tokenizer()
     made = pipeline_class(
-        text_encoder=_qwen(tokenizer),
+        text_encoder=_build_qwen(tokenizer),
         tokenizer=tokenizer,
-        transformer=_transformer(task_type),
-        vae=_vae(),
+        transformer=_build_transformer(task_type),
+        vae=_build_vae(),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0),
-        text_encoder_2=parts.t5_encoder(tokenizer_2),
+        text_encoder_2=parts.build_t5_encoder(tokenizer_2),
         tokenizer_2=tokenizer_2,
         guider=diffusers.ClassifierFreeGuidance(guidance_scale=6.0),
         **others,
@@ -44,23 +44,23 @@ def pipeline(pipeline_class: Any, task_type: str, **others: Any) -> Any:
     return made
 
 
-def qwen_tokenizer() -> Any:
-    """One that writes chats; with as many tokens as characters before the prompt."""
-    tokenizer = parts.qwen_tokenizer(_MAX_TOKENS)
+def build_qwen_tokenizer() -> Any:
+    """Build a tokenizer with a chat template, which makes one token of each character before the prompt."""
+    tokenizer = parts.build_qwen_tokenizer(_MAX_TOKENS)
     tokenizer.chat_template = _CHAT
     return tokenizer
 
 
 def _shorten(tokenizer: Any, system_message: str, count: int) -> None:
-    """Give it one token for the beginning of the text before the prompt, so that this has as many tokens as with the
-    real tokenizer, which is how many the pipeline cuts off."""
-    # After the system message: a mark, a line break, a mark, "user" and a line break.
+    """Add one token for the beginning of the text before the prompt, so that this text has as many tokens as with the
+    real tokenizer. The pipeline cuts off that number of tokens."""
+    # The system message is followed by a mark, a line break, a mark, "user" and a line break.
     others = 1 + 1 + 1 + len("user") + 1
     beginning = "<|im_start|>system\n" + system_message[: len(system_message) - (count - 1 - others)]
     tokenizer.add_tokens([tokenizers.AddedToken(beginning, normalized=False, special=True)], special_tokens=True)
 
 
-def _transformer(task_type: str) -> Any:
+def _build_transformer(task_type: str) -> Any:
     return diffusers.HunyuanVideo15Transformer3DModel(
         in_channels=2 * _LATENT_CHANNELS + 1,
         out_channels=_LATENT_CHANNELS,
@@ -76,7 +76,7 @@ def _transformer(task_type: str) -> Any:
     )
 
 
-def _vae() -> Any:
+def _build_vae() -> Any:
     vae = diffusers.AutoencoderKLHunyuanVideo15(
         latent_channels=_LATENT_CHANNELS, block_out_channels=(8, 8, 16, 16, 16), layers_per_block=1
     )
@@ -84,7 +84,7 @@ def _vae() -> Any:
     return vae
 
 
-def _qwen(tokenizer: Any) -> Any:
+def _build_qwen(tokenizer: Any) -> Any:
     config = transformers.Qwen2_5_VLTextConfig(
         vocab_size=len(tokenizer) + 1,
         hidden_size=_TEXT_DIM,

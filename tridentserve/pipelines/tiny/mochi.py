@@ -11,9 +11,9 @@ from tridentserve.pipelines.tiny import parts
 _CHANNELS = 12
 
 
-def recipe() -> Any:
-    """As Mochi 1. Its VAE's norms have 32 groups, so that this is the widest VAE of the tiny ones."""
-    tokenizer = parts.t5_tokenizer()
+def build_pipeline() -> Any:
+    """Build a Mochi 1. The norms of its VAE have 32 groups, so this is the widest VAE of the tiny pipelines."""
+    tokenizer = parts.build_t5_tokenizer()
     transformer = diffusers.MochiTransformer3DModel(
         num_attention_heads=parts.HEADS,
         attention_head_dim=parts.HEAD_DIM,
@@ -32,7 +32,7 @@ def recipe() -> Any:
     parts.brighten(vae.decoder.proj_out)
     return diffusers.MochiPipeline(
         tokenizer=tokenizer,
-        text_encoder=parts.t5_encoder(tokenizer),
+        text_encoder=parts.build_t5_encoder(tokenizer),
         vae=vae,
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),

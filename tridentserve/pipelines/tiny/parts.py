@@ -1,4 +1,4 @@
-"""Parts of tiny pipelines that several families share: sizes, text encoders with their tokenizers, an image VAE."""
+"""The parts of tiny pipelines that several families share: sizes, text encoders with their tokenizers, an image VAE."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from tokenizers.pre_tokenizers import ByteLevel
 CLIP_TOKENS, CLIP_DIM = 77, 32
 T5_TOKENS, T5_DIM = 512, 64
 LATENT_CHANNELS = 16
-# Four heads, so that they divide by the degrees 2 and 4; as wide in all as a patch of 2 x 2 latents.
+# The degrees 2 and 4 divide four heads, which together are as wide as a patch of 2 x 2 latents.
 HEADS, HEAD_DIM = 4, 16
 INNER_DIM = HEADS * HEAD_DIM
 
 
-def image_vae(scaling_factor: float, shift_factor: float | None = None, latent_channels: int = LATENT_CHANNELS) -> Any:
-    """An image VAE with factor 8, without the middle attention whose cost grows with the square of the pixels."""
+def build_image_vae(
+    scaling_factor: float, shift_factor: float | None = None, latent_channels: int = LATENT_CHANNELS
+) -> Any:
+    """Build an image VAE with factor 8, without the middle attention, whose cost grows with the square of the
+    pixels."""
     vae = diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
@@ -40,8 +43,8 @@ def image_vae(scaling_factor: float, shift_factor: float | None = None, latent_c
 
 @torch.no_grad()
 def smooth(decoder: Any) -> None:
-    """Give every convolution over 3x3 pixels a blurring kernel per pair of channels: random ones add grain at every
-    level. Over frames they stay random."""
+    """Give every convolution over 3x3 pixels a blurring kernel per pair of channels, since random kernels add grain at
+    every level. Over frames, kernels stay random."""
     row = torch.tensor([1.0, 2.0, 1.0])
     blur = torch.outer(row, row) / 8
     for module in decoder.modules():
@@ -51,36 +54,40 @@ def smooth(decoder: Any) -> None:
 
 @torch.no_grad()
 def brighten(output: Any, factor: float = 2.0) -> None:
-    """Spread what a layer gives, such as the pixels of a decoder whose last one this is, over more of its range."""
+    """Scale the output of a layer, such as the last one of a decoder, so that pixels use more of their range."""
     output.weight.mul_(factor)
 
 
 @torch.no_grad()
 def untangle(embedder: Any, proj_out: Any, order: torch.Tensor, rows: torch.Tensor | None = None) -> None:
     """Make the output projection the inverse of the patch embedder, so that the velocity follows the noise and the
-    steps remove most of it. `order`: the input feature that each output feature is; `rows`: which features of the
-    projection these are, if not all."""
+    steps remove most of it.
+
+    `order` names the input feature that each output feature is. `rows` are the features of the projection to set; None
+    sets all of them.
+    """
     rotation = torch.nn.init.orthogonal_(torch.empty(INNER_DIM, len(order)))
     embedder.weight.copy_(rotation.view_as(embedder.weight))
     proj_out.weight[slice(None) if rows is None else rows] = rotation.T[order]
 
 
 def untangle_with_variance(embedder: Any, proj_out: Any, channels: int) -> None:
-    """`untangle`, for patches of 2 x 2 and an output of twice the channels, of which the first half is the noise."""
+    """Untangle a model with patches of 2 x 2 and twice the channels in its output, of which the first half is noise."""
     order = torch.arange(4 * channels).view(channels, 2, 2).permute(1, 2, 0).flatten()
     rows = torch.arange(8 * channels).view(2, 2, 2 * channels)[..., :channels].flatten()
     untangle(embedder, proj_out, order, rows)
 
 
-def clip_tokenizer() -> Any:
-    """Byte-level, without merges: every text has tokens, one per byte."""
+def build_clip_tokenizer() -> Any:
+    """Build a byte-level tokenizer without merges: every text has one token per byte."""
     letters = sorted(ByteLevel.alphabet())
     tokens = letters + [f"{letter}</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
     vocab = {token: index for index, token in enumerate(tokens)}
     return transformers.CLIPTokenizer(vocab=vocab, merges=[], model_max_length=CLIP_TOKENS)
 
 
-def clip_config(tokenizer: Any) -> Any:
+def build_clip_config(tokenizer: Any) -> Any:
+    """Build the config of a CLIP text encoder."""
     return transformers.CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=CLIP_DIM,
@@ -95,18 +102,19 @@ def clip_config(tokenizer: Any) -> Any:
     )
 
 
-def t5_tokenizer() -> Any:
-    """One piece per printable ASCII character; other characters are the unknown token, as in T5's own."""
+def build_t5_tokenizer() -> Any:
+    """Build a tokenizer with one piece per printable ASCII character. As in T5's own tokenizer, other characters are
+    the unknown token."""
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     pieces = ["▁", *(chr(code) for code in range(33, 127))]
     vocab = special + [(piece, -float(rank)) for rank, piece in enumerate(pieces, start=2)]
     return transformers.T5TokenizerFast(vocab=vocab, extra_ids=0, model_max_length=T5_TOKENS)
 
 
-def t5_encoder(
+def build_t5_encoder(
     tokenizer: Any, config_class: Any = transformers.T5Config, model_class: Any = transformers.T5EncoderModel
 ) -> Any:
-    """An encoder of T5 or of a model with the same config (UMT5)."""
+    """Build an encoder of T5 or of a model with the same config (UMT5)."""
     config = config_class(
         vocab_size=len(tokenizer),
         d_model=T5_DIM,
@@ -124,8 +132,8 @@ def t5_encoder(
     return model_class(config).eval()
 
 
-def qwen_tokenizer(max_tokens: int) -> Any:
-    """Byte-level, without merges, with the marks of a chat: the tokenizer of the Qwen encoders."""
+def build_qwen_tokenizer(max_tokens: int) -> Any:
+    """Build the tokenizer of the Qwen encoders: byte-level, without merges, with the marks of a chat."""
     tokens = sorted(ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate(tokens)}
     marks = ["<|im_start|>", "<|im_end|>"]

@@ -11,9 +11,9 @@ from tridentserve.pipelines.tiny import parts
 _CHANNELS = 4
 
 
-def recipe() -> Any:
-    """As PixArt-Sigma XL 2: the output holds a variance, the sizes are not told."""
-    tokenizer = parts.t5_tokenizer()
+def build_pipeline() -> Any:
+    """Build a PixArt-Sigma XL 2: the output holds a variance, and sizes are no inputs."""
+    tokenizer = parts.build_t5_tokenizer()
     transformer = diffusers.PixArtTransformer2DModel(
         num_attention_heads=parts.HEADS,
         attention_head_dim=parts.HEAD_DIM,
@@ -28,9 +28,9 @@ def recipe() -> Any:
     parts.untangle_with_variance(transformer.pos_embed.proj, transformer.proj_out, _CHANNELS)
     return diffusers.PixArtSigmaPipeline(
         transformer=transformer,
-        # Less noise than the real one has: what untrained models get wrong is divided by the signal that is left.
+        # The real scheduler has more noise. The error of an untrained model is divided by the remaining signal.
         scheduler=diffusers.DPMSolverMultistepScheduler(beta_end=0.004),
-        vae=parts.image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
-        text_encoder=parts.t5_encoder(tokenizer),
+        vae=parts.build_image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
+        text_encoder=parts.build_t5_encoder(tokenizer),
         tokenizer=tokenizer,
     )

@@ -13,9 +13,9 @@ from tridentserve.pipelines.tiny import parts
 _TEXT_DIM = 32
 
 
-def recipe() -> Any:
-    """As Qwen-Image: no guidance embedding, so with guidance by two passes."""
-    tokenizer = parts.qwen_tokenizer(1024)
+def build_pipeline() -> Any:
+    """Build a Qwen-Image, which has no guidance embedding and so has guidance by two passes."""
+    tokenizer = parts.build_qwen_tokenizer(1024)
     transformer = diffusers.QwenImageTransformer2DModel(
         patch_size=2,
         in_channels=4 * parts.LATENT_CHANNELS,
@@ -33,13 +33,13 @@ def recipe() -> Any:
         transformer=transformer,
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),
         vae=vae,
-        text_encoder=_text_encoder(tokenizer),
+        text_encoder=_build_text_encoder(tokenizer),
         tokenizer=tokenizer,
     )
 
 
-def _text_encoder(tokenizer: Any) -> Any:
-    """A Qwen2.5-VL with the smallest of eyes: a prompt has no images."""
+def _build_text_encoder(tokenizer: Any) -> Any:
+    """Build a Qwen2.5-VL with a minimal vision model, since prompts have no images."""
     text = {
         "vocab_size": len(tokenizer),
         "hidden_size": _TEXT_DIM,

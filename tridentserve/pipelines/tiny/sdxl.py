@@ -13,9 +13,9 @@ _CHANNELS = 4
 _TIME_DIM = 8
 
 
-def recipe() -> Any:
-    """As SDXL base 1.0: the size of the image is told to the U-Net."""
-    tokenizer = parts.clip_tokenizer()
+def build_pipeline() -> Any:
+    """Build an SDXL base 1.0, whose U-Net takes the size of the image as input."""
+    tokenizer = parts.build_clip_tokenizer()
     unet = diffusers.UNet2DConditionModel(
         sample_size=64,
         in_channels=_CHANNELS,
@@ -37,15 +37,15 @@ def recipe() -> Any:
         unet=unet,
         scheduler=diffusers.EulerDiscreteScheduler(
             beta_start=0.00085,
-            # Less noise than the real one has, as what an untrained model gets wrong grows with it.
+            # The real scheduler has more noise, and the error of an untrained model grows with it.
             beta_end=0.004,
             beta_schedule="scaled_linear",
             steps_offset=1,
             timestep_spacing="leading",
         ),
-        vae=parts.image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
-        text_encoder=transformers.CLIPTextModel(parts.clip_config(tokenizer)),
+        vae=parts.build_image_vae(scaling_factor=0.13025, latent_channels=_CHANNELS),
+        text_encoder=transformers.CLIPTextModel(parts.build_clip_config(tokenizer)),
         tokenizer=tokenizer,
-        text_encoder_2=transformers.CLIPTextModelWithProjection(parts.clip_config(tokenizer)),
-        tokenizer_2=parts.clip_tokenizer(),
+        text_encoder_2=transformers.CLIPTextModelWithProjection(parts.build_clip_config(tokenizer)),
+        tokenizer_2=parts.build_clip_tokenizer(),
     )

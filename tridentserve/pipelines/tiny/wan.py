@@ -10,14 +10,14 @@ import transformers
 from tridentserve.pipelines.tiny import parts
 
 
-def recipe() -> Any:
-    """As Wan 2.1: cross-attention to text, rotary positions, the UniPC scheduler."""
-    return diffusers.WanPipeline(**components())
+def build_pipeline() -> Any:
+    """Build a Wan 2.1: cross-attention to text, rotary positions, the UniPC scheduler."""
+    return diffusers.WanPipeline(**build_components())
 
 
-def components(**changes: Any) -> dict[str, Any]:
-    """`changes`: to the transformer."""
-    tokenizer = parts.t5_tokenizer()
+def build_components(**changes: Any) -> dict[str, Any]:
+    """Build the components. `changes` are changes to the config of the transformer."""
+    tokenizer = parts.build_t5_tokenizer()
     config: dict[str, Any] = {
         "num_attention_heads": parts.HEADS,
         "attention_head_dim": parts.HEAD_DIM,
@@ -36,7 +36,7 @@ def components(**changes: Any) -> dict[str, Any]:
     parts.smooth(vae.decoder)
     return {
         "tokenizer": tokenizer,
-        "text_encoder": parts.t5_encoder(tokenizer, transformers.UMT5Config, transformers.UMT5EncoderModel),
+        "text_encoder": parts.build_t5_encoder(tokenizer, transformers.UMT5Config, transformers.UMT5EncoderModel),
         "vae": vae,
         "transformer": transformer,
         "scheduler": scheduler,

@@ -1,4 +1,4 @@
-"""A tiny Wan that starts from images."""
+"""A tiny Wan with an input image."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Any
 import diffusers
 import transformers
 
-from tridentserve.pipelines.tiny import parts
-from tridentserve.pipelines.tiny import wan as tiny_video_wan
+from tridentserve.pipelines.tiny import parts, wan
 
-# Pixels a side of what the CLIP sees.
+# The side of the CLIP's input in pixels.
 _CLIP_SIDE = 28
 
 
-def recipe() -> Any:
-    """As Wan 2.1 I2V: latents of the image and a mask beside those of the video, cross-attention to a CLIP."""
-    components = tiny_video_wan.components(
+def build_pipeline() -> Any:
+    """Build a Wan 2.1 I2V: additional channels for the image's latents and a mask, cross-attention to a CLIP."""
+    components = wan.build_components(
         in_channels=2 * parts.LATENT_CHANNELS + 4,
         image_dim=parts.CLIP_DIM,
         added_kv_proj_dim=parts.INNER_DIM,
     )
     return diffusers.WanImageToVideoPipeline(
-        **components, image_encoder=_image_encoder(), image_processor=_image_processor()
+        **components, image_encoder=_build_image_encoder(), image_processor=_build_image_processor()
     )
 
 
-def _image_encoder() -> Any:
+def _build_image_encoder() -> Any:
     config = transformers.CLIPVisionConfig(
         hidden_size=parts.CLIP_DIM,
         intermediate_size=2 * parts.CLIP_DIM,
@@ -38,6 +37,6 @@ def _image_encoder() -> Any:
     return transformers.CLIPVisionModel(config).eval()
 
 
-def _image_processor() -> Any:
+def _build_image_processor() -> Any:
     crop = {"height": _CLIP_SIDE, "width": _CLIP_SIDE}
     return transformers.CLIPImageProcessorPil(size={"shortest_edge": _CLIP_SIDE}, crop_size=crop)
