@@ -156,7 +156,7 @@ def test_animations_are_refused(content: bytes) -> None:
     assert "animated" in refuse(content)
 
 
-def test_of_a_phones_file_of_several_images_the_first_counts() -> None:
+def test_the_first_image_of_a_phones_file_counts() -> None:
     assert pixels(moving("MPO")).shape == (24, 40, 3)
 
 
@@ -166,7 +166,7 @@ def test_other_formats_are_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"a fox", b"<svg/>", b"RIFF"])
-def test_what_is_no_image(content: bytes) -> None:
+def test_a_file_that_is_no_image_is_refused(content: bytes) -> None:
     refuse(content)
 
 

@@ -29,8 +29,8 @@ TIMEOUT_S = 2 * PATIENCE_S
 
 @dataclass
 class Member:
-    """What one process keeps between the functions it runs. `rank`, `size` and `generation` are those of the posted
-    call; in each generation the processes are the same."""
+    """The values that one process keeps between the functions it runs. `rank`, `size` and `generation` are those of the
+    posted call; in each generation the processes are the same."""
 
     store: Store
     rank: int = 0

@@ -186,7 +186,8 @@ def test_a_member_that_does_not_come_to_a_plan_is_named() -> None:
 
 
 def keys_left(member: Member, plans: list[tuple[int, str]]) -> list[str]:
-    """What is in the store after these plans on a cache of one group, and one more when nobody can wait for theirs."""
+    """The keys in the store after these plans on a cache of one group, and after one more plan, at whose start no
+    member can wait for the keys of the others."""
     cache = GroupCache(member.store, CPU, capacity=1, timeout_s=TIMEOUT_S)
     for plan_id, name in plans:
         cache.acquire(name, member.rank, member.size, use=plan_id).agree()

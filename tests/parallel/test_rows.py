@@ -19,7 +19,7 @@ from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
-# Of 255: where a value is next to half a step, rounding may differ.
+# One step of 255: rounding may differ where a value is close to half a step.
 ONE_STEP = 1
 # Decoders that are unlike those of their family: other norms and shortcuts (Wan 2.2), a factor of 16.
 OTHERS = ("wan-2.2-ti2v",)

@@ -14,7 +14,7 @@ from tridentserve.models.model_folder import detect_family
 from tridentserve.stages import Stage
 
 RANK = 4
-# How large the changes are beside weights of about 0.1.
+# The size of the changes; weights are about 0.1.
 SIZE = 0.1
 
 
@@ -40,7 +40,8 @@ def random_lora(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
 def save_lora(
     folder: Path, name: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None
 ) -> Path:
-    """Put it into the `loras/` of a model's folder; keys that name no component are of the one that denoises."""
+    """Save a LoRA in the directory `loras` of a model folder. Keys without a component belong to the one that
+    denoises."""
     component, _ = denoiser(folder)
     known = (f"{component}.", "text_encoder.", "lora_unet_")
     keyed = {key if key.startswith(known) else f"{component}.{key}": value for key, value in tensors.items()}

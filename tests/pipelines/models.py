@@ -41,9 +41,9 @@ VIDEOS = (
     "mochi",
 )
 ALL = (*IMAGES, *VIDEOS)
-# Of them those whose requests start from an image.
+# The families whose requests start from an image.
 FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].takes_image)
-# Of them those that several workers can denoise together.
+# The families that several workers can denoise together.
 PARALLEL = tuple(name for name in ALL if FAMILIES[name].shares_tokens)
 
 
@@ -85,7 +85,7 @@ def _without_t5(folder: Path) -> None:
 
 
 def _with_model(model_class: Any, component: str = "transformer", **changes: Any) -> Callable[[Path], None]:
-    """Another transformer with random weights, of the folder's config with changes."""
+    """Replace a model by one with random weights and a changed config."""
 
     def change(folder: Path) -> None:
         config = model_class.load_config(folder / component) | changes
@@ -97,7 +97,7 @@ def _with_model(model_class: Any, component: str = "transformer", **changes: Any
 
 
 def _with_scheduler(scheduler_class: Any, **changes: Any) -> Callable[[Path], None]:
-    """Another scheduler, of the folder's config with changes."""
+    """Replace the scheduler by another class with a changed config."""
 
     def change(folder: Path) -> None:
         config = scheduler_class.load_config(folder / "scheduler")
@@ -131,19 +131,19 @@ def _two_experts(folder: Path) -> None:
 
 
 def _version_1(folder: Path, **changes: Any) -> None:
-    """CogVideoX 1.0 from images: no pairs of frames, no offset, latents scaled as they are from text."""
+    """CogVideoX 1.0 with an input image: no pairs of frames, no offset, latents scaled as in the family without one."""
     plain: dict[str, Any] = {"patch_size_t": None, "ofs_embed_dim": None, "sample_frames": 49}
     _with_model(diffusers.CogVideoXTransformer3DModel, **plain | changes)(folder)
     edit_json(folder / "vae" / "config.json", invert_scale_latents=False)
 
 
 def _learned_positions(folder: Path) -> None:
-    """CogVideoX 1.0 5B from images makes one size only, here of 96 x 64 pixels."""
+    """CogVideoX 1.0 5B with an input image makes one size only, here 96 x 64 pixels."""
     _version_1(folder, use_learned_positional_embeddings=True, sample_height=8, sample_width=12)
 
 
 def _without_clip(folder: Path) -> None:
-    """Wan 2.2 from images: two experts, that see the image's latents only."""
+    """Wan 2.2 with an input image: two experts, which get only the image's latents."""
     shutil.rmtree(folder / "image_encoder")
     shutil.rmtree(folder / "image_processor")
     edit_json(folder / "model_index.json", image_encoder=[None, None], image_processor=[None, None])
@@ -170,7 +170,7 @@ def _timestep_per_token(folder: Path) -> None:
     edit_json(folder / "model_index.json", expand_timesteps=True)
 
 
-# What distinguishes them from the tiny model of the family, as real checkpoints and schedulers of it do.
+# The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 _CHANGES: dict[str, Callable[[Path], None]] = {
     "sd3-medium": _with_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
     "sd3-without-t5": _without_t5,
@@ -207,7 +207,8 @@ VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in _APART))
 def make_inputs(
     height: int = 64, width: int = 96, steps: int = 3, *, variant: str = "sd3", **changes: Any
 ) -> GenerationInputs:
-    """A request to a model; of the fewest frames above one where it makes videos, with an image where it needs one."""
+    """A request to a model. A video has the lowest number of frames above one, and an image is added where one is
+    needed."""
     num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
     if family_of(variant).takes_image:
         changes.setdefault("image", make_image())
@@ -224,7 +225,7 @@ def make_inputs(
 
 @functools.cache
 def make_image(seed: int = 0, height: int = 52, width: int = 70) -> bytes:
-    """A PNG file of a few soft colours, of a size that no output has."""
+    """A PNG file with a few soft colours, in a size that no output has."""
     colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(colours).resize((width, height), Image.Resampling.BILINEAR).save(buffer, format="PNG")
@@ -283,7 +284,7 @@ def _with_parts_in_float32(folder: Path, index: dict[str, Any], dtype: torch.dty
 
 
 def stock_result(folder: Path, inputs: GenerationInputs, output_type: str, dtype: torch.dtype = torch.float32) -> Any:
-    """What the stock pipeline gives for a request, called as a user would."""
+    """The result of the stock pipeline for a request, with a user's call."""
     if output_type == "latent" and detect_family(folder).name == "flux2_klein":
         return _last_latents(folder, inputs, dtype)
     result = _call_stock(folder, inputs, dtype, output_type=output_type)
@@ -291,7 +292,7 @@ def stock_result(folder: Path, inputs: GenerationInputs, output_type: str, dtype
 
 
 def _last_latents(folder: Path, inputs: GenerationInputs, dtype: torch.dtype) -> torch.Tensor:
-    """Of a pipeline that calls something else its latents."""
+    """The last latents of a pipeline whose output type `latent` is another tensor."""
     seen: list[torch.Tensor] = []
 
     def keep(pipe: Any, step: int, timestep: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -317,29 +318,29 @@ def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **ar
 def _size(family: str, pipe: Any, shape: Shape) -> dict[str, Any]:
     if family != "hunyuan_video_15_i2v":
         return {"height": shape.height, "width": shape.width}
-    # It makes the one of its sizes whose proportions are nearest to the image's.
+    # The stock pipeline chooses the size whose proportions are nearest to the image's.
     pipe.video_processor.calculate_default_height_width = lambda **_: (shape.height, shape.width)
     return {}
 
 
 def _outputs(family: str, inputs: GenerationInputs) -> dict[str, Any]:
-    """How each family is asked for several outputs, and for frames."""
+    """Each family's arguments for several outputs, and for frames."""
     if family not in VIDEOS:
         return {"num_images_per_prompt": inputs.num_outputs}
     frames: dict[str, Any] = {"num_frames": inputs.shape.num_frames}
     if family not in ("cogvideox", "cogvideox_i2v", "wan_i2v", "hunyuan_video_15", "hunyuan_video_15_i2v"):
         return frames | {"num_videos_per_prompt": inputs.num_outputs}
-    # They ignore how many outputs a prompt is to have, or fail.
+    # These pipelines ignore the number of outputs of a prompt, or fail with it.
     return frames | {"prompt": [inputs.prompt] * inputs.num_outputs}
 
 
 def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
-    """How each family is given the image that a request starts from."""
+    """Each family's arguments for the input image."""
     if inputs.image is None:
         return {}
     match family:
         case "flux_kontext":
-            # In the output's size, and neither brought to another one; the output's pixels are the most there may be.
+            # The image has the output's size, and the stock pipeline resizes neither of them.
             size = (inputs.shape.width, inputs.shape.height)
             resized = open_input_image(inputs).resize(size, Image.Resampling.LANCZOS)
             return {"image": resized, "_auto_resize": False, "max_area": inputs.shape.pixels}
@@ -350,7 +351,7 @@ def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
 
 
 def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:
-    """What each family calls guidance, and what else must be said to get the size asked for."""
+    """Each family's arguments for guidance, and those that keep the requested size."""
     scale = {"guidance_scale": inputs.guidance_scale}
     negative = {"negative_prompt": inputs.negative_prompt}
     match family:

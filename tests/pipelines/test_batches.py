@@ -48,7 +48,7 @@ def test_members_join_and_leave_at_step_boundaries(model: Model, variant: str) -
 
 @pytest.mark.parametrize("variant", families(*ALL))
 def test_a_batch_is_not_a_mixture(model: Model, variant: str) -> None:
-    """What a member gets depends on itself alone, to far less than requests differ from one another."""
+    """The result of a member depends on that member alone, up to far less than requests differ from one another."""
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)
     one, other = (start(folder, make_inputs(64, 64, seed=seed, variant=variant)) for seed in (1, 2))

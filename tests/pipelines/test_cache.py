@@ -12,7 +12,7 @@ from tridentserve.errors import ConfigError
 from tridentserve.models.cache import CACHE_ENV, cache_dir
 
 
-def test_the_environment_chooses_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_chooses_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     for value, expected in (
         ("/fast/disk", "/fast/disk"),
@@ -25,7 +25,7 @@ def test_the_environment_chooses_the_folder(monkeypatch: pytest.MonkeyPatch) -> 
     assert cache_dir() == Path("/home/me/.cache/tridentserve")
 
 
-def test_a_home_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_directory_that_does_not_exist_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_ENV, "~nobody-of-this-name/cache")
     with pytest.raises(
         ConfigError, match=r"~nobody-of-this-name/cache names no known home directory; set \$TRIDENTSERVE_CACHE"

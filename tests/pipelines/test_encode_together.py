@@ -55,7 +55,7 @@ def test_together_as_alone(model: Model, variant: str) -> None:
 
 @pytest.mark.parametrize("variant", families(*ALL, quick=("sd3",)))
 def test_requests_that_agree_share_a_pass(model: Model, variant: str) -> None:
-    """As many calls of the text encoders for three prompts as for one."""
+    """Three prompts take as many calls of the text encoders as one prompt."""
     adapter = load_stage(model(variant), Stage.ENCODE)
     calls: list[torch.nn.Module] = []
     encoders = [part for name, part in adapter.pipe.components.items() if name.startswith("text_encoder")]  # type: ignore[attr-defined]

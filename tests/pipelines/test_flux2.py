@@ -1,4 +1,4 @@
-"""What only FLUX.2 dev has: a processor of text and images in the place of its tokenizer."""
+"""FLUX.2 dev alone has a processor of text and images in the place of its tokenizer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.families
 
 @pytest.fixture
 def published(model: Model, tmp_path: Path) -> Path:
-    """As in the published folder: a processor, whose tokenizer does not say how many tokens it takes."""
+    """A model folder as it is published: a processor, whose tokenizer states no maximum of tokens."""
     folder = Path(shutil.copytree(model("flux2"), tmp_path / "flux2"))
     edit_json(folder / "model_index.json", tokenizer=["transformers", "PixtralProcessor"])
     edit_json(folder / "tokenizer" / "tokenizer_config.json", model_max_length=int(1e30))
     return folder
 
 
-def test_of_a_processor_the_tokenizer_is_taken(model: Model, published: Path) -> None:
+def test_only_the_tokenizer_of_a_processor_is_loaded(model: Model, published: Path) -> None:
     inputs = make_inputs(variant="flux2")
     condition = load_adapter(published, ENCODE).encode(inputs)
     for name, tensor in load_stage(model("flux2"), Stage.ENCODE).encode(inputs).items():

@@ -1,4 +1,4 @@
-"""What only HunyuanVideo 1.5 has: an encoder for quoted text, and a guider in the model folder."""
+"""HunyuanVideo 1.5 alone has an encoder for quoted text, and a guider in the model folder."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def copy(model: Model, tmp_path: Path) -> Path:
 def test_quoted_text_is_read_by_an_encoder_of_its_own(model: Model) -> None:
     inputs = make_inputs(32, 32, steps=2, variant=FAMILY, prompt='a sign that says "open"', negative_prompt="“no”")
     condition = load_stage(model(FAMILY), Stage.ENCODE).encode(inputs)
-    # Of `Text "open". ` and `Text "no". `, a byte each, and the end.
+    # `Text "open". ` and `Text "no". ` have a token for each byte, and one for the end.
     assert condition["prompt_embeds_mask_2"].sum(dim=1).tolist() == [len('Text "no". ') + 1, len('Text "open". ') + 1]
     assert torch.equal(final_latents(model(FAMILY), inputs), stock_result(model(FAMILY), inputs, "latent"))
     other = replace(inputs, prompt='a sign that says "shut"')
     assert not torch.equal(final_latents(model(FAMILY), other), final_latents(model(FAMILY), inputs))
 
 
-def test_what_is_cut_off_is_all_that_stands_before_the_prompt(model: Model) -> None:
+def test_all_text_before_the_prompt_is_cut_off(model: Model) -> None:
     pipe: Any = load_stage(model(FAMILY), Stage.ENCODE)
     tokenizer, message = pipe.pipe.tokenizer, pipe.pipe.system_message
     chat = [{"role": "system", "content": message}, {"role": "user", "content": "PROMPT"}]
@@ -45,7 +45,7 @@ def test_what_is_cut_off_is_all_that_stands_before_the_prompt(model: Model) -> N
 
 
 @pytest.mark.parametrize("changes", [{"guidance_scale": 1.0}, {"enabled": False}], ids=str)
-def test_a_distilled_model_makes_one_pass_whatever_is_asked_for(copy: Path, changes: dict[str, Any]) -> None:
+def test_a_distilled_model_makes_one_pass_at_any_scale(copy: Path, changes: dict[str, Any]) -> None:
     edit_json(copy / "guider" / "guider_config.json", **changes)
     inputs = make_inputs(32, 32, steps=2, variant=FAMILY, guidance_scale=4.0)
     unguided = stock_result(copy, replace(inputs, guidance_scale=1.0), "latent")

@@ -1,4 +1,4 @@
-"""Families whose requests start from an image: what is asked of it, and what it does."""
+"""Families whose requests start from an image: which images they accept, and the effect of the image."""
 
 from __future__ import annotations
 

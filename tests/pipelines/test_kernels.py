@@ -52,7 +52,7 @@ def test_the_kernel_that_was_named_is_the_one_that_runs(model: Model, attention:
     assert ("aten::_scaled_dot_product_attention_math" in ran) is (kernel == 0)
 
 
-def test_attention_that_a_kernel_cannot_compute_is_told(model: Model) -> None:
+def test_attention_that_a_kernel_cannot_compute_is_reported(model: Model) -> None:
     adapter = adapter_with(model("sd3"), Kernels("cudnn"))
     with pytest.raises(ConfigError, match=r"kernel 'cudnn' cannot compute the attention of sd3 here.*use `sdpa`"):
         adapter.step(start(model("sd3"), make_inputs(64, 64)))
@@ -60,7 +60,8 @@ def test_attention_that_a_kernel_cannot_compute_is_told(model: Model) -> None:
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What is compiled: traced as for the compiler, whose own work (minutes on a small CPU) is left out."""
+    """The compiled graphs. They are traced as for the compiler, whose own work takes minutes on a small CPU and is left
+    out."""
     graphs: list[object] = []
 
     @functools.cache

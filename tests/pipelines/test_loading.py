@@ -1,4 +1,4 @@
-"""What is loaded of a model folder, and what is said of folders that cannot be."""
+"""The components that are loaded from a model folder, and the errors for folders that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIFFUSE = frozenset({Stage.DIFFUSE})
 
 @pytest.fixture
 def copy(model: Model, tmp_path: Path) -> Path:
-    """A folder of its own, to be spoiled."""
+    """A copy of the model folder that a test may damage."""
     return Path(shutil.copytree(model("sd3"), tmp_path / "model"))
 
 

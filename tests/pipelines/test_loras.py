@@ -27,7 +27,7 @@ QUICK = ("sd3", "flux", "sdxl")
 
 @pytest.fixture
 def copied(model: Model, tmp_path: Path) -> Model:
-    """A model's folder that a test may put LoRAs into."""
+    """A copy of a model folder, to which a test may add LoRAs."""
 
     def copy(variant: str) -> Path:
         folder = tmp_path / variant
@@ -105,7 +105,7 @@ def test_only_requests_with_the_same_one_share_a_pass(copied: Model) -> None:
     assert (one - other).abs().max() > 100 * TOLERANCE
 
 
-def test_a_stopped_request_goes_on_with_it_in_a_fresh_adapter(copied: Model) -> None:
+def test_a_stopped_request_resumes_with_it_in_a_new_adapter(copied: Model) -> None:
     folder = copied("flux")
     save_lora(folder, "style", random_lora(folder))
     inputs = make_inputs(variant="flux", lora="style")
@@ -127,7 +127,7 @@ def test_it_leaves_memory_and_comes_back(copied: Model) -> None:
 
 
 def kohya(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A file as most LoRAs of SDXL are, of a linear layer and a convolution; and what it means, at scale 1."""
+    """A file in the form of most LoRAs of SDXL, for a linear layer and a convolution, and its changes at scale 1."""
     _, unet = denoiser(folder)
     generator = torch.Generator().manual_seed(0)
     file: dict[str, torch.Tensor] = {}

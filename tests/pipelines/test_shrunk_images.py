@@ -1,4 +1,4 @@
-"""Images that come to E in the size of the output already: the same bits as from the image itself."""
+"""Images that reach E in the size of the output give the same bits as the original images."""
 
 from __future__ import annotations
 

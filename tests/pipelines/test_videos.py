@@ -1,4 +1,4 @@
-"""What only videos have: frames, and the schedulers and checkpoints of their families."""
+"""Videos have frames, and families with schedulers and models of their own."""
 
 from __future__ import annotations
 

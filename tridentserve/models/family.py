@@ -1,4 +1,4 @@
-"""What the service knows of one pipeline family without loading it. This module does not import torch."""
+"""The facts about one pipeline family that need no loaded model. This module does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model folders looked at without torch."""
+"""Model folders that are read without torch."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ def test_a_text_encoder_needs_its_tokenizer(model: Model, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("scheduler", ["HeunDiscreteScheduler", "PNDMScheduler", "FlowMatchHeunDiscreteScheduler"])
-def test_a_scheduler_that_does_not_go_step_by_step_is_refused(model: Model, tmp_path: Path, scheduler: str) -> None:
+def test_a_scheduler_that_runs_the_model_more_than_once_per_step_is_refused(
+    model: Model, tmp_path: Path, scheduler: str
+) -> None:
     folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
     edit_json(folder / "model_index.json", scheduler=["diffusers", scheduler])
     for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset({Stage.DIFFUSE}))):
