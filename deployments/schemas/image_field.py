@@ -17,7 +17,7 @@ from deployments.models.served import ServedModel
 from deployments.schemas.fields import SentFile
 from deployments.schemas.image_limits import DecodingThreads
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.input_image import encode_png, read_image, shrink_to_output
+from tridentserve.models.input_image import encode_png, read_image, shrink_image
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 _HOW = "send the image itself: a file in a multipart form, or base64 or a data URL as a text"
@@ -86,7 +86,7 @@ def encode_input_image(
         raise _make_size_error(limits.max_image_bytes, param)
     image = read_image(content, limits.max_image_pixels, param)
     shape = choose_shape(image.width, image.height)
-    return encode_png(shrink_to_output(image, shape, model.family.image_fit)), shape
+    return encode_png(shrink_image(image, shape, model.family.image_fit)), shape
 
 
 def _decode_base64(text: str, max_bytes: int, param: str) -> bytes:

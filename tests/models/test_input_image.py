@@ -17,7 +17,7 @@ from PIL import Image
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import ImageFit
-from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_to_output
+from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_image
 from tridentserve.requests import GenerationInputs, Shape
 
 MANY = 10**6
@@ -202,15 +202,15 @@ def test_a_request_has_an_image_when_its_family_starts_from_one() -> None:
 def test_an_image_is_made_smaller_and_never_larger(fit: ImageFit) -> None:
     square = Image.new("RGB", (200, 200))
     square.paste("white", (50, 0, 150, 200))  # of 100:200, the middle that a crop leaves
-    small = shrink_to_output(square, Shape(100, 50), fit)
+    small = shrink_image(square, Shape(100, 50), fit)
     assert small.size == (50, 100)
     assert (np.asarray(small)[:, 5:45] == 255).all() == (fit == "crop")
     for shape in (Shape(200, 200), Shape(64, 1000), Shape(400, 400)):
-        assert shrink_to_output(square, shape, fit) is square
-    assert shrink_to_output(square, Shape(16, 16), None) is square
+        assert shrink_image(square, shape, fit) is square
+    assert shrink_image(square, Shape(16, 16), None) is square
 
 
 def test_a_strip_is_not_blown_up_to_be_cropped() -> None:
     strip = Image.new("RGB", (1000, 10))
-    assert shrink_to_output(strip, Shape(64, 64), "crop") is strip
-    assert shrink_to_output(strip, Shape(64, 64), "stretch").size == (64, 64)
+    assert shrink_image(strip, Shape(64, 64), "crop") is strip
+    assert shrink_image(strip, Shape(64, 64), "stretch").size == (64, 64)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.pipelines.models import FROM_IMAGES, families, family_of, load_stage, make_image, make_inputs
 from tridentserve.models.family import ImageFit
-from tridentserve.models.input_image import encode_png, read_image, shrink_to_output
+from tridentserve.models.input_image import encode_png, read_image, shrink_image
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -30,7 +30,7 @@ NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3),
 def test_the_stock_processor_finds_nothing_left_to_do(width: int, height: int, to_w: int, to_h: int, mode: str) -> None:
     processor, source = VaeImageProcessor(vae_scale_factor=16), NOISE.crop((0, 0, width, height))
     fit: ImageFit = "crop" if mode == "crop" else "stretch"
-    small = shrink_to_output(source, Shape(to_h, to_w), fit)
+    small = shrink_image(source, Shape(to_h, to_w), fit)
     expected, found = (
         processor.preprocess(each, height=to_h, width=to_w, resize_mode=mode) for each in (source, small)
     )
@@ -45,7 +45,7 @@ def test_the_stock_processor_finds_nothing_left_to_do(width: int, height: int, t
 def test_conditions_are_the_same(model: Callable[[str], Path], variant: str, size: tuple[int, int]) -> None:
     content = make_image(height=size[0], width=size[1])
     inputs = make_inputs(64, 96, variant=variant, image=content)
-    small = shrink_to_output(read_image(content, 10**6), inputs.shape, family_of(variant).image_fit)
+    small = shrink_image(read_image(content, 10**6), inputs.shape, family_of(variant).image_fit)
     assert small.size == (96, 64)
     sent = encode_png(small)
     assert Image.open(io.BytesIO(sent)).size == (96, 64)

@@ -54,7 +54,7 @@ def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.I
         _refuse(param, f"cannot be read as an image; send a whole {', '.join(FORMATS)} file")
 
 
-def shrink_to_output(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
+def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
     """Resize an image with more pixels than its output needs, bit for bit as the processors of diffusers do (Lanczos).
 
     Smaller images stay as they are, and so do images that E needs as they are (`fit` is None): E resizes those."""
