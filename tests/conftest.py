@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.waiting import PATIENCE_S
 
 # How long an example takes says more of the machine than of the code. Every run has the same examples, but for those of
 # `make fuzz`, which looks for new ones.
@@ -33,6 +36,7 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_cluster() -> Iterator[None]:
     """The session's Ray. Logical CPUs only: the machine has two cores."""
     import ray
+    from ray._private import worker
 
     ray.init(
         address="local",
@@ -42,5 +46,9 @@ def ray_cluster() -> Iterator[None]:
         object_store_memory=512 << 20,
         configure_logging=False,
     )
+    node: Any = worker._global_node
+    processes = [info.process for infos in node.all_processes.values() for info in infos]
     yield
     ray.shutdown()
+    for process in processes:  # Ray kills them but waits for none of them for long, and a busy machine takes its time.
+        process.wait(PATIENCE_S)
