@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pulp
 import pytest
 from hypothesis import settings
 
+from dispatch.options import DispatchOptions
+from dispatch.solver import ilp
 from tests.waiting import PATIENCE_S
 
 # How long an example takes says more of the machine than of the code. Every run has the same examples, but for those of
@@ -24,6 +28,35 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray warns of a change of defaults for GPUs otherwise.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where the tests are shuffled, those of a module that tells one scene keep their order."""
+    scenes: dict[Path, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("in_order"):
+            scenes.setdefault(item.path, []).append(item)
+    told = {path: iter(sorted(scene, key=_place_in_module)) for path, scene in scenes.items()}
+    items[:] = [next(told[item.path]) if item.get_closest_marker("in_order") else item for item in items]
+
+
+def _place_in_module(item: pytest.Function) -> tuple[int, str]:
+    return item.function.__code__.co_firstlineno, item.name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_solver() -> Iterator[None]:
+    """Solves end at a time of the wall clock. The usual limit, which a busy machine may reach, is lifted: what is found
+    does not depend on the machine. Limits that no machine keeps are kept."""
+    usual = ilp._solver
+
+    def make(options: DispatchOptions) -> pulp.LpSolver:
+        is_usual = options.time_limit_s > 1e-3
+        return usual(replace(options, time_limit_s=PATIENCE_S) if is_usual else options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ilp, "_solver", make)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
@@ -215,7 +215,6 @@ shapes, models = st.sampled_from(SHAPES[:3]), st.sampled_from(["one", "two"])
 requests = st.lists(st.tuples(shapes, st.floats(0, 60), models, st.integers(0, 20)), max_size=8).map(requests_of)
 
 
-@settings(deadline=None)
 @given(requests, views, st.floats(0, 30))
 def test_assignments_are_valid_whatever_the_cluster(
     pending: list[PendingRequest], views: list[WorkerView], now_s: float
@@ -244,7 +243,6 @@ def test_assignments_are_valid_whatever_the_cluster(
                 assert held_weights_bytes(TIMES, view.replicas) + need <= view.memory_bytes
 
 
-@settings(deadline=None)
 @given(requests)
 def test_an_idle_worker_is_not_left_idle_while_something_could_run_there(pending: list[PendingRequest]) -> None:
     cluster = [*workers(2, "EDC"), *workers(2, "two:EDC", node="n1")]

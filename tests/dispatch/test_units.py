@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
@@ -108,7 +108,6 @@ classes = st.builds(
 busy_places = st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=3)
 
 
-@settings(deadline=None)
 @given(st.lists(classes, max_size=3), busy_places)
 def test_the_ilp_equals_brute_force_over_pairs(items: list[RequestClass], busy: list[set[int]]) -> None:
     """The brute force looks at pairs of places, the program at what the pool says is idle."""
@@ -154,7 +153,6 @@ shapes = st.sampled_from(SHAPES[:2])
 entries = st.lists(st.tuples(shapes, st.floats(0, 60), st.integers(0, 20)), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(entries, nodes, st.sampled_from(WITH_UNITS))
 def test_assignments_take_whole_units_whatever_the_cluster(
     wanted: list[tuple[Shape, float, int]], members: list[tuple[list[str], set[int]]], policy: str

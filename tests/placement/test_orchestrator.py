@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
@@ -237,7 +237,6 @@ shares = st.builds(
 sizes = st.tuples(st.integers(1, 4), st.integers(2, 8)).filter(lambda size: size[0] * size[1] >= 6)
 
 
-@settings(deadline=None)
 @given(st.lists(shares, min_size=1, max_size=5), st.lists(shares, max_size=3), sizes, st.integers(1646, 4000))
 def test_plans_serve_all_of_the_load_and_are_deterministic(
     load: list[LoadShare], keep: list[LoadShare], size: tuple[int, int], memory_mib: int

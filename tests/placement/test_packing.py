@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.packing import Group, pack_per_machine
@@ -53,7 +53,6 @@ def test_primaries_that_must_be_together_come_first() -> None:
     assert {worker_id for worker_id, group in placed.items() if group == wide} == {"n1-w0", "n1-w1"}
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.data())
 def test_every_worker_is_placed_and_every_count_kept(sizes: list[int], data: st.DataObject) -> None:
     workers, left, counts = cluster(*sizes), sum(sizes), {}

@@ -219,7 +219,7 @@ loads = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(loads, min_size=2, max_size=3))
 def test_whatever_comes_plans_are_whole_and_better(phases: list[list[LoadShare]]) -> None:
     service = Service([*LIGHT, *phases[0]], cluster(2))

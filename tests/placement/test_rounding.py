@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.split import share_by_largest_remainder
@@ -22,7 +22,6 @@ def test_ties_go_to_the_first_and_minimums_come_first() -> None:
 claims = st.lists(st.tuples(st.floats(0.01, 100), st.integers(0, 5)), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(claims, st.integers(0, 50))
 def test_shares_sum_to_the_total_and_keep_quota_and_minimum(claims: list[tuple[float, int]], extra: int) -> None:
     weights, minimums = [weight for weight, _ in claims], [minimum for _, minimum in claims]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.split import count_smallest_workable, keeps_up, pad_to_degrees, split
@@ -18,7 +18,6 @@ def rates_of(replica: VirtualReplica, values: list[float]) -> dict[PlacementType
     return dict(zip((replica.primary, *replica.auxiliaries), values, strict=False))
 
 
-@settings(deadline=None)
 @given(replicas, st.integers(0, 200), st.lists(rate, min_size=3, max_size=3), st.sampled_from([1, 2, 4]))
 def test_the_budget_is_used_up_and_auxiliaries_keep_up(
     replica: VirtualReplica, extra: int, values: list[float], min_primaries: int
@@ -32,7 +31,6 @@ def test_the_budget_is_used_up_and_auxiliaries_keep_up(
     assert keeps_up(replica, counts, rates) or counts[replica.primary] == min_primaries
 
 
-@settings(deadline=None)
 @given(replicas, st.integers(0, 40), st.lists(rate, min_size=3, max_size=3))
 def test_no_primary_more_would_keep_up(replica: VirtualReplica, extra: int, values: list[float]) -> None:
     rates, budget = rates_of(replica, values), count_smallest_workable(replica) + extra
@@ -62,7 +60,6 @@ def test_a_share_below_the_smallest_workable_set_is_refused() -> None:
         split(VirtualReplica.V3, 3, dict.fromkeys(PlacementType, 1.0), min_primaries=2)
 
 
-@settings(deadline=None)
 @given(replicas, st.integers(0, 60), st.lists(rate, min_size=3, max_size=3))
 def test_padding_keeps_the_bounds(replica: VirtualReplica, extra: int, values: list[float]) -> None:
     rates, budget = rates_of(replica, values), count_smallest_workable(replica) + extra

@@ -79,14 +79,13 @@ def by_brute_force(plan: PlacementPlan, current: PlacementPlan, workers: list[Wo
     return best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(transitions(st.sampled_from([(1,), (3,), (2, 2), (1, 2, 2), (3, 2), (2, 2, 2)])))
 def test_it_equals_brute_force(case: Case) -> None:
     workers, (current, plan) = case
     assert total(align(plan, current, workers, TIMES), current, workers) == by_brute_force(plan, current, workers)
 
 
-@settings(deadline=None)
 @given(transitions(st.lists(st.integers(1, 8), min_size=1, max_size=6).map(tuple)))
 def test_nothing_changes_but_places_and_no_more_moves_than_without(
     case: Case,
@@ -125,7 +124,6 @@ def test_the_work_grows_with_the_workers_not_with_their_square() -> None:
     assert calls[1] < 10 * calls[0]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_transport_is_exact(data: st.DataObject) -> None:
     units = data.draw(st.integers(1, 5))

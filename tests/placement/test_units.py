@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from placement import LoadShare, Orchestrator, align, count_moved_bytes
@@ -122,7 +122,6 @@ loads = st.lists(
 node_sizes = st.lists(st.sampled_from([1, 2, 3, 4, 7, 8]), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(loads, st.lists(st.sampled_from([4, 7, 8]), min_size=2, max_size=4), st.integers(500, 1000), st.booleans())
 def test_plans_keep_to_memory_and_whole_units_and_cover_the_load(
     load: list[LoadShare], sizes: list[int], memory_mib: int, pooled: bool
@@ -151,7 +150,6 @@ units_of_types = st.fixed_dictionaries(dict.fromkeys(PlacementType, st.sampled_f
 rates_of_types = st.fixed_dictionaries(dict.fromkeys(PlacementType, st.floats(0.1, 10)))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(VirtualReplica), st.integers(0, 60), rates_of_types, units_of_types)
 def test_split_makes_whole_units(
     replica: VirtualReplica, extra: int, rates: dict[PlacementType, float], units: dict[PlacementType, int]
@@ -167,7 +165,6 @@ def test_split_makes_whole_units(
     assert keeps_up(replica, fewer, rates) or counts[replica.primary] == minimum or not is_rounding
 
 
-@settings(deadline=None)
 @given(st.sampled_from(VirtualReplica), st.integers(0, 12), rates_of_types, units_of_types)
 def test_split_equals_brute_force_over_units(
     replica: VirtualReplica, extra: int, rates: dict[PlacementType, float], units: dict[PlacementType, int]
@@ -186,7 +183,6 @@ def test_split_equals_brute_force_over_units(
     assert beyond or keeps_up(replica, counts, rates) or most == minimum
 
 
-@settings(deadline=None)
 @given(node_sizes, st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4)), min_size=1, max_size=3))
 def test_packing_puts_units_on_aligned_blocks(sizes: list[int], wanted: list[tuple[int, int]]) -> None:
     workers = cluster(sizes, 1)
@@ -211,7 +207,6 @@ def test_packing_puts_units_on_aligned_blocks(sizes: list[int], wanted: list[tup
     assert sum(placed.get(w.worker_id) in groups for w in workers) >= min(alike, room)
 
 
-@settings(deadline=None)
 @given(node_sizes, st.integers(0, 9), st.integers(0, 9), st.data())
 def test_a_transition_keeps_units_whole(sizes: list[int], before: int, after: int, data: st.DataObject) -> None:
     """D in units of 2, E in units of 4, C alone, in any numbers: what is placed stays whole, and no more bytes move."""
@@ -242,7 +237,6 @@ def test_a_transition_keeps_units_whole(sizes: list[int], before: int, after: in
 stage_sets = st.sampled_from([frozenset[Replica](), frozenset({D}), frozenset({Replica("one", Stage.DECODE)})])
 
 
-@settings(deadline=None)
 @given(st.lists(stage_sets, min_size=4, max_size=4), st.lists(stage_sets, min_size=4, max_size=4), st.booleans())
 def test_a_transition_of_units_equals_brute_force(
     before: list[frozenset[Replica]], after: list[frozenset[Replica]], apart: bool

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler import CostModel, ProfileTable, shipped_table
@@ -51,7 +51,6 @@ def test_exact_at_profiled_points() -> None:
 sides = st.integers(16, 128).map(lambda n: 16 * n)
 
 
-@settings(deadline=None)
 @given(st.lists(st.builds(Shape, sides, sides), min_size=2, max_size=10), st.sampled_from(DEGREES))
 def test_monotone_in_tokens_between_them(shapes: list[Shape], degree: int) -> None:
     times = cost_model()
@@ -111,7 +110,6 @@ def test_a_batch_is_read_where_profiled_and_grows_in_proportion_beyond() -> None
     assert times.seconds("one", Stage.ENCODE, shape, 1, batch=8) == times.seconds("one", Stage.ENCODE, shape)
 
 
-@settings(deadline=None)
 @given(st.floats(1 / MAX_CORRECTION, MAX_CORRECTION), st.floats(0.9, 1.1))
 def test_a_wrong_table_converges(factor: float, noise: float) -> None:
     times = cost_model()

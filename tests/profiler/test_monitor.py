@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.monitor import Monitor, SkewTrigger, StageSpeed, WorkKind, skew
@@ -30,7 +30,6 @@ def report(stage: Stage, seconds: float, end_s: float, workers: int = 1, request
 events = st.lists(st.tuples(st.floats(0, 30), st.sampled_from([SMALL, LARGE]), st.integers(1, 3)), max_size=40)
 
 
-@settings(deadline=None)
 @given(events, st.floats(1, 100), st.integers(0, 10))
 def test_the_load_is_what_came_in_the_window(
     arrivals: list[tuple[float, Shape, int]], window_s: float, min_arrivals: int
@@ -78,7 +77,6 @@ def test_rates_are_requests_per_gpu_second_over_all_stages_of_a_type() -> None:
     assert monitor.rates(71.5) == {}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.001, 100)), min_size=1, max_size=50))
 def test_nothing_is_left_of_what_has_gone(done: list[tuple[float, float]]) -> None:
     monitor, now_s = Monitor(default_window_s=10.0, min_requests=1), 0.0
@@ -135,7 +133,6 @@ def test_rest_starts_the_interval_anew() -> None:
         SkewTrigger(ratio=1.2, release=1.5, hold_s=5.0, min_interval_s=30.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(1, 3)), max_size=60), st.floats(0, 20), st.floats(0, 60))
 def test_the_trigger_keeps_its_interval_and_its_threshold(
     seen: list[tuple[float, float]], hold_s: float, min_interval_s: float

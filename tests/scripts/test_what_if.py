@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lib.sizing import Trial, smallest
 
@@ -15,7 +15,6 @@ CLUSTER = ROOT / "deployments" / "clusters" / "l20-8.yaml"
 main = runpy.run_path(str(ROOT / "scripts" / "plan.py"))["main"]
 
 
-@settings(deadline=None)
 @given(needed=st.integers(1, 400), first=st.integers(0, 500), most=st.integers(1, 300))
 def test_the_search_finds_the_smallest_that_is_enough(needed: int, first: int, most: int) -> None:
     tried: list[int] = []

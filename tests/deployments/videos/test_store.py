@@ -355,4 +355,4 @@ class Processes(RuleBasedStateMachine):
 
 
 TestProcesses = Processes.TestCase
-TestProcesses.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestProcesses.settings = settings(max_examples=40, stateful_step_count=30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
@@ -124,7 +124,6 @@ pending_of = st.lists(st.tuples(st.sampled_from([SMALL, SMALL, MIDDLE]), st.floa
 )
 
 
-@settings(deadline=None)
 @given(pending_of, views_of, st.floats(0, 2))
 def test_no_member_in_time_becomes_late_and_no_batch_is_too_large(
     pending: list[PendingRequest], views: list[WorkerView], now_s: float
@@ -147,7 +146,6 @@ def test_no_member_in_time_becomes_late_and_no_batch_is_too_large(
             assert all(in_time) or not any(in_time)
 
 
-@settings(deadline=None)
 @given(pending_of, views_of)
 def test_batches_only_add(pending: list[PendingRequest], views: list[WorkerView]) -> None:
     """Whoever has a group without batches has the same one with them, or joined another of its kind."""

@@ -61,7 +61,7 @@ def views(draw: st.DrawFn) -> ClusterView:
 
 
 @each_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(view=views())
 def test_decisions_can_be_carried_out_and_repeat(make: Callable[[], Dispatcher], view: ClusterView) -> None:
     decisions = make().decide(view)
@@ -70,7 +70,7 @@ def test_decisions_can_be_carried_out_and_repeat(make: Callable[[], Dispatcher],
 
 
 @each_policy
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     draws=st.lists(
         st.tuples(st.sampled_from(SHAPES), st.integers(1, 12), st.floats(0, 3), st.floats(0.2, 20)), max_size=14

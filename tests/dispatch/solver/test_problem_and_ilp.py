@@ -59,7 +59,7 @@ def every_choice(problem: Problem) -> Iterator[list[tuple[float, GroupKind]]]:
             yield chosen
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(problems)
 def test_the_ilp_equals_brute_force(problem: Problem) -> None:
     best = max(sum(value for value, _ in chosen) for chosen in every_choice(problem))
@@ -70,7 +70,7 @@ def test_the_ilp_equals_brute_force(problem: Problem) -> None:
     assert solution.gap(problem) == pytest.approx(0.0, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(problems)
 def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     """The first class that can be served alone is required; the rest is as good as it can be beside it."""
@@ -98,13 +98,11 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     assert not is_feasible(required, {})
 
 
-@settings(deadline=None)
 @given(problems, st.lists(groups, max_size=6))
 def test_nested_limits_are_exact(problem: Problem, chosen: list[GroupKind]) -> None:
     assert problem.fits(Counter(chosen)) == fits_by_trial(problem, chosen)
 
 
-@settings(deadline=None)
 @given(problems)
 def test_a_greedy_plan_is_feasible_and_leaves_nothing_that_fits(problem: Problem) -> None:
     solution = plan_greedily(problem)

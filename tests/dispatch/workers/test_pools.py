@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch.solver.problem import GroupKind, Problem
@@ -70,7 +70,6 @@ def test_the_tightest_node_is_taken() -> None:
     assert idle.take(4) == ("n0-w0", "n0-w1", "n0-w2", "n0-w3")
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=3),
     st.lists(st.sampled_from([1, 2, 4, 8]), max_size=10),

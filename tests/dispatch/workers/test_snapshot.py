@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch import IlpDispatcher
@@ -26,7 +26,6 @@ def first_views() -> list[WorkerView]:
     return [*workers(3, "EDC"), worker("e", "E", node="n1"), worker("c", "C", node="n1"), worker("d", "D", node="n1")]
 
 
-@settings(deadline=None)
 @given(ticks)
 def test_a_dispatcher_that_has_seen_other_ticks_decides_like_a_new_one(
     changes: list[list[tuple[int, str, float | None]]],

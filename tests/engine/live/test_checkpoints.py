@@ -134,9 +134,6 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     after = len(service.steps_seen) - (recovery.STEPS - saved)
     assert service.steps_seen == [*range(1, after + 1), *range(saved + 1, recovery.STEPS + 1)]
     await until(service.holds_nothing)  # What is dropped at the end is told, not waited for.
-
-
-async def test_the_log_replays_to_the_same_effects(service: Service) -> None:
     decisions = read_log(service.log)
     assert {decision.event.kind for decision in decisions} >= {"state_saved", "worker_lost", "plan_failed"}
     for logged, effects in replay(decisions, recovery.scheduler(MEMORY_BYTES)):

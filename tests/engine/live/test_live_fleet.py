@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -52,7 +51,7 @@ class Plans:
     def __init__(self, fleet: WorkerFleet) -> None:
         self.fleet = fleet
         self.steps_told: Counter[int] = Counter()  # By plan, while it runs.
-        self._ids = itertools.count()
+        self.latest_id = -1
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
         """`more`: what else is to be said of the plan's only member, and of the plan."""
@@ -64,8 +63,9 @@ class Plans:
             source=more.pop("source", None),
             push_to=more.pop("push_to", None),
         )
+        self.latest_id += 1
         return DispatchPlan(
-            plan_id=next(self._ids),
+            plan_id=self.latest_id,
             model=model,
             stages=stages,
             workers=ranks,
@@ -183,7 +183,7 @@ async def test_stages_apart(plans: Plans, stock: dict[str, Any], model: str, dif
     exact = len(denoise.workers) == 1
     difference = np.abs(pixels(picture).astype(int) - stock[model].astype(int)).max()
     assert difference <= (0 if exact else 1)
-    await forget(plans, decode.plan_id)
+    await forget(plans)
 
 
 async def test_an_edit_whose_picture_only_encode_is_given(plans: Plans, tiny_cache: Path) -> None:
@@ -197,7 +197,7 @@ async def test_an_edit_whose_picture_only_encode_is_given(plans: Plans, tiny_cac
     _, (made,), _ = await plans.run(decode, without)
     expected = np.asarray(stock_result(ensure_tiny("flux_kontext", tiny_cache), inputs, "pil")[0])
     assert np.abs(pixels(made).astype(int) - expected.astype(int)).max() <= 1
-    await forget(plans, decode.plan_id)
+    await forget(plans)
 
 
 @pytest.mark.parametrize("model", ["sd3", "flux"])
@@ -214,7 +214,7 @@ async def test_stopped_after_every_step_and_resumed_elsewhere(plans: Plans, stoc
     decode = plans.plan((C,), "w1", model, input_id=previous.plan_id, source=previous.leader)
     _, (picture,), _ = await plans.run(decode)
     assert np.array_equal(pixels(picture), stock[model])
-    await forget(plans, decode.plan_id)
+    await forget(plans)
 
 
 async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, stock: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, 
     for _, (_, (picture,), _) in await asyncio.gather(*made):
         assert np.abs(pixels(picture).astype(int) - stock["sd3"].astype(int)).max() <= 1
     for index in range(6):
-        await forget(plans, 10_000, f"r{index}")
+        await forget(plans, f"r{index}")
 
 
 @pytest.mark.parametrize("workers", ["w0", "w0 w1"])
@@ -237,7 +237,7 @@ async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> Non
     inputs = GenerationInputs("long", Shape(128, 128), 100_000, 5.0, seed=1)
     plan = plans.plan((E, D), workers, steps=(0, 100_000))
     running = asyncio.create_task(plans.run(plan, inputs))
-    await until(lambda: plans.steps_told[plan.plan_id] > 0)
+    await until(lambda: plans.steps_told[plan.plan_id] > 0 or running.done())
     await plans.call("w0", "stop_plan", plan.plan_id)
     report, _, notes = await running
     assert report.outcome == "stopped"
@@ -251,7 +251,7 @@ async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plan
     _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, LONG)), inputs)
     begun = plans.plan((E, D) if " " in first else (E, D, C), first, steps=(0, LONG))
     running = asyncio.create_task(plans.run(begun, inputs))
-    await until(lambda: plans.steps_told[begun.plan_id] > 0)
+    await until(lambda: plans.steps_told[begun.plan_id] > 0 or running.done())
     await plans.call("w0", "pause_plan", begun.plan_id)
     report, pictures, notes = await running
     assert (report.outcome, pictures) == ("finished", [])
@@ -262,7 +262,7 @@ async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plan
     _, (picture,), _ = await plans.run(decode, inputs)
     difference = np.abs(pixels(picture).astype(int) - pixels(undisturbed).astype(int)).max()
     assert difference <= (0 if begun.degree == rest.degree == 1 else 1)
-    await forget(plans, decode.plan_id)
+    await forget(plans)
 
 
 @pytest.mark.parametrize("workers", ["w0", "w0 w1"])
@@ -278,7 +278,7 @@ async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, 
     for name, inputs in contents.items():
         steps = (0, inputs.num_inference_steps)
         _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", model, request_id=name, steps=steps), inputs)
-        await forget(plans, 10_000, name)
+        await forget(plans, name)
     encode = {name: plans.plan((E,), "w2", model, request_id=name + "2") for name in contents}
     content = {name + "2": inputs for name, inputs in contents.items()}
     for plan in encode.values():
@@ -301,7 +301,7 @@ async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, 
     for picture, expected in zip(pictures, [*alone[early], *alone[late]], strict=True):
         assert np.abs(pixels(picture).astype(int) - pixels(expected).astype(int)).max() <= 1
     for name in content:
-        await forget(plans, 20_000, name)
+        await forget(plans, name)
 
 
 async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[str, Any]) -> None:
@@ -312,11 +312,11 @@ async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[st
         PlanMember(name, (0, INPUTS.num_inference_steps), plan.plan_id, "w0") for name, plan in encode.items()
     )
     both = replace(plans.plan((D, C), "w1"), members=members)
-    await forget(plans, both.plan_id, "left")
+    await forget(plans, "left")
     report, (picture,), _ = await plans.run(both)
     assert report.num_outputs == {"stays": 1}
     assert np.array_equal(pixels(picture), stock["sd3"])
-    await forget(plans, 30_000, "stays")
+    await forget(plans, "stays")
 
 
 async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, s
     rest = plans.plan((D, C), "w1", input_id=plan.plan_id, source="w0")
     _, (picture,), _ = await plans.run(rest)
     assert np.array_equal(pixels(picture), stock["sd3"])
-    await forget(plans, rest.plan_id)
+    await forget(plans)
 
 
 async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None:
@@ -362,11 +362,11 @@ async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any
     _, (picture,), _ = await plans.run(denoise)
     assert np.array_equal(pixels(picture), stock["sd3"])
     await plans.call("w1", "release_slot", block)
-    await forget(plans, denoise.plan_id)
+    await forget(plans)
 
 
 async def test_nothing_is_left_in_the_buffers(plans: Plans) -> None:
-    await forget(plans, 100_000)
+    await forget(plans)
     assert [await plans.call(worker_id, "count_parcels") for worker_id in WORKERS] == [0, 0, 0, 0]
 
 
@@ -382,6 +382,7 @@ async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> 
     assert {f"StageWorker({worker_id}, sd3:EDC)" for worker_id in WORKERS} <= names
 
 
-async def forget(plans: Plans, last_plan_id: int, request_id: str = "r") -> None:
+async def forget(plans: Plans, request_id: str = "r") -> None:
+    """A request has ended with the latest plan."""
     for worker_id in WORKERS:
-        await plans.call(worker_id, "forget_request", request_id, last_plan_id)
+        await plans.call(worker_id, "forget_request", request_id, plans.latest_id)

@@ -160,10 +160,23 @@ def expected(service: Service) -> dict[int, np.ndarray[Any, Any]]:
     return pictures
 
 
+@pytest.fixture(scope="module")
+async def answers(service: Service) -> list[Update]:
+    """Of the requests during which the placement changes twice."""
+    return await asyncio.gather(*(service.generate(f"r{index}", inputs_of(index % 3)) for index in range(12)))
+
+
+def check_log(service: Service, *kinds: str) -> None:
+    """It holds such events, and replays to the same effects."""
+    decisions = service.decisions()
+    assert {decision.event.kind for decision in decisions} >= set(kinds)
+    for logged, effects in replay(decisions, make_scheduler(service.specs)):
+        assert effects == logged.effects
+
+
 async def test_switches_under_load_lose_nothing_and_change_no_bit(
-    service: Service, expected: dict[int, np.ndarray[Any, Any]]
+    service: Service, answers: list[Update], expected: dict[int, np.ndarray[Any, Any]]
 ) -> None:
-    answers = await asyncio.gather(*(service.generate(f"r{index}", inputs_of(index % 3)) for index in range(12)))
     for index, answer in enumerate(answers):
         assert isinstance(answer, CompletedUpdate), answer
         assert answer.retries == 0
@@ -177,20 +190,25 @@ async def test_switches_under_load_lose_nothing_and_change_no_bit(
     assert {load.source for load in loads} >= {"peer"}
     assert all(load.num_bytes > 0 and load.seconds > 0 for load in loads)
     assert any(load.evicted for load in loads), "E and D do not fit together"
+    check_log(service, "replica_loaded")
 
 
-async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Service) -> None:
+async def test_a_plan_that_cannot_fit_is_refused_with_the_numbers(service: Service, answers: list[Update]) -> None:
+    before = len(service.decisions())
     answer = await service.generate("large", inputs_of(0, TOO_LARGE))
     assert isinstance(answer, FailedUpdate)
     assert (answer.code, http_status_of(answer.code)) == ("out_of_memory", 507)
     numbers = {int(number) for number in re.findall(r"\d{4,}", answer.message)}
     assert {EXPECTED_BYTES, HANDOFF_BYTES, MAX_GROUPS * GROUP_BYTES["cpu"], service.specs[0].memory_bytes} <= numbers
-    assert not any(isinstance(effect, ev.Requeue) for one in service.decisions() for effect in one.effects)
+    assert not any(isinstance(effect, ev.Requeue) for one in service.decisions()[before:] for effect in one.effects)
     after = await service.generate("after", inputs_of(1))
     assert isinstance(after, CompletedUpdate), "the worker is as good as before"
+    check_log(service, "plan_failed")
 
 
-async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(service: Service) -> None:
+async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(
+    service: Service, answers: list[Update]
+) -> None:
     assert service.engine.placement["w0"] == f"{MODEL}:D"
     service.engine._fleet.handle("w0").kill()
     await until(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
@@ -199,10 +217,4 @@ async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(servi
     await until(lambda: "w0" in service.engine.workers_alive())
     actor = service.engine._fleet.handle("w0").actor
     assert (await actor.count_readers.remote(D), await actor.count_readers.remote(E)) == (0, None)
-
-
-async def test_the_log_replays_to_the_same_effects(service: Service) -> None:
-    decisions = service.decisions()
-    assert {decision.event.kind for decision in decisions} >= {"replica_loaded", "plan_failed", "worker_lost"}
-    for logged, effects in replay(decisions, make_scheduler(service.specs)):
-        assert effects == logged.effects
+    check_log(service, "worker_lost")

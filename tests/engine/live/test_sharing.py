@@ -84,6 +84,10 @@ class Service:
         return answer, np.asarray(Image.open(io.BytesIO(png)))
 
 
+# The placement changes while it goes on.
+pytestmark = pytest.mark.in_order
+
+
 @pytest.fixture(scope="module")
 async def service(
     ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory

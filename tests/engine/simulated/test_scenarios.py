@@ -86,7 +86,7 @@ OVERLAPPING_BATCHES = Scenario(
 @given(scenarios)
 @example(LOST_WHILE_LOADING)
 @example(OVERLAPPING_BATCHES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     watched = Watched(scenario.scheduler())
     result = scenario.run(wrapped=watched)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.tables.curves import TokenCurve
@@ -16,14 +16,12 @@ increasing = st.lists(
 ).map(lambda points: list(zip(sorted(x for x, _ in points), sorted(y for _, y in points), strict=True)))
 
 
-@settings(deadline=None)
 @given(increasing)
 def test_exact_at_the_points(points: list[tuple[int, float]]) -> None:
     curve = TokenCurve(points)
     assert [curve.at(x) for x, _ in points] == pytest.approx([y for _, y in points])
 
 
-@settings(deadline=None)
 @given(increasing, st.lists(st.floats(0, 1), min_size=2, max_size=30))
 def test_monotone_everywhere(points: list[tuple[int, float]], where: list[float]) -> None:
     curve = TokenCurve(points)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler import CostModel
@@ -41,7 +41,6 @@ def best_subset(jobs: list[TimedJob], num_gpus: int) -> int:
     return next((n for n in sizes if any(fits(subset, num_gpus) for subset in combinations(jobs, n))), 0)
 
 
-@settings(deadline=None)
 @given(jobs_strategy, st.integers(1, 3), st.integers(1, 20))
 def test_never_below_the_best_subset_and_a_finer_grid_is_tighter(
     jobs: list[TimedJob], num_gpus: int, slots: int
@@ -50,7 +49,6 @@ def test_never_below_the_best_subset_and_a_finer_grid_is_tighter(
     assert best_subset(jobs, num_gpus) <= exact <= most_on_time(jobs, num_gpus, max_slots=slots) <= len(jobs)
 
 
-@settings(deadline=None)
 @given(jobs_strategy, st.integers(1, 3))
 def test_all_jobs_exactly_when_all_windows_fit(jobs: list[TimedJob], num_gpus: int) -> None:
     assert (most_on_time(jobs, num_gpus) == len(jobs)) == fits(tuple(jobs), num_gpus)
@@ -66,7 +64,6 @@ def latency_s(times: CostModel, spec: RequestSpec, degree: int) -> float:
     return sum(stage_seconds(times, spec, stage, degree) for stage in Stage)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(SHAPES), st.integers(1, 30), st.floats(0.01, 5.0))
 def test_work_within_the_slo_is_a_lower_bound(shape: Shape, steps: int, scale: float) -> None:
     times = cost_model()
@@ -98,7 +95,6 @@ def test_a_tight_deadline_costs_more_than_a_loose_one() -> None:
     assert least_gpu_seconds(spec, 0.99 * fastest_s, times) is None
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 20), st.sampled_from(SHAPES), st.sampled_from((1, 2, 4))), min_size=1, max_size=25),
     st.floats(1.0, 4.0),
