@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from profiler.memory_table import MemoryTable
+from profiler.memory import MemoryTable
 from profiler.tables.device_profile import DeviceProfile
 from profiler.tables.links import LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow, rows_of

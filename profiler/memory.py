@@ -1,14 +1,35 @@
-"""Memory arithmetic shared by the planners: what a worker's replicas hold, and what running stages needs on top."""
+"""Memory of stages: what a worker's replicas hold, what running stages needs on top, and the table of one device."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
+from profiler.tables.device_profile import DeviceProfile
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTable:
+    """What the profile tables say of one device (the protocol `tridentserve.protocols.StageMemory`), for models whose
+    weights are on one worker each. The table is immutable, so threads other than the cost model's can read it."""
+
+    profile: DeviceProfile
+    """The rows of the device."""
+
+    def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
+        """The degrees that were profiled, ascending. `ProfileError` if the model is unknown."""
+        return self.profile.degrees(model, stage)
+
+    def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+        """Peak activation bytes on one worker, weights not counted. `ProfileError` if unknown."""
+        sizes, scale = self.profile.find(model, stage, shape, degree, batch)
+        return math.ceil(scale * sizes.peak_bytes(shape))
 
 
 def held_weights_bytes(times: StageTimes, replicas: Iterable[Replica]) -> int:

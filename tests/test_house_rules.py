@@ -1,9 +1,10 @@
-"""The rules of the house that a machine can check: which room may import which, and how long a file may be."""
+"""The rules of the house that a machine can check: imports, sizes of files and directories, names of classes."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,19 @@ HEAVY_PLACES = (
     "profiler/measure/",
 )
 RAY_PLACES = ("tridentserve/engine/live/", "deployments/")
+MAX_MODULES = 12
+MIN_LINES = 30
+# Directories with one file per model family, per policy or per script.
+ONE_FILE_EACH = {
+    "tridentserve/pipelines/adapters",
+    "tridentserve/pipelines/tiny",
+    "dispatch/policies",
+    "dispatch/policies/ablations",
+    "dispatch/policies/related",
+    "scripts",
+}
+# Modules that something outside the code names: Ray Serve's import path.
+ENTRY_POINTS = {"deployments.app"}
 
 
 def sources(*folders: str) -> list[Path]:
@@ -94,3 +108,57 @@ def test_files_are_one_idea_each() -> None:
 def test_rooms_introduce_themselves() -> None:
     for path in sources(*ROOMS):
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)} has no docstring"
+
+
+def test_no_directory_has_more_than_12_modules() -> None:
+    modules = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in sources(*ROOMS, "scripts") if path.name != "__init__.py"
+    )
+    wide = {where: count for where, count in modules.items() if count > MAX_MODULES}
+    assert set(wide) <= ONE_FILE_EACH, wide
+
+
+def test_no_module_lies_beside_a_directory_of_its_name() -> None:
+    assert not [path for path in sources(*ROOMS, "scripts") if path.with_suffix("").is_dir()]
+
+
+def test_class_names_are_unique() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sources(*ROOMS, "scripts"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(path.relative_to(ROOT).as_posix())
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def imported_modules(path: Path, known: set[str]) -> Iterator[str]:
+    """The full names of the modules among `known` that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in known else node.module
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[1:] if parts[0] == "scripts" else parts).removesuffix(".__init__")
+
+
+def test_no_small_module_has_exactly_one_importer() -> None:
+    paths = {module_name(path): path for path in sources(*ROOMS, "scripts")}
+    importers: defaultdict[str, set[str]] = defaultdict(set)
+    for importer, path in paths.items():
+        for name in imported_modules(path, set(paths)):
+            importers[name].add(importer)
+    lonely = {
+        name
+        for name, path in paths.items()
+        if path.name != "__init__.py"
+        and path.parent.relative_to(ROOT).as_posix() not in ONE_FILE_EACH
+        and len(path.read_text(encoding="utf-8").splitlines()) < MIN_LINES
+        and len(importers[name]) == 1
+    }
+    assert not lonely - ENTRY_POINTS
