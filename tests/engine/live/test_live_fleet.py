@@ -40,7 +40,7 @@ INPUTS = GenerationInputs(
     seed=7,
 )
 # Steps enough that a plan is still running when it is told to pause after the first.
-LONG = 200
+LONG = 100
 WORKERS = ("w0", "w1", "w2", "w3")
 HANDOFF_BYTES = 4 << 20
 
