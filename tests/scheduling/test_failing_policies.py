@@ -13,6 +13,7 @@ from tridentserve.requests import Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import PolicyError, Scheduler
 from tridentserve.stages import Stage
+from tridentserve.testing import make_request
 
 
 class Gaps(FakeTimes):
@@ -66,6 +67,20 @@ def test_a_replanner_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(replan, "propose", fail)
     with pytest.raises(PolicyError, match="the replanner failed: KeyError"):
         bench.on(ev.Tick())
+
+
+def test_a_dispatcher_that_cannot_judge_a_request_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+
+    def fail(*_: object) -> str | None:
+        raise KeyError("shape")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.script, "can_ever_run", fail)
+        (refused,) = bench.on(ev.RequestArrived(make_request("odd", 4)))
+    assert refused == ev.Reject("odd", "internal_error", "the dispatch policy failed: KeyError('shape')")
+    bench.arrive("good")  # the policy is asked again
+    assert bench.start(ids="good").request_ids == ("good",)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,10 @@ class Scheduler:
             return [refusal]
         key = (spec.model, spec.shape, spec.num_outputs)
         if key not in self._why_not:
-            self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.views_when_idle())
+            try:
+                self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.views_when_idle())
+            except Exception as error:  # a policy that is a plug-in must not end the scheduler
+                return [ev.Reject(spec.request_id, TridentServeError.code, f"the dispatch policy failed: {error!r}")]
         if (why_not := self._why_not[key]) is not None:
             return [ev.Reject(spec.request_id, "invalid_request", why_not)]
         try:
