@@ -42,6 +42,10 @@ class WorkerMetrics:
         self._stage_runs = Counter(
             "tridentserve_stage_runs_total", "Runs of a stage that have ended.", tag_keys=stage_tags
         )
+        self._add_handoff_metrics()
+        self._add_replica_metrics()
+
+    def _add_handoff_metrics(self) -> None:
         path_tags = ("worker", "path")
         self._handoff_bytes = Counter(
             "tridentserve_handoff_bytes_total",
@@ -84,6 +88,7 @@ class WorkerMetrics:
             tag_keys=("worker",),
         )
 
+    def _add_replica_metrics(self) -> None:
         source_tags = ("worker", "model", "stage", "source")
         self._loads = Counter("tridentserve_replica_loads_total", "Replicas that were loaded.", tag_keys=source_tags)
         self._load_bytes = Counter(
