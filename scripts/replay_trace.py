@@ -19,7 +19,6 @@ from pathlib import Path
 
 from lib.command_line import Parser, not_negative, positive
 
-from dispatch.options import DEFAULT_POLICY
 from traces.formats.ours import read_trace
 from traces.reports.report import summary_table, write_report
 from traces.requests import TraceRequest, scale_pixels
@@ -29,7 +28,7 @@ from tridentserve.errors import TridentServeError
 # Options that only one of the two ways has, with their defaults.
 _OF_LIVE = {"timeout_s": 600.0}
 _OF_SIMULATED = {
-    "policy": DEFAULT_POLICY,
+    "policy": None,  # the default policy; its name is in `dispatch`, which the live way does not import
     "profiles": ["l20"],
     "decision_log": None,
     "jitter": 0.0,

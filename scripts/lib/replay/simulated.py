@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from deployments.assembly.options import describe_options, options_line
 from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
+from dispatch.options import DEFAULT_POLICY
 from dispatch.policies import find_policy
 from dispatch.solver.ilp import is_cut_short
 from placement.cluster_file import read_cluster
@@ -24,7 +25,8 @@ from tridentserve.engine.simulated import SimulationOptions, SimulationResult
 
 def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[ReplayResult]:
     """The results of all requests. Raises `TridentServeError` for what cannot be simulated."""
-    find_policy(arguments.policy)  # raises for an unknown one, before anything is read
+    policy = arguments.policy or DEFAULT_POLICY
+    find_policy(policy)  # raises for an unknown one, before anything is read
     cluster = read_cluster(arguments.simulate)
     make_times = times_of(cluster, arguments.profiles)
     times = make_times()
@@ -34,7 +36,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
         arguments.decision_log.parent.mkdir(parents=True, exist_ok=True)
     # Delayed: no bar stands above a message of bad usage.
     with tqdm(total=len(requests), unit="req", mininterval=0.2, delay=0.2, file=sys.stderr) as bar:
-        options = cluster_options(cluster, arguments.policy)
+        options = cluster_options(cluster, policy)
         if arguments.solve_limit_s is not None:
             options = replace(options, dispatch=replace(options.dispatch, time_limit_s=arguments.solve_limit_s))
         engine = SimulationOptions(
