@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from dispatch.policies import find_policy
 from tridentserve.errors import ConfigError
 
 
@@ -61,6 +60,9 @@ def not_negative(text: str) -> float:
 
 def policy_name(text: str) -> str:
     """The name of a dispatch policy, or a dotted path to one."""
+    # Imported here: most scripts need no policy, and the solver's libraries take long to import.
+    from dispatch.policies import find_policy
+
     try:
         return find_policy(text).name
     except ConfigError as error:
