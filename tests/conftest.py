@@ -10,7 +10,7 @@ from typing import Any
 
 import pulp
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from dispatch.options import DispatchOptions
 from dispatch.solver import ilp
@@ -18,8 +18,9 @@ from tests.waiting import PATIENCE_S
 
 # How long an example takes says more of the machine than of the code. Every run has the same examples, but for those of
 # `make fuzz`, which looks for new ones.
-settings.register_profile("tridentserve", deadline=None, derandomize=True)
-settings.register_profile("fuzz", deadline=None, max_examples=1000, print_blob=True)
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tridentserve", _UNTIMED, derandomize=True)
+settings.register_profile("fuzz", _UNTIMED, max_examples=1000, print_blob=True)
 settings.load_profile("tridentserve")
 
 # Before anything imports these: nothing is fetched, nothing is reported, no token file of Ray's turns anything on.
@@ -28,6 +29,16 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray warns of a change of defaults for GPUs otherwise.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# The proxy notices a dead replica in seconds (the default takes over 20).
+os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
+# On a busy machine, what Ray waits for takes longer than it would wait.
+for limit in ("SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "SERVE_PROXY_READY_CHECK_TIMEOUT_S", "gcs_server_port_wait_time_s"):
+    os.environ.setdefault(f"RAY_{limit}", "120")
+os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
+# What a shell says of other clusters, folders and proxies is not for the tests.
+for name in ("RAY_ADDRESS", "TRIDENTSERVE_CACHE", *(f"{kind}_proxy" for kind in ("http", "https", "all"))):
+    os.environ.pop(name, None)
+    os.environ.pop(name.upper(), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from tests.e2e.conftest import Service
 from tests.e2e.test_videos import frames_of
 from tests.processes import run
+from tests.waiting import PATIENCE_S
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
@@ -27,7 +28,7 @@ AIPERF_ENV = "TRIDENTSERVE_AIPERF"
 
 @pytest.fixture(scope="module")
 def sdk(service: Service) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60.0)
+    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def test_openai_models(sdk: openai.OpenAI) -> None:

@@ -16,6 +16,7 @@ from deployments.http.app import create_api
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import served
 from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png, video
+from tests.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
 
 IMAGE = png(64, 48, "red")
@@ -35,7 +36,7 @@ async def sdk(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[openai.Asyn
     await jobs.start()
     async with served(backend, app=create_api(backend, WITH_IMAGES, jobs)) as port:
         url = f"http://127.0.0.1:{port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=30.0) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             yield client
     await jobs.stop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions
@@ -47,7 +47,7 @@ def moments(draw: st.DrawFn) -> Moment:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(moment=moments())
 def test_assignments_can_be_carried_out(name: str, moment: Moment) -> None:
     policy = make_policy(name, TIMES, moment.specs, LOAD, OPTIONS)
@@ -90,7 +90,7 @@ def _check_place(stage: Stage, workers: list[WorkerView]) -> None:
 
 
 @pytest.mark.parametrize("name", ["b1", "b2", "b3", "b4", "b5", "b6", "wo-scheduler", "edf"])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20)
 @given(moment=moments(), lost=st.integers(0, 2))
 def test_what_was_seen_before_changes_nothing(name: str, moment: Moment, lost: int) -> None:
     policy = make_policy(name, TIMES, moment.specs, LOAD, OPTIONS)
