@@ -52,7 +52,8 @@ def running(service: Service, request_id: str) -> bool:
 
 
 def stopped(service: Service, request_id: str) -> bool:
-    """A plan of this request was aborted, and has stopped before its last step."""
+    """A plan of this request was aborted, and has stopped before its last step. A plan of several workers that was to
+    stop before it had its inputs has failed."""
     decisions = service.decisions()
     aborted = {
         effect["plan_id"]
@@ -61,7 +62,7 @@ def stopped(service: Service, request_id: str) -> bool:
         if effect["kind"] == "abort" and effect["request_id"].startswith(request_id + "~")
     }
     return any(
-        decision["event"]["kind"] == "plan_stopped" and decision["event"]["plan_id"] in aborted
+        decision["event"]["kind"] in ("plan_stopped", "plan_failed") and decision["event"]["plan_id"] in aborted
         for decision in decisions
     )
 

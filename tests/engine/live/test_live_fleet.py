@@ -337,6 +337,18 @@ async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None
     assert (report.outcome, pictures) == ("stopped", [])
 
 
+async def test_a_plan_stopped_while_it_waits_for_its_inputs_does_not_fail(plans: Plans) -> None:
+    plan = plans.plan((D, C), "w1", input_id=99_999, source="w0")
+    key = HandoffKey("r", 99_999)
+    assert await plans.call("w1", "reserve_slot", key, "w0", ParcelLayout((), 1, {})) is not None
+    waiting = asyncio.create_task(plans.run(plan))
+    await asyncio.sleep(0.2)  # most likely it waits by now; if not, it is stopped before its turn
+    await plans.call("w1", "stop_plan", plan.plan_id)
+    report, pictures, _ = await waiting
+    assert (report.outcome, pictures) == ("stopped", [])
+    await plans.call("w1", "release_slot", key)
+
+
 async def test_a_failing_plan_reports_its_error_and_the_next_one_runs(plans: Plans, stock: dict[str, Any]) -> None:
     orphan = plans.plan((C,), "w0", input_id=99_999, source="w1")
     with pytest.raises(AssertionError, match="holds no output of plan 99999"):

@@ -155,7 +155,9 @@ class PlanRunner:
                 raise incoming
             if isinstance(frugal, BaseException):
                 raise frugal
-        except BaseException:
+        except BaseException as error:
+            if control.stopped and plan.degree == 1 and isinstance(error, HandoffError):
+                return Execution(stopped=True)  # its request has ended, so that its inputs were dropped
             await self._device_thread(self._executor.abandon_groups, plan)
             raise
         running.peak.begin()
