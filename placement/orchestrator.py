@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from placement.colocation import Portion, group_portions, stack_models
 from placement.demands import ClusterCosts, MeasuredRates, ReplicaDemand
-from placement.packing import Group, pack_per_machine
+from placement.packing import Group, Portion, group_portions, pack_per_machine, stack_models
 from placement.split import pad_to_degrees, share_in_units, split
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError

@@ -1,24 +1,32 @@
-"""The Scheduler deployment: exactly one replica, which owns the workers and runs the pure scheduler's plans on them."""
+"""The Scheduler deployment: exactly one replica, which owns the workers and runs the pure scheduler's plans on them.
+Other replicas reach it through `RemoteBackend`.
+
+The engine is imported when the replica starts: the processes that only have a client do not need it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from deployments.config.app import AppArgs
 from deployments.config.live import SCHEDULER, live_args
 from deployments.model_updates.catalogue import Catalogue
-from deployments.model_updates.reconciler import ModelReconciler
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
-from deployments.serve.start import start_engine
-from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.updates import FailedUpdate, Update
+from deployments.serve.ray_errors import translate_ray_errors
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
+
+if TYPE_CHECKING:
+    from deployments.model_updates.reconciler import ModelReconciler
+    from tridentserve.engine.live.engine import LiveEngine
 
 
 class SchedulerDeployment:
@@ -36,6 +44,8 @@ class SchedulerDeployment:
         Ray Serve would replace the replica and all workers with it; and it returns at once, because no request reaches
         the replica meanwhile."""
         if self._reconciler is None:
+            from deployments.serve.start import start_engine
+
             args = live_args(self._args, user_config)
             self._engine, self._reconciler = await start_engine(args, _gpus_per_worker(self._args))
             spare_long_lived()
@@ -84,6 +94,45 @@ class SchedulerDeployment:
         if self._engine is None:
             raise WorkerError("the service is starting")
         return self._engine
+
+
+class RemoteBackend:
+    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator, whose last update
+    holds references to the outputs instead of their bytes)."""
+
+    def __init__(self, handle: Any) -> None:
+        """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of streaming."""
+        self._handle = handle
+        self._streaming = handle.options(stream=True)
+
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
+        with translate_ray_errors():
+            updates = self._streaming.generate.remote(spec, inputs)
+            try:
+                async for update in updates:
+                    if isinstance(update, CompletedUpdate):
+                        # The scheduler hands on references: the outputs come straight from their worker's node.
+                        yield replace(update, outputs=tuple(await asyncio.gather(*update.outputs)))
+                    else:
+                        yield update
+            finally:
+                # The replica learns that this client has left. Once all updates have come, this has no effect.
+                updates.cancel()
+
+    async def cancel(self, request_id: str) -> bool:
+        with translate_ray_errors():
+            return bool(await self._handle.cancel.remote(request_id))
+
+    async def catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
+        """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
+        seconds."""
+        with translate_ray_errors():
+            found: Catalogue = await self._handle.catalogue.remote(known_version, timeout_s)
+            return found
+
+    async def health(self) -> dict[str, Any]:
+        with translate_ray_errors():
+            return dict(await self._handle.health.remote())
 
 
 def make_scheduler_deployment(args: AppArgs) -> serve.Deployment:

@@ -11,7 +11,8 @@ from ray import serve
 
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.models.served import find_family
-from deployments.serve.remote import RemoteBackend, translate_ray_errors
+from deployments.serve.ray_errors import translate_ray_errors
+from deployments.serve.scheduler_deployment import RemoteBackend
 from deployments.videos.jobs import VideoJobs, choose_storage_url
 from deployments.videos.storage import find_local_file
 from tridentserve.errors import CheckpointError, TridentServeError, WorkerError

@@ -58,19 +58,6 @@ class AssignmentRunner:
             return []
         return [ev.Yield(run.plan.plan_id, preemption.reason)]
 
-    def abandon(self, request: Request, why: str) -> list[ev.Effect]:
-        """Take a request out of its run. The run's plan is stopped if nobody else waits for it."""
-        run = request.run
-        if run is None:
-            return []
-        run.leave(request)
-        if run.requests:
-            return []
-        self._ledger.end_run(run)
-        if run.plan is None or self._ledger.is_wanted(run.plan):
-            return []
-        return [ev.Abort(request.spec.request_id, run.plan.plan_id, why)]
-
     def send_due(self, now_s: float) -> list[ev.Effect]:
         """Send each waiting E and C that a worker can take now."""
         effects: list[ev.Effect] = []

@@ -43,6 +43,18 @@ class Ledger:
         self.forget(request)
         return ev.Reject(request.spec.request_id, code, reason)
 
+    def cancel(self, request: Request, code: str, why: str) -> list[ev.Effect]:
+        """A request ends without a result, whatever has become of it. Its plan is stopped if nobody else waits for
+        it."""
+        effects: list[ev.Effect] = []
+        if (run := request.run) is not None:
+            run.leave(request)
+            if not run.requests:
+                self.end_run(run)
+                if run.plan is not None and not self._is_wanted(run.plan):
+                    effects.append(ev.Abort(request.spec.request_id, run.plan.plan_id, why))
+        return [*effects, self.reject(request, code, why)]
+
     def forget(self, request: Request) -> None:
         """The request has ended."""
         self.pending.pop(request.spec.request_id, None)
@@ -72,11 +84,6 @@ class Ledger:
         known = self._plans.get(plan_id)
         return known[0] if known is not None else None
 
-    def is_wanted(self, plan: DispatchPlan) -> bool:
-        """Whether anybody still waits for a plan that has not been reported."""
-        _, runs = self._plans.get(plan.plan_id, (plan, ()))
-        return any(run.plan is plan and run.requests for run in runs)
-
     def has_requests_of(self, model: str) -> bool:
         return any(request.spec.model == model for request in self.requests.values())
 
@@ -92,6 +99,11 @@ class Ledger:
         self._pool.end(plan, now_s)
         waiting = [run for run in runs if run.plan is plan and run.requests]
         return (plan, waiting) if waiting else None
+
+    def _is_wanted(self, plan: DispatchPlan) -> bool:
+        """Whether anybody still waits for a plan that has not been reported."""
+        _, runs = self._plans.get(plan.plan_id, (plan, ()))
+        return any(run.plan is plan and run.requests for run in runs)
 
     # Checkpoints and losses.
 

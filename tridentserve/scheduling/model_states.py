@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.worker_pool import WorkerPool
 
 
@@ -48,13 +46,14 @@ class ModelStates:
         """Has no effect on a model that drains already or is gone."""
         self._leaving.setdefault(model, _Leaving.LAST_REQUEST)
 
-    def removed(self, model: str, end: Callable[[Request, str, str], list[ev.Effect]]) -> list[ev.Effect]:
-        """Ends its unfinished requests with `end(request, code, reason)`."""
+    def removed(self, model: str) -> list[ev.Effect]:
+        """Ends its unfinished requests."""
         if self._leaving.get(model) not in (_Leaving.LAST_PLAN, _Leaving.RETURN):
             self._leaving[model] = _Leaving.LAST_PLAN
         effects: list[ev.Effect] = []
         for request in [one for one in self._ledger.requests.values() if one.spec.model == model]:
-            effects += end(request, "model_unavailable", f"{model} was removed before the request had ended")
+            why = f"{model} was removed before the request had ended"
+            effects += self._ledger.cancel(request, "model_unavailable", why)
         return effects
 
     def due(self) -> list[ev.Effect]:

@@ -181,11 +181,7 @@ class Scheduler:
 
     def _cancelled(self, request_id: str) -> list[ev.Effect]:
         request = self._ledger.requests.get(request_id)
-        return self._end(request, "cancelled", "the request was cancelled") if request is not None else []
-
-    def _end(self, request: Request, code: str, why: str) -> list[ev.Effect]:
-        """A request ends without a result, whatever has become of it."""
-        return [*self._runner.abandon(request, why), self._ledger.reject(request, code, why)]
+        return self._ledger.cancel(request, "cancelled", "the request was cancelled") if request is not None else []
 
     # Models come and go.
 
@@ -197,7 +193,7 @@ class Scheduler:
         return self._place(event.placement)
 
     def _model_removed(self, event: ev.ModelRemoved) -> list[ev.Effect]:
-        effects = self._models.removed(event.model, self._end)
+        effects = self._models.removed(event.model)
         if self._replanner is not None:
             self._replanner.forget(event.model)
         return effects + self._place(event.placement)

@@ -15,7 +15,7 @@ from deployments.serve.videos_deployment import RemoteVideoBackend, VideosDeploy
 from deployments.videos.jobs import VideoJobs
 from deployments.videos.storage import find_local_file
 from tests.deployments.fake_backend import FakeBackend
-from tests.deployments.serve.test_remote import FakeHandle, as_ray_does
+from tests.deployments.serve.test_scheduler_client import FakeHandle, as_ray_does
 from tests.deployments.videos.test_store import request
 from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
 

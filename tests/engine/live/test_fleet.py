@@ -15,7 +15,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live import fleet as fleet_module
 from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
 from tridentserve.engine.live.messages import WorkerConfig
-from tridentserve.engine.live.worker_handle import WorkerHandle
+from tridentserve.engine.live.worker.worker_actor import WorkerHandle
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.plans import DispatchPlan, PlanMember

@@ -9,8 +9,8 @@ import pytest
 
 from tests.pipelines.models import load_stage, make_inputs, model_folder
 from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import StageExecutor
-from tridentserve.engine.live.worker.step_control import StepControl
 from tridentserve.errors import InvalidRequestError
 from tridentserve.pipelines import PipelineAdapter
 from tridentserve.plans import DispatchPlan, PlanMember, Replica

@@ -16,8 +16,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
-from tridentserve.engine.live.worker.worker_actor import StageWorker
-from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
+from tridentserve.engine.live.worker.worker_actor import PlanCall, StageWorker, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs

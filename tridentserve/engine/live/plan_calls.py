@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tridentserve.engine.live.client_requests import ClientRequest
 from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, StepNote
-from tridentserve.engine.live.worker_handle import PlanCall
+from tridentserve.engine.live.worker.worker_actor import PlanCall
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageMemory

@@ -18,7 +18,7 @@ from tridentserve.engine.live.plan_calls import (
     list_unreported_steps,
     select_inputs,
 )
-from tridentserve.engine.live.worker_handle import PlanCall
+from tridentserve.engine.live.worker.worker_actor import PlanCall
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageMemory

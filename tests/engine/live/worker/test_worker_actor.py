@@ -13,8 +13,7 @@ from tests.processes import output_of
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.ray_peer import RayPeer
 from tridentserve.engine.live.transport.parcel import ParcelLayout
-from tridentserve.engine.live.worker.worker_actor import StageWorker
-from tridentserve.engine.live.worker_handle import WorkerHandle
+from tridentserve.engine.live.worker.worker_actor import StageWorker, WorkerHandle
 
 
 class CheckedActor:

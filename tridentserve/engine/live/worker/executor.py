@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
-from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
 from tridentserve.engine.live.worker.decoding import Decoding, Images
-from tridentserve.engine.live.worker.step_control import StepCommand, StepControl
-from tridentserve.errors import GroupError, HandoffError, InvalidRequestError
-from tridentserve.parallel import GroupCache, SequenceGroup, sequence_parallel
-from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
+from tridentserve.engine.live.worker.denoising import Denoising, StepControl
+from tridentserve.errors import GroupError
+from tridentserve.parallel import GroupCache, SequenceGroup
+from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.plans import DispatchPlan, Replica, StageSpan, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
@@ -121,7 +119,7 @@ class StageExecutor:
                     self._encode(plan, adapter, inputs, execution, frugal)
                 case Stage.DIFFUSE:
                     try:
-                        self._diffuse(plan, adapter, group, inputs, control, execution)
+                        _diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
                     finally:
                         adapter.drop_lora()
                 case Stage.DECODE:
@@ -152,72 +150,6 @@ class StageExecutor:
                 conditions = adapter.encode_all([inputs[name] for name in names])
                 execution.outputs |= {name: Parcel(each) for name, each in zip(names, conditions, strict=True)}
 
-    def _diffuse(
-        self,
-        plan: DispatchPlan,
-        adapter: PipelineAdapter,
-        group: SequenceGroup | None,
-        inputs: Mapping[str, GenerationInputs],
-        control: StepControl,
-        execution: Execution,
-    ) -> None:
-        """Do the plan's denoising steps for all members."""
-        states: dict[str, DenoisingState] = {}
-        if plan.leader == self._worker_id:
-            states = self._starting_states(plan, adapter, inputs, execution.outputs)
-        if group is not None:
-            states = _shared(states, group, is_leader=plan.leader == self._worker_id)
-        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
-        for request_id, state in states.items():
-            batches[adapter.batch_key(state)].append(request_id)
-        # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
-        began_s = time.time()
-        with _timed(Stage.DIFFUSE, plan, execution), sequence_parallel(group):
-            for done in range(plan.num_steps):
-                command = control.command if group is None else group.agree(control.command)
-                if command == StepCommand.STOP:
-                    execution.stopped = True
-                    return
-                if command == StepCommand.PAUSE:
-                    execution.paused_after = done
-                    break
-                if done > 0:
-                    _tell_step(control, states)
-                for members in batches.values():
-                    advanced = adapter.advance([states[request_id] for request_id in members])
-                    states.update(zip(members, advanced, strict=True))
-                if plan.leader == self._worker_id and plan.is_saved_after(done + 1):
-                    control.on_checkpoint(_checkpoint_of(plan, done + 1, states, execution.spans, began_s))
-        if plan.stages[-1] is not Stage.DIFFUSE and execution.paused_after is None:
-            _tell_step(control, states)
-        execution.outputs = {request_id: _output(adapter, state) for request_id, state in states.items()}
-
-    def _starting_states(
-        self,
-        plan: DispatchPlan,
-        adapter: PipelineAdapter,
-        inputs: Mapping[str, GenerationInputs],
-        given: Mapping[str, Parcel],
-    ) -> dict[str, DenoisingState]:
-        states = {}
-        for member in plan.members:
-            if member.request_id not in inputs:
-                continue
-            parcel = _required(given.get(member.request_id), plan, member.request_id)
-            content = inputs[member.request_id]
-            state = _state_of(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
-            if member.steps is None or state.step != member.steps[0]:
-                raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
-            if state.num_steps != content.num_inference_steps:
-                # Plans do the steps asked for: the outputs would be made of latents that are not done.
-                raise InvalidRequestError(
-                    f"this model's scheduler makes {state.num_steps} steps of {content.num_inference_steps}; ask for "
-                    "another number",
-                    "num_inference_steps",
-                )
-            states[member.request_id] = state
-        return states
-
     def _group(self, plan: DispatchPlan, size: int) -> SequenceGroup:
         """The process group of the first `size` workers of a plan."""
         members = plan.workers[:size]
@@ -225,11 +157,15 @@ class StageExecutor:
         return self._groups.acquire(plan.groups[size], rank, size, use=plan.plan_id, members=members)
 
 
-def _tell_step(control: StepControl, states: Mapping[str, DenoisingState]) -> None:
-    """Report a step. The one after which the plan ends is left out: the plan's report says it, and would only wait
-    behind the note."""
-    for request_id, state in states.items():
-        control.on_step(request_id, state.step)
+def _diffuse(
+    plan: DispatchPlan, denoising: Denoising, inputs: Mapping[str, GenerationInputs], execution: Execution
+) -> None:
+    denoising.share_states(inputs, execution.outputs)
+    # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
+    with _timed(Stage.DIFFUSE, plan, execution):
+        denoising.run_steps(execution.spans)
+        execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
+    execution.outputs = denoising.collect_outputs()
 
 
 @contextmanager
@@ -242,47 +178,3 @@ def _timed(stage: Stage, plan: DispatchPlan, execution: Execution) -> Iterator[N
     execution.spans.append(
         StageSpan(stage, start_s, end_s, plan.workers_of(stage), steps if stage is Stage.DIFFUSE else None)
     )
-
-
-def _required(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
-    if parcel is None:
-        raise HandoffError(f"plan {plan.plan_id} of request {request_id} has no inputs")
-    return parcel
-
-
-def _output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
-    return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
-
-
-def _parcel_of(state: DenoisingState) -> Parcel:
-    return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
-
-
-def _checkpoint_of(
-    plan: DispatchPlan, num_steps: int, states: Mapping[str, DenoisingState], before: list[StageSpan], began_s: float
-) -> Checkpoint:
-    """The checkpoint after `num_steps` steps of D, which began at `began_s` (Unix clock)."""
-    parcels = {name: (state.step, _parcel_of(state)) for name, state in states.items()}
-    diffuse = StageSpan(Stage.DIFFUSE, began_s, time.time(), plan.workers, num_steps)
-    return Checkpoint(num_steps, parcels, (*before, diffuse))
-
-
-def _is_state(parcel: Parcel) -> bool:
-    """A denoising state, not a condition."""
-    return "step" in parcel.values
-
-
-def _state_of(parcel: Parcel) -> DenoisingState:
-    values = parcel.values
-    return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
-
-
-def _shared(states: dict[str, DenoisingState], group: SequenceGroup, is_leader: bool) -> dict[str, DenoisingState]:
-    """The leader's states on all workers of the group, in its order."""
-    parcels = {request_id: _parcel_of(state) for request_id, state in states.items()}
-    values = group.broadcast_json([[request_id, parcel.values] for request_id, parcel in parcels.items()])
-    for request_id, known in values:
-        tensors = group.broadcast_tensors(parcels[request_id].tensors if is_leader else None)
-        if not is_leader:
-            states[request_id] = _state_of(Parcel(tensors, known))
-    return states

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
@@ -18,11 +17,11 @@ from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
 from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
+from tridentserve.engine.live.worker.denoising import StepControl, StepControls
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
-from tridentserve.engine.live.worker.step_control import StepControl
 from tridentserve.engine.live.worker.turns import Turns
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
 from tridentserve.models.lora_files import lora_bytes
@@ -66,6 +65,7 @@ class PlanRunner:
         host_copies: HostCopies,
         handoff: HandoffBuffer,
         metrics: WorkerMetrics,
+        controls: StepControls,
     ) -> None:
         self._worker_id = worker_id
         self._device = device
@@ -76,10 +76,8 @@ class PlanRunner:
         self._host_copies = host_copies
         self._handoff = handoff
         self._metrics = metrics
+        self._controls = controls
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
-        # Plans that were to stop or to pause before their call came in (or after they ended, hence the bound).
-        self._stopped_early: deque[int] = deque(maxlen=1024)
-        self._paused_early: deque[int] = deque(maxlen=1024)
 
     async def run_plan(
         self, number: int, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], expected: ExpectedPeak
@@ -92,15 +90,11 @@ class PlanRunner:
         outputs, request by request."""
         notes: NoteQueue = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        control = StepControl()
+        control = self._controls.open(plan.plan_id)
         if plan.leader == self._worker_id:
             control.on_step = lambda request_id, done: _post(loop, notes, StepNote(request_id, done))
         writer = CheckpointWriter(plan, self._handoff, notes.put_nowait, self._metrics.count_checkpoint)
         control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
-        if plan.plan_id in self._stopped_early:
-            control.ask_to_stop()
-        if plan.plan_id in self._paused_early:
-            control.ask_to_pause()
         needed = list_needed_replicas(plan, self._worker_id)
         running = RunningPlan(plan, inputs, control, expected, needed, notes, MemoryPeak(self._device))
         self._running[plan.plan_id] = running
@@ -114,22 +108,6 @@ class PlanRunner:
         for output in outputs:
             yield output
 
-    def stop_plan(self, plan_id: int) -> None:
-        """Stop a plan at its next step boundary, or before it starts."""
-        running = self._running.get(plan_id)
-        if running is not None:
-            running.control.ask_to_stop()
-        else:
-            self._stopped_early.append(plan_id)
-
-    def pause_plan(self, plan_id: int) -> None:
-        """Pause a plan at its next step boundary. D that has ended is not held up."""
-        running = self._running.get(plan_id)
-        if running is not None:
-            running.control.ask_to_pause()
-        else:
-            self._paused_early.append(plan_id)
-
     async def _run_in_turn(self, number: int, running: RunningPlan) -> tuple[PlanReport, list[EncodedOutput]]:
         plan = running.plan
         try:
@@ -141,6 +119,7 @@ class PlanRunner:
             return self._make_failure(plan, error), []
         finally:
             self._running.pop(plan.plan_id, None)
+            self._controls.close(plan.plan_id)
 
     async def _execute(self, running: RunningPlan) -> Execution:
         plan, control = running.plan, running.control

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
+from tridentserve.engine.live.worker.denoising import StepControls
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
@@ -58,6 +58,7 @@ class WorkerParts:
         self.replicas = self._make_replica_store(device)
         self._executor = StageExecutor(worker_id, self.replicas, self.groups)
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
+        self.step_controls = StepControls()
         self.plan_runner = PlanRunner(
             worker_id=worker_id,
             device=device,
@@ -68,6 +69,7 @@ class WorkerParts:
             host_copies=self.host_copies,
             handoff=self.handoff,
             metrics=self._metrics,
+            controls=self.step_controls,
         )
         self._reporter: asyncio.Task[None] | None = None
 
@@ -96,11 +98,6 @@ class WorkerParts:
         await self.replicas.load_placement(frozenset(one for one in self.config.replicas if one.model in sources))
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
         return WorkerReady(self._link.address if self._link is not None else None, _node_id())
-
-    def set_placement(self, replicas: frozenset[Replica], label: str) -> None:
-        """Another placement is in force. Weights move when plans need them."""
-        self.replicas.wanted = replicas
-        self.config = replace(self.config, replicas=replicas, label=label)
 
     async def unload_model(self, number: int, model: str) -> None:
         """Drop all that is kept of a model, when its turn has come."""

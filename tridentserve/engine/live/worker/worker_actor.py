@@ -1,14 +1,20 @@
-"""The Ray actor of a worker: the calls of the engine and of other workers, each carried out by a part of the worker.
+"""The Ray actor of a worker (`StageWorker`), with the calls of the engine and of other workers, and the engine's handle
+of it (`WorkerHandle`).
 
-The parts need torch, which this module does not import: Ray wants the class of an actor where the actor is started, and
-that import would cost the Scheduler's process nine seconds of CPU and 400 MB before the first worker could begin.
+The parts of a worker need torch, which this module does not import: Ray wants the class of an actor where the actor is
+started, and that import would cost the Scheduler's process nine seconds of CPU and 400 MB before the first worker could
+begin.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
 
 from tridentserve.engine.live.messages import (
     UNKNOWN_PEAK,
@@ -25,7 +31,6 @@ from tridentserve.requests import GenerationInputs
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from ray.actor import ActorHandle
 
     from tridentserve.engine.live.handoff.peer import HandoffKey
     from tridentserve.engine.live.transport.parcel import ParcelLayout
@@ -70,7 +75,8 @@ class StageWorker:
 
     async def set_placement(self, replicas: frozenset[Replica], label: str) -> None:
         """Another placement is in force. Weights move when plans need them."""
-        self._parts.set_placement(replicas, label)
+        self._parts.config = replace(self._parts.config, replicas=replicas, label=label)
+        self._parts.replicas.wanted = replicas
 
     async def add_model(self, source: ModelSource) -> None:
         """Another model may be asked for; its host copies have been made."""
@@ -95,11 +101,11 @@ class StageWorker:
 
     async def stop_plan(self, plan_id: int) -> None:
         """Stop a plan at its next step boundary, or before it starts."""
-        self._parts.plan_runner.stop_plan(plan_id)
+        self._parts.step_controls.stop_plan(plan_id)
 
     async def pause_plan(self, plan_id: int) -> None:
         """Pause a plan at its next step boundary; its report says how far it came. D that has ended is not held up."""
-        self._parts.plan_runner.pause_plan(plan_id)
+        self._parts.step_controls.pause_plan(plan_id)
 
     async def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool = True) -> None:
         """Drop what is kept of a request that has ended or starts again; its checkpoints stay when it resumes from one
@@ -130,3 +136,74 @@ class StageWorker:
 
     async def send_weights(self, order: WeightOrder) -> None:
         await self._parts.replicas.send_weights(order)
+
+
+class PlanCall(Protocol):
+    """A plan under way on one worker (Ray's generator): references to its notes, its report and its outputs."""
+
+    def __aiter__(self) -> PlanCall: ...
+
+    async def __anext__(self) -> Awaitable[PlanNote | PlanReport]: ...
+
+    def completed(self) -> Any:
+        """The reference that stands for the end of the call, or for its error."""
+
+
+class WorkerHandle:
+    """The calls that the engine makes to a worker, typed: Ray's own handle of an actor is not. `StageWorker` says what
+    each call does. A call is under way when its method returns; what is returned may be awaited for its answer, and
+    raises `RayError` when the worker is lost."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self.actor = actor
+
+    def start(self) -> Awaitable[WorkerReady]:
+        answer: Awaitable[WorkerReady] = self.actor.start.remote()
+        return answer
+
+    def connect_peers(self, peers: Mapping[WorkerId, tuple[ActorHandle[Any], WorkerReady]]) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.connect_peers.remote(dict(peers))
+        return answer
+
+    def make_groups(self) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.make_groups.remote()
+        return answer
+
+    def watch(self) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.watch.remote()
+        return answer
+
+    def count_parcels(self) -> Awaitable[int]:
+        answer: Awaitable[int] = self.actor.count_parcels.remote()
+        return answer
+
+    def set_placement(self, replicas: frozenset[Replica], label: str) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.set_placement.remote(replicas, label)
+        return answer
+
+    def add_model(self, source: ModelSource) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.add_model.remote(source)
+        return answer
+
+    def unload_model(self, number: int, model: str) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.unload_model.remote(number, model)
+        return answer
+
+    def run_plan(
+        self, number: int, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], peak: ExpectedPeak
+    ) -> PlanCall:
+        call: PlanCall = self.actor.run_plan.remote(number, plan, dict(inputs), peak)
+        return call
+
+    def stop_plan(self, plan_id: int) -> None:
+        self.actor.stop_plan.remote(plan_id)
+
+    def pause_plan(self, plan_id: int) -> None:
+        self.actor.pause_plan.remote(plan_id)
+
+    def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool) -> None:
+        self.actor.forget_request.remote(request_id, last_plan_id, with_checkpoints)
+
+    def kill(self) -> None:
+        """End the worker's process."""
+        ray.kill(self.actor)

@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError
 
 from deployments.backend import closing
 from deployments.schemas.image import build_image_request
-from deployments.serve.remote import RemoteBackend
+from deployments.serve.scheduler_deployment import RemoteBackend
 from tests.deployments.fake_backend import MODELS, FakeBackend, completed, png
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError

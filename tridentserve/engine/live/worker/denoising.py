@@ -1,0 +1,224 @@
+"""Runs D of a plan on one of its workers, step by step, and stops or pauses it at a step boundary on request."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import IntEnum
+
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
+from tridentserve.errors import HandoffError, InvalidRequestError
+from tridentserve.parallel import SequenceGroup, sequence_parallel
+from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
+from tridentserve.plans import DispatchPlan, StageSpan
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+
+class StepCommand(IntEnum):
+    """What a plan does at a step boundary."""
+
+    CONTINUE = 0
+    PAUSE = 1
+    STOP = 2
+
+
+class StepControl:
+    """Through this the event loop asks the device thread to stop or to pause a plan, and learns of its steps."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        # Called on the leader with each request and how many of its steps are done.
+        self.on_step: Callable[[str, int], None] = lambda request_id, steps_done: None
+        # Called on the leader with each state checkpoint that the plan asks for.
+        self.on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
+
+    def ask_to_stop(self) -> None:
+        """Have the plan stop before the next step, or before the next stage, without outputs."""
+        self._stop.set()
+
+    def ask_to_pause(self) -> None:
+        """Have the plan stop before the next denoising step and keep its states. Stages after D are not held up."""
+        self._pause.set()
+
+    @property
+    def command(self) -> StepCommand:
+        """The command for the next step boundary."""
+        if self._stop.is_set():
+            return StepCommand.STOP
+        return StepCommand.PAUSE if self._pause.is_set() else StepCommand.CONTINUE
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
+
+class StepControls:
+    """The controls of all plans of a worker that have not ended. Lives in the worker's event loop."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, StepControl] = {}
+        # Plans that were to stop or to pause before their call came in (or after they ended, hence the bound).
+        self._stopped_early: deque[int] = deque(maxlen=1024)
+        self._paused_early: deque[int] = deque(maxlen=1024)
+
+    def open(self, plan_id: int) -> StepControl:
+        """The control of a plan whose call has come in."""
+        control = self._open[plan_id] = StepControl()
+        if plan_id in self._stopped_early:
+            control.ask_to_stop()
+        if plan_id in self._paused_early:
+            control.ask_to_pause()
+        return control
+
+    def close(self, plan_id: int) -> None:
+        """The plan has ended."""
+        self._open.pop(plan_id, None)
+
+    def stop_plan(self, plan_id: int) -> None:
+        """Stop a plan at its next step boundary, or before it starts."""
+        if (control := self._open.get(plan_id)) is not None:
+            control.ask_to_stop()
+        else:
+            self._stopped_early.append(plan_id)
+
+    def pause_plan(self, plan_id: int) -> None:
+        """Pause a plan at its next step boundary. D that has ended is not held up."""
+        if (control := self._open.get(plan_id)) is not None:
+            control.ask_to_pause()
+        else:
+            self._paused_early.append(plan_id)
+
+
+class Denoising:
+    """Runs D of the members of a plan. At degrees above 1 all workers of the group run the same steps together."""
+
+    def __init__(
+        self, plan: DispatchPlan, adapter: PipelineAdapter, group: SequenceGroup | None, control: StepControl
+    ) -> None:
+        """`group` is made of the workers of the plan; None at degree 1. The first of them leads the plan."""
+        self._plan = plan
+        self._adapter = adapter
+        self._group = group
+        self._control = control
+        self._is_leader = group is None or group.rank == 0
+        self._states: dict[str, DenoisingState] = {}
+        self.stopped = False
+        """The plan was stopped on purpose, and has no outputs."""
+        self.paused_after: int | None = None
+        """The plan was paused after this number of its own steps."""
+
+    def share_states(self, inputs: Mapping[str, GenerationInputs], given: Mapping[str, Parcel]) -> None:
+        """Begin with the states that the leader makes of the outputs `given` by the members' previous plans. `inputs`
+        has the members that have not ended."""
+        if self._is_leader:
+            self._states = self._starting_states(inputs, given)
+        if self._group is not None:
+            self._states = _shared(self._states, self._group, self._is_leader)
+
+    def run_steps(self, before: Sequence[StageSpan]) -> None:
+        """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
+        stages before D."""
+        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for request_id, state in self._states.items():
+            batches[self._adapter.batch_key(state)].append(request_id)
+        began_s = time.time()
+        with sequence_parallel(self._group):
+            for done in range(self._plan.num_steps):
+                command = self._control.command if self._group is None else self._group.agree(self._control.command)
+                if command == StepCommand.STOP:
+                    self.stopped = True
+                    return
+                if command == StepCommand.PAUSE:
+                    self.paused_after = done
+                    return
+                if done > 0:
+                    self._report_step()
+                for members in batches.values():
+                    advanced = self._adapter.advance([self._states[request_id] for request_id in members])
+                    self._states.update(zip(members, advanced, strict=True))
+                if self._is_leader and self._plan.is_saved_after(done + 1):
+                    self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
+
+    def collect_outputs(self) -> dict[str, Parcel]:
+        """By request, what its next plan needs: a denoising state, or latents when all its steps are done. Nothing of a
+        plan that was stopped."""
+        if self.stopped:
+            return {}
+        if self._plan.stages[-1] is not Stage.DIFFUSE and self.paused_after is None:
+            self._report_step()
+        return {request_id: _output(self._adapter, state) for request_id, state in self._states.items()}
+
+    def _report_step(self) -> None:
+        """Report a step. The one after which the plan ends is left out: the plan's report says it, and would only wait
+        behind the note."""
+        for request_id, state in self._states.items():
+            self._control.on_step(request_id, state.step)
+
+    def _make_checkpoint(self, num_steps: int, before: Sequence[StageSpan], began_s: float) -> Checkpoint:
+        """The checkpoint after `num_steps` steps of D, which began at `began_s` (Unix clock)."""
+        parcels = {name: (state.step, _parcel_of(state)) for name, state in self._states.items()}
+        diffuse = StageSpan(Stage.DIFFUSE, began_s, time.time(), self._plan.workers, num_steps)
+        return Checkpoint(num_steps, parcels, (*before, diffuse))
+
+    def _starting_states(
+        self, inputs: Mapping[str, GenerationInputs], given: Mapping[str, Parcel]
+    ) -> dict[str, DenoisingState]:
+        plan, adapter = self._plan, self._adapter
+        states = {}
+        for member in plan.members:
+            if member.request_id not in inputs:
+                continue
+            parcel = _required(given.get(member.request_id), plan, member.request_id)
+            content = inputs[member.request_id]
+            state = _state_of(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
+            if member.steps is None or state.step != member.steps[0]:
+                raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
+            if state.num_steps != content.num_inference_steps:
+                # Plans do the steps asked for: the outputs would be made of latents that are not done.
+                raise InvalidRequestError(
+                    f"this model's scheduler makes {state.num_steps} steps of {content.num_inference_steps}; ask for "
+                    "another number",
+                    "num_inference_steps",
+                )
+            states[member.request_id] = state
+        return states
+
+
+def _required(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
+    if parcel is None:
+        raise HandoffError(f"plan {plan.plan_id} of request {request_id} has no inputs")
+    return parcel
+
+
+def _output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
+    return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
+
+
+def _parcel_of(state: DenoisingState) -> Parcel:
+    return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
+
+
+def _is_state(parcel: Parcel) -> bool:
+    """A denoising state, not a condition."""
+    return "step" in parcel.values
+
+
+def _state_of(parcel: Parcel) -> DenoisingState:
+    values = parcel.values
+    return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
+
+
+def _shared(states: dict[str, DenoisingState], group: SequenceGroup, is_leader: bool) -> dict[str, DenoisingState]:
+    """The leader's states on all workers of the group, in its order."""
+    parcels = {request_id: _parcel_of(state) for request_id, state in states.items()}
+    values = group.broadcast_json([[request_id, parcel.values] for request_id, parcel in parcels.items()])
+    for request_id, known in values:
+        tensors = group.broadcast_tensors(parcels[request_id].tensors if is_leader else None)
+        if not is_leader:
+            states[request_id] = _state_of(Parcel(tensors, known))
+    return states
