@@ -1,4 +1,4 @@
-"""On how many of D's workers C runs, and what happens where a worker has not the memory for all of a picture."""
+"""On how many of D's workers C runs, and what happens where a worker has not the memory for all of an image."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_a_type_without_its_auxiliary_is_no_candidate() -> None:
     assert why == "one cannot make 256x256 here: DC workers: there is no auxiliary for encode"
 
 
-def test_a_stopped_request_goes_on_without_encoding() -> None:
+def test_a_stopped_request_resumes_without_encoding() -> None:
     views = [worker("d", "DC")]  # no auxiliary for E, and none needed
     (assignment,) = decide(IDLE, [request("r", SMALL, steps_done=15)], views, now_s=0.0)
     assert assignment.encode == ()

@@ -36,7 +36,7 @@ class Service:
     args: dict[str, Any]
 
     def generate(self, **body: Any) -> dict[str, Any]:
-        """The answer to one picture request."""
+        """The answer to one image request."""
         answer = http.post(f"{self.url}/v1/images/generations", json=body)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
@@ -50,7 +50,7 @@ class Service:
         return [json.loads(line) for line in self.decision_log.read_text().splitlines()]
 
 
-def picture(b64_json: str) -> np.ndarray[Any, Any]:
+def decode_image(b64_json: str) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(b64_json))))
 
 

@@ -39,8 +39,8 @@ def test_openai_images(sdk: openai.OpenAI) -> None:
     answer = sdk.images.generate(
         model="tiny-sd3", prompt="a fox", n=2, size="64x64", extra_body={"num_inference_steps": 3}
     )
-    pictures = [base64.b64decode(entry.b64_json or "") for entry in answer.data or ()]
-    assert [Image.open(io.BytesIO(picture)).size for picture in pictures] == [(64, 64)] * 2
+    images = [base64.b64decode(entry.b64_json or "") for entry in answer.data or ()]
+    assert [Image.open(io.BytesIO(image)).size for image in images] == [(64, 64)] * 2
     streamed = sdk.images.generate(
         model="tiny-sd3", prompt="a fox", stream=True, size="64x64", extra_body={"num_inference_steps": 3}
     )
@@ -98,10 +98,10 @@ def profile(aiperf: str, service: Service, cache: Path, out: Path, kind: str, mo
 @pytest.mark.slow
 def test_aiperf_images_and_videos(aiperf: str, service: Service, tiny_cache: Path, tmp_path: Path) -> None:
     steps = ["--extra-inputs", "size:64x64", "--extra-inputs", "num_inference_steps:3", "--request-count", "6"]
-    pictures = profile(aiperf, service, tiny_cache, tmp_path / "a", "image_generation", "tiny-sd3", *steps)
+    images = profile(aiperf, service, tiny_cache, tmp_path / "a", "image_generation", "tiny-sd3", *steps)
     frames = ["--extra-inputs", "num_frames:5", "--extra-inputs", "fps:8", "--download-video-content"]
     videos = profile(aiperf, service, tiny_cache, tmp_path / "b", "video_generation", "tiny-wan", *steps, *frames)
-    for report in (pictures, videos):
+    for report in (images, videos):
         assert report["request_count"]["avg"] == 6, report
         assert not report["error_summary"]
     assert videos["video_inference_time"]["avg"] > 0

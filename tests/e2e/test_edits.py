@@ -1,4 +1,4 @@
-"""Requests that start from a picture, live: the stock pipeline's results, over HTTP, the SDK and the handle."""
+"""Requests that start from an image, live: the stock pipeline's results, over HTTP, the SDK and the handle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from tests import http
-from tests.e2e.conftest import Service, picture
+from tests.e2e.conftest import Service, decode_image
 from tests.e2e.test_videos import frames_of
 from tests.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
@@ -105,7 +105,7 @@ def test_an_edit_is_the_stock_pipelines(edits: Service) -> None:
     }
     inputs = GenerationInputs("make it night", Shape(96, 64), 3, 2.5, 11, image=UPRIGHT)
     expected = stock(edits, "flux_kontext", inputs)
-    assert np.array_equal(picture(told["data"][0]["b64_json"]), (expected[0] * 255).round().astype("uint8"))
+    assert np.array_equal(decode_image(told["data"][0]["b64_json"]), (expected[0] * 255).round().astype("uint8"))
     log = edits.decision_log.read_text()
     assert told["request_id"] in log
     assert "night" not in log
@@ -124,7 +124,7 @@ def test_the_sdk_edits_and_says_how_far_it_is(edits: Service, sdk: openai.OpenAI
 
 
 @pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
-def test_a_video_starts_from_the_picture(edits: Service, sdk: openai.OpenAI) -> None:
+def test_a_video_starts_from_the_image(edits: Service, sdk: openai.OpenAI) -> None:
     from ray import serve
 
     handle: Any = serve.get_app_handle("edits")
@@ -142,7 +142,7 @@ def test_a_video_starts_from_the_picture(edits: Service, sdk: openai.OpenAI) -> 
     assert np.abs(np.stack(shown).astype(int) - frames).mean() < 12  # what H.264 loses
 
 
-def test_pictures_that_are_none_and_routes_that_are_others(edits: Service) -> None:
+def test_files_that_are_no_images_and_wrong_routes(edits: Service) -> None:
     for content, says in ((PHOTO[:-300], "cannot be read"), (b"GIF89a", "cannot be read"), (b"", "empty")):
         answer = http.post(f"{edits.url}/v1/images/edits", data={"prompt": "x"}, files={"image": content})
         assert (answer.status_code, answer.json()["error"]["param"]) == (422, "image")
@@ -153,7 +153,7 @@ def test_pictures_that_are_none_and_routes_that_are_others(edits: Service) -> No
     assert (answer.status_code, answer.json()["error"]["param"]) == (422, "input_reference")
 
 
-def test_a_large_picture_is_scaled(edits: Service) -> None:
+def test_a_large_image_is_scaled(edits: Service) -> None:
     """Six megapixels of noise, as a body beyond what other routes take, and a result of another size."""
     noise = np.random.default_rng(0).integers(0, 256, (2500, 2600, 3), dtype=np.uint8)
     buffer = io.BytesIO()

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests import http
-from tests.e2e.conftest import Service, picture
+from tests.e2e.conftest import Service, decode_image
 from tests.pipelines.models import ALL, QUICK, VIDEOS, families, family_of, make_inputs, stock_result
 from tests.waiting import PATIENCE_S
 from tridentserve.pipelines import ensure_tiny
@@ -106,7 +106,7 @@ def get_images(service: Service, family: str, inputs: GenerationInputs) -> NDArr
     answer = http.post(f"{service.url}/v1/images/{route}", json=body)
     assert answer.status_code == 200, answer.text
     assert {run["degree"] for run in answer.json()["timeline"]} == {1}
-    return np.stack([picture(entry["b64_json"]) for entry in answer.json()["data"]])
+    return np.stack([decode_image(entry["b64_json"]) for entry in answer.json()["data"]])
 
 
 def get_frames(app: str, family: str, inputs: GenerationInputs) -> NDArray[Any]:

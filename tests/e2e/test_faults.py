@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests import http
-from tests.e2e.conftest import Service, picture
+from tests.e2e.conftest import Service, decode_image
 from tests.processes import started
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -131,7 +131,8 @@ def test_a_killed_worker_costs_no_request(service: Service) -> None:
         answers = [one.result(timeout=PATIENCE_S) for one in asked]
     assert len({answer["data"][0]["b64_json"] for answer in answers}) == 1 or all(
         np.abs(
-            picture(a["data"][0]["b64_json"]).astype(int) - picture(answers[0]["data"][0]["b64_json"]).astype(int)
+            decode_image(a["data"][0]["b64_json"]).astype(int)
+            - decode_image(answers[0]["data"][0]["b64_json"]).astype(int)
         ).max()
         <= 1
         for a in answers

@@ -1,4 +1,4 @@
-"""`serve run deployments/mixed.yaml`: pictures and videos on the same workers; jobs outlive a kill of it all."""
+"""`serve run deployments/mixed.yaml`: images and videos on the same workers; jobs outlive a kill of it all."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def mixed(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         service.kill()
 
 
-def test_a_trace_of_pictures_and_videos_is_replayed_and_the_models_share_workers(mixed: Mixed, tmp_path: Path) -> None:
+def test_a_trace_of_images_and_videos_is_replayed_and_the_models_share_workers(mixed: Mixed, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/replay_trace.py", "traces/data/samples/mixed.txt", "--url", mixed.url]
     # So fast that requests overlap: one at a time finds a worker that only its own model uses.
     done = run([*command, "--speed", "8", "--out", str(tmp_path)], ROOT)

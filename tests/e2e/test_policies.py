@@ -1,4 +1,4 @@
-"""A step-level policy live: requests move between worker sets at step boundaries, and their pictures do not change."""
+"""A step-level policy live: requests move between worker sets at step boundaries, and their images do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
 from tests.decision_log import read_log
-from tests.e2e.conftest import Service, picture
+from tests.e2e.conftest import Service, decode_image
 from tests.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
@@ -48,7 +48,7 @@ def body(index: int, steps: int) -> dict[str, Any]:
     return {"prompt": f"number {index}", "size": f"{SIDE}x{SIDE}", "num_inference_steps": steps, "seed": index}
 
 
-def stock_picture(cache: str, index: int, steps: int) -> np.ndarray[Any, Any]:
+def stock_image(cache: str, index: int, steps: int) -> np.ndarray[Any, Any]:
     import diffusers
 
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def stock_picture(cache: str, index: int, steps: int) -> np.ndarray[Any, Any]:
     return np.asarray(result.images[0])
 
 
-def test_a_request_changes_workers_at_step_boundaries_and_its_picture_stays(tetriserve: Service) -> None:
+def test_a_request_changes_workers_at_step_boundaries_and_its_image_stays(tetriserve: Service) -> None:
     """One request alone is spread over several workers; four more leave it one, or none for a while."""
     before = len(tetriserve.decisions())
 
@@ -87,8 +87,8 @@ def test_a_request_changes_workers_at_step_boundaries_and_its_picture_stays(tetr
     assert len({tuple(run["workers"]) for run in diffuse[0]}) >= 2
     assert [sum(run["steps"] for run in runs) for runs in diffuse] == [LONG, *[SHORT] * 4]
     for index, (answer, runs) in enumerate(zip(answers, diffuse, strict=True)):
-        expected = stock_picture(tetriserve.args["cache_dir"], index, LONG if index == 0 else SHORT)
-        difference = np.abs(picture(answer["data"][0]["b64_json"]).astype(int) - expected.astype(int)).max()
+        expected = stock_image(tetriserve.args["cache_dir"], index, LONG if index == 0 else SHORT)
+        difference = np.abs(decode_image(answer["data"][0]["b64_json"]).astype(int) - expected.astype(int)).max()
         assert difference <= (0 if all(run["degree"] == 1 for run in runs) else 1)
 
 

@@ -32,7 +32,7 @@ def test_requests_are_preempted_on_a_service_of_its_own(tmp_path: Path) -> None:
     assert run_quick("demo_preemption", tmp_path)["max_difference"] <= 1
 
 
-def test_the_simulator_beside_the_service_of_the_tests(service: Service, tmp_path: Path) -> None:
+def test_the_simulator_compared_with_the_service_of_the_tests(service: Service, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     # The first model is the one that is asked for: one on a single worker, whatever the service measures meanwhile.
     models = sorted(service.args["models"], key=lambda model: bool(model["name"] != "tiny-sd3"))

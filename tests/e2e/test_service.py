@@ -1,4 +1,4 @@
-"""A prompt becomes a picture, over HTTP, through a handle and from a trace; bad input gets no further than the API."""
+"""A prompt becomes an image, over HTTP, through a handle and from a trace; bad input gets no further than the API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
 from tests import http
 from tests.decision_log import read_log
-from tests.e2e.conftest import Service, picture
+from tests.e2e.conftest import Service, decode_image
 from tests.processes import run
 from tests.waiting import PATIENCE_S
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -36,7 +36,7 @@ def test_ready(service: Service) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny-flux", "tiny-sd3"])
-def test_the_picture_is_the_stock_pipelines(service: Service, tiny_cache: Path, model: str) -> None:
+def test_the_image_is_the_stock_pipelines(service: Service, tiny_cache: Path, model: str) -> None:
     import diffusers
 
     answer = service.generate(
@@ -58,7 +58,7 @@ def test_the_picture_is_the_stock_pipelines(service: Service, tiny_cache: Path, 
     ).images
     exact = all(run["degree"] == 1 for run in answer["timeline"])
     for got, stock in zip(answer["data"], expected, strict=True):
-        difference = np.abs(picture(got["b64_json"]).astype(int) - np.asarray(stock).astype(int)).max()
+        difference = np.abs(decode_image(got["b64_json"]).astype(int) - np.asarray(stock).astype(int)).max()
         assert difference <= (0 if exact else 1)
     assert set(answer["stage_durations"]) == {"encode", "diffuse", "decode"}
 
@@ -79,7 +79,7 @@ def test_many_at_once(service: Service) -> None:
         answers = list(pool.map(one, range(12)))
     assert len({answer["request_id"] for answer in answers}) == 12
     again = one(3)
-    assert np.array_equal(picture(again["data"][0]["b64_json"]), picture(answers[3]["data"][0]["b64_json"]))
+    assert np.array_equal(decode_image(again["data"][0]["b64_json"]), decode_image(answers[3]["data"][0]["b64_json"]))
 
 
 def test_progress_is_streamed(service: Service) -> None:
@@ -89,10 +89,10 @@ def test_progress_is_streamed(service: Service) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     steps = [event["step"] for event in events if event["type"] == "image_generation.progress"]
     assert steps == [1, 2, 3, 4, 5, 6]
-    assert picture(events[-1]["b64_json"]).shape == (64, 64, 3)
+    assert decode_image(events[-1]["b64_json"]).shape == (64, 64, 3)
 
 
-def test_another_ray_app_gets_a_picture_through_the_handle(service: Service) -> None:
+def test_another_ray_app_gets_an_image_through_the_handle(service: Service) -> None:
     from ray import serve
 
     @serve.deployment(ray_actor_options={"num_cpus": 0.1})

@@ -91,7 +91,7 @@ def test_delete_stops_a_job_within_a_step(service: Service) -> None:
     assert 0 < job["progress"] < 100 or job["progress"] == 0
 
 
-def test_pictures_and_videos_have_routes_of_their_own(service: Service) -> None:
+def test_images_and_videos_have_routes_of_their_own(service: Service) -> None:
     answer = http.post(f"{service.url}/v1/videos", json={**BODY, "model": "tiny-sd3"})
     assert (answer.status_code, "/v1/images/generations" in answer.text) == (404, True)
     answer = http.post(f"{service.url}/v1/images/generations", json={"prompt": "a fox", "model": "tiny-wan"})

@@ -21,7 +21,7 @@ SOME = st.frozensets(st.sampled_from(REPLICAS))
     sizes=st.lists(st.integers(1, 9), min_size=6, max_size=6),
     excess_bytes=st.integers(-5, 40),
 )
-def test_who_goes(
+def test_the_order_of_eviction(
     resident: list[Replica],
     needed: frozenset[Replica],
     wanted: frozenset[Replica],

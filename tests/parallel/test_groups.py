@@ -99,7 +99,7 @@ def leave(member: Member, leaver: int) -> str:
     return str(caught.value)
 
 
-def test_closing_a_group_frees_those_who_wait_in_it(pool: Pool) -> None:
+def test_closing_a_group_frees_the_members_that_wait_in_it(pool: Pool) -> None:
     answers = pool.run(leave, 2, 0)
     assert "was closed before" in answers[0]
     assert "all_to_all failed in group 'one leaves/2" in answers[1]

@@ -14,7 +14,7 @@ def make_and_load(member: Member, cache_dir: Path) -> tuple[Path, str]:
     return folder, load_adapter(folder, frozenset(Stage)).family
 
 
-def test_all_get_the_same_whole_folder(pool: Pool, tmp_path: Path) -> None:
+def test_all_get_the_same_whole_model_folder(pool: Pool, tmp_path: Path) -> None:
     cache_dir = tmp_path / "models"
     assert pool.run(make_and_load, 4, cache_dir) == [(cache_dir / "tiny-sd3-v1", "sd3")] * 4
     assert [path.name for path in cache_dir.iterdir()] == ["tiny-sd3-v1"]

@@ -62,7 +62,7 @@ def test_no_stage_at_all_is_refused(model: Model) -> None:
         load_adapter(model("sd3"), frozenset())
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere/model_index\.json is missing"):
         load_adapter(tmp_path / "nowhere", DIFFUSE)
 
@@ -171,7 +171,7 @@ def test_a_class_that_cannot_be_this_component_is_named(copy: Path, component: s
 
 
 @pytest.mark.parametrize("component", ["tokenizer", "tokenizer_3"])
-def test_an_empty_tokenizer_folder_is_named(copy: Path, component: str) -> None:
+def test_an_empty_tokenizer_directory_is_named(copy: Path, component: str) -> None:
     shutil.rmtree(copy / component)
     (copy / component).mkdir()
     with pytest.raises(CheckpointError, match=rf"{component} has neither tokenizer\.json nor .*; copy this folder"):

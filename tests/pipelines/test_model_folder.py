@@ -174,7 +174,7 @@ def test_a_boundary_needs_a_second_transformer(model: Model, tmp_path: Path) -> 
             look(folder)
 
 
-def test_the_size_multiple_is_the_folders(model: Model, tmp_path: Path) -> None:
+def test_the_size_multiple_is_the_model_folders(model: Model, tmp_path: Path) -> None:
     assert detect_family(model("wan-2.2-ti2v")).size_multiple == 32
     assert detect_family(model("wan")) == FAMILIES["wan"]
     folder = Path(shutil.copytree(model("wan"), tmp_path / "model"))

@@ -44,14 +44,16 @@ def test_two_builds_are_the_same_bytes(model: Model, family: str, tmp_path: Path
     assert any(name.endswith(".safetensors") for name in digests(first))
 
 
-def test_a_folder_that_is_there_is_left_alone(model: Model) -> None:
+def test_a_model_folder_that_exists_is_left_alone(model: Model) -> None:
     folder = model("sd3")
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert ensure_tiny("sd3", folder.parent) == folder
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_makers_that_race_leave_one_whole_folder(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_makers_that_race_leave_one_whole_model_folder(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     build = tiny._build
 
     def build_as_the_slower_one(recipe: Callable[[], Any]) -> Any:

@@ -93,7 +93,7 @@ def test_wan_with_a_timestep_for_each_token(model: Model) -> None:
 
 
 @pytest.mark.families
-def test_noise_of_a_step_goes_on_where_it_stopped(model: Model) -> None:
+def test_noise_of_a_step_resumes_where_it_stopped(model: Model) -> None:
     """CogVideoX with the DPM scheduler draws at each step: the same state gives the same, another place does not."""
     folder = model("cogvideox")
     diffuse = load_stage(folder, Stage.DIFFUSE)

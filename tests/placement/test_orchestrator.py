@@ -82,7 +82,7 @@ def test_workers_are_shared_by_work_and_every_model_is_covered() -> None:
     assert sum(types(tiny, "one").values()) == 1
 
 
-def test_heavy_requests_get_their_own_virtual_replica_beside_the_light_ones() -> None:
+def test_heavy_requests_get_their_own_virtual_replica_in_addition_to_the_light_ones() -> None:
     load = [LoadShare("one", SMALL, 20, weight=10), LoadShare("one", SHAPES[2], 20, weight=1)]
     memory_bytes = (900 + 1536 + 20) * MIB
     plan = orchestrator().plan(load, cluster(2, 8, memory_bytes))
@@ -253,7 +253,7 @@ def test_plans_serve_all_of_the_load_and_are_deterministic(
     assert all(can_run(plan, workers, share) for share in [*load, *keep])
 
 
-def test_a_model_has_one_pool_that_runs_all_its_sizes_unless_told_otherwise() -> None:
+def test_a_model_has_one_pool_that_runs_all_its_sizes_unless_set_otherwise() -> None:
     """Requests that wait for one pool while another is idle cost more than the transfers that a later type needs."""
     load = [LoadShare("flux.1-dev", Shape(side, side), 4, weight) for side, weight in ((1024, 5.0), (4096, 1.0))]
     workers = [replace(worker, device="NVIDIA L20") for worker in cluster(4, 8, 48 * 10**9)]

@@ -12,7 +12,7 @@ from tridentserve.errors import ProfileError
 from tridentserve.stages import Stage
 
 
-def test_names_files_folders_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_files_directories_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_table("mine/a.csv", diffuse_only(table(("one",))))
     write_table("mine/b.csv", table(("two",)))

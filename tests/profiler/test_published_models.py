@@ -113,7 +113,7 @@ def test_every_entry_is_one_that_diffusers_knows(name: str) -> None:
             assert set(component.config) <= set(known)
 
 
-def test_a_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) -> None:
+def test_a_model_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) -> None:
     folder = write_published("sd3-medium", tmp_path / "full")
     assert detect_family(folder).name == "sd3"
     assert component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")

@@ -83,7 +83,7 @@ def test_the_copies_go_to_another_node_where_there_is_one() -> None:
     assert alone.saves is None, "there is nobody else"
 
 
-def test_a_lost_plan_goes_on_from_its_copy_at_another_degree() -> None:
+def test_a_lost_plan_resumes_from_its_checkpoint_at_another_degree() -> None:
     bench, plan = started(steps=10)
     bench.on(saved(plan, 2))
     bench.on(saved(plan, 4))
@@ -181,7 +181,7 @@ def test_users_see_the_steps_that_count() -> None:
     assert (record.steps_done, record.timeline) == (0, [])
 
 
-def test_the_log_holds_copies_and_what_went_on_from_them() -> None:
+def test_the_log_holds_checkpoints_and_resumed_plans() -> None:
     _, plan = started()
     event = saved(plan, 2)
     for decision in (LogEntry(1.0, event, []), LogEntry(2.0, ev.Tick(), [ev.RunPlan(plan, "why")])):

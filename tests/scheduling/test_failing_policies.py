@@ -95,7 +95,7 @@ def test_what_is_wrong_with_an_assignment_is_named(ids: str, fault: str) -> None
     assert bench.pending().keys() == {"r", "s"}
 
 
-def test_who_is_assigned_twice_runs_once() -> None:
+def test_a_request_that_is_assigned_twice_runs_once() -> None:
     bench = Bench()
     bench.arrive("r", "s")
     with pytest.raises(PolicyError, match="assigned s, r: r does not wait") as caught:

@@ -220,11 +220,11 @@ def test_whatever_comes_and_goes_every_request_ends_once(actions: list[tuple[str
     assert bench.ends == Counter(bench.arrived)
     assert bench.scheduler.num_pending == 0
     assert all(view.idle for view in bench.scheduler._pool.views())
-    check_what_was_told_of_models(bench)
+    check_reports_of_models(bench)
     check_that_it_replays(bench)
 
 
-def check_what_was_told_of_models(bench: Bench) -> None:
+def check_reports_of_models(bench: Bench) -> None:
     """Drained once per draining, Unload once per removal, unless the model came back before."""
     owed: dict[str, str | None] = {}
     for decision in bench.log:

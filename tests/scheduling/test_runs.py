@@ -148,12 +148,12 @@ def test_a_batch_that_fails_is_taken_apart_so_that_one_bad_input_ends_one_reques
     bench = Bench(options=SchedulerOptions(max_retries=0))
     bench.arrive("good", "bad")
     both = bench.start(ids="good bad")
-    failed = bench.on(ev.PlanFailed(both.plan_id, "the picture is odd", retry=False, code="bad_request"))
-    assert failed == [ev.Requeue(name, "the picture is odd") for name in ("good", "bad")]
+    failed = bench.on(ev.PlanFailed(both.plan_id, "the image is odd", retry=False, code="bad_request"))
+    assert failed == [ev.Requeue(name, "the image is odd") for name in ("good", "bad")]
     assert all(view.spec.alone for view in bench.scheduler._ledger.pending.values())
     bad = bench.start(ids="bad")
-    assert bench.on(ev.PlanFailed(bad.plan_id, "the picture is odd", retry=False, code="bad_request")) == [
-        ev.Reject("bad", "bad_request", "the picture is odd")
+    assert bench.on(ev.PlanFailed(bad.plan_id, "the image is odd", retry=False, code="bad_request")) == [
+        ev.Reject("bad", "bad_request", "the image is odd")
     ]
     assert isinstance(bench.finish(bench.start(ids="good"), 5.0)[0], ev.Finish)
     assert bench.idle() == set(TYPES)
@@ -169,7 +169,7 @@ def test_a_policy_that_does_not_take_a_batch_apart_comes_to_an_end() -> None:
     assert kinds == [{ev.Requeue}, {ev.Requeue}, {ev.Reject}]
 
 
-def test_who_has_done_all_steps_leaves_a_batch_and_the_others_wait() -> None:
+def test_a_request_that_has_done_all_steps_leaves_a_batch_and_the_others_wait() -> None:
     bench = Bench()
     bench.arrive("short", steps=2)
     bench.arrive("long", steps=5)
@@ -267,7 +267,7 @@ def test_a_member_that_cancels_leaves_the_batch_to_the_others() -> None:
     assert bench.idle() == set(TYPES)
 
 
-def test_who_leaves_while_its_e_waits_for_another_leaves_nothing_behind() -> None:
+def test_a_request_that_is_cancelled_while_its_e_waits_for_another_leaves_nothing_behind() -> None:
     bench = Bench()
     bench.arrive("first", "second")
     plan = bench.start(ids="first", diffuse="a", encode="e", decode="a")

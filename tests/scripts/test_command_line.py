@@ -47,7 +47,7 @@ def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments
     assert not written.out
 
 
-def test_a_message_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_of_several_lines_is_reported_in_one(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         Parser(prog="p").error("first\nsecond")
     assert capsys.readouterr().err == "p: first second (see --help)\n"

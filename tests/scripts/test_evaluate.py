@@ -103,7 +103,7 @@ def test_a_profile_that_does_not_exist_fails_its_cells(tmp_path: Path) -> None:
     assert "no cell has a result" in done.stderr
 
 
-def test_other_settings_are_not_mixed_into_a_folder(tmp_path: Path) -> None:
+def test_other_settings_are_not_mixed_into_a_directory(tmp_path: Path) -> None:
     assert evaluate(tmp_path, *SMALL, "--policies", "edf", "--out", "out").returncode == 0
     done = evaluate(tmp_path, *SMALL, "--duration-s", "20", "--policies", "edf", "--out", "out")
     assert done.returncode == 2

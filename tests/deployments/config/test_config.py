@@ -62,7 +62,7 @@ def test_cache_dir_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, t
     assert AppArgs.model_validate(GOOD).cache_dir == Path.home() / ".cache" / "tridentserve"
 
 
-def test_paths_are_absolute_and_know_the_home_folder() -> None:
+def test_paths_are_absolute_and_know_the_home_directory() -> None:
     args = AppArgs.model_validate({**GOOD, "profiles": ["tiny-cpu", "~/own.csv", "own.csv"], "decision_log": "~/log"})
     assert args.profiles == ["tiny-cpu", str(Path.home() / "own.csv"), str(Path.cwd() / "own.csv")]
     assert args.decision_log == Path.home() / "log"
@@ -130,6 +130,6 @@ def test_a_message_names_the_key(changes: dict[str, Any], expected: str) -> None
     assert found[0].startswith(expected)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = problems(models=[], max_retries=-1, handoff={"x": 1}, placement="auto")
     assert [line.split(":")[0] for line in found] == ["args.models", "args.handoff.x", "args.max_retries"]

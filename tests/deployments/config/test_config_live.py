@@ -65,7 +65,7 @@ def test_the_load_of_a_model_that_is_left_out_falls_away() -> None:
         ([SD3], r"user_config: must be a mapping"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_key(user_config: Any, why: str) -> None:
+def test_each_mistake_is_reported_with_its_key(user_config: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         live(user_config)
 

@@ -206,7 +206,7 @@ async def test_health(state: Any, status: int, word: str) -> None:
     assert (answer.status_code, answer.json()["status"]) == (status, word)
 
 
-async def test_health_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_does_not_wait_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.http.app.HEALTH_TIMEOUT_S", 0.01)
     backend = FakeBackend()
     monkeypatch.setattr(backend, "health", lambda: asyncio.sleep(60))

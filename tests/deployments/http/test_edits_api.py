@@ -109,7 +109,7 @@ async def test_a_large_image_travels_in_the_size_of_the_result() -> None:
 
 
 @pytest.mark.parametrize("kind", ["image/png", "application/json; charset=utf-16"])
-async def test_the_content_type_is_told(kind: str) -> None:
+async def test_the_content_type_is_reported(kind: str) -> None:
     answer = await edit(FakeBackend(), content=IMAGE, headers={"Content-Type": kind})
     says = "names another charset" if "charset" in kind else "an image is a file of a multipart form, or base64 in JSON"
     assert (answer.status_code, says in error_of(answer)["message"]) == (415, True)
@@ -195,7 +195,7 @@ async def test_a_service_that_edits_nothing() -> None:
         assert (await http.post(EDITS, json={**BODY, "image": "A" * 2**20})).status_code == 413
 
 
-async def test_bodies_may_have_an_image_beside_the_other_fields() -> None:
+async def test_bodies_may_have_an_image_in_addition_to_the_other_fields() -> None:
     most = 2**20 + count_image_chars(WITH_IMAGES)
     assert count_image_chars(MODELS) == 0
     video_model = WITH_IMAGES["tiny-wan-i2v"]

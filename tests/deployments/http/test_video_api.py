@@ -202,7 +202,7 @@ async def test_a_request_is_stopped_by_its_id_also_where_it_is_a_job(served: Ser
     assert (job["status"], job["error"]["code"]) == ("failed", "cancelled")
 
 
-async def test_a_disk_that_is_full_is_told(served: Served) -> None:
+async def test_a_full_disk_is_reported(served: Served) -> None:
     store = served.jobs._store.store._db
     store.execute(f"PRAGMA max_page_count = {store.execute('PRAGMA page_count').fetchone()[0]}")
     answers = [await served.http.post(VIDEOS, json={**BODY, "prompt": "x" * 200}) for _ in range(40)]
@@ -236,7 +236,7 @@ async def test_delete(served: Served) -> None:
         assert (answer.status_code, error_of(answer)["code"]) == (404, "request_not_found")
 
 
-async def test_a_job_that_failed_is_told_with_200(served: Served) -> None:
+async def test_a_job_that_failed_is_reported_with_200(served: Served) -> None:
     served.backend.fail = FailedUpdate("a", "c", "m")
     await served.submit(request_id="a")
     job = await served.until_ended("a")

@@ -56,10 +56,10 @@ def test_a_size_like_that_of_an_image(min_side: int, max_side: int, max_pixels: 
         assert (max(size.width, size.height) + 32) / (min(size.width, size.height) - 32 or 1) >= longer / shorter
 
 
-FROM_PICTURES = [name for name, family in FAMILIES.items() if family.frame_multiple and family.takes_image]
+FROM_IMAGES = [name for name, family in FAMILIES.items() if family.frame_multiple and family.takes_image]
 
 
-@given(st.sampled_from(FROM_PICTURES), SIDES, SIDES, SIDES, SIDES)
+@given(st.sampled_from(FROM_IMAGES), SIDES, SIDES, SIDES, SIDES)
 def test_the_default_size_of_a_video_is_like_its_image(
     name: str, min_side: int, max_side: int, width: int, height: int
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_checkpoint_may_want_larger_multiples_than_its_family(tmp_path: Path) 
         check_size(720, 544, "size", model)
 
 
-def test_loras_are_the_files_of_their_folder(tmp_path: Path) -> None:
+def test_loras_are_the_files_of_their_directory(tmp_path: Path) -> None:
     for family in ("flux", "pixart_sigma"):
         folder = tmp_path / family / "loras"
         folder.mkdir(parents=True)

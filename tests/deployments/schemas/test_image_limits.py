@@ -75,7 +75,7 @@ async def test_images_beyond_those_that_may_wait_are_refused_at_once(gate: Gate)
     assert len(backend.seen) == 3
 
 
-async def test_who_leaves_waits_no_more() -> None:
+async def test_a_cancelled_call_waits_no_more() -> None:
     threads, gate = DecodingThreads(max_threads=1, max_waiting=1), Gate()
     running, waiting = (asyncio.create_task(threads.run(gate)) for _ in range(2))
     await until(lambda: gate.reached == 1 and threads._unfinished == 2)
@@ -100,7 +100,7 @@ async def test_the_wait_for_a_decoder_counts() -> None:
     assert all(0.0 < spec.waited_s <= time.monotonic() - start_s for spec, _ in backend.seen)
 
 
-async def test_what_is_wrong_in_a_thread_is_told() -> None:
+async def test_an_error_in_a_thread_is_reported() -> None:
     def broken() -> None:
         raise InvalidRequestError("image: is no image", "image")
 

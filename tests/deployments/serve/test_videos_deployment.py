@@ -87,7 +87,7 @@ async def test_where_files_lie_is_looked_up_without_a_directory_of_their_own_her
     assert threads != [threading.main_thread().name]
 
 
-async def test_errors_of_ray_are_still_told(tmp_path: Path) -> None:
+async def test_errors_of_ray_are_still_reported(tmp_path: Path) -> None:
     async def lost(*_: object) -> None:
         raise as_ray_does(WorkerError("gone"))
 

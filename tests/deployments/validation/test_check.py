@@ -143,8 +143,8 @@ def test_a_problem_of_the_args_names_its_key(changes: dict[str, Any], expected: 
     assert found[0].startswith(expected)
 
 
-def test_a_model_folder_tells_its_family(profile: str, tmp_path: Path) -> None:
-    args = with_folder(profile, tmp_path)
+def test_a_model_folder_shows_its_family(profile: str, tmp_path: Path) -> None:
+    args = with_model_folder(profile, tmp_path)
     assert args_problems(args) == []
     index = tmp_path / "model_index.json"
     index.write_text(index.read_text().replace("StableDiffusion3Pipeline", "OtherPipeline"))
@@ -153,7 +153,7 @@ def test_a_model_folder_tells_its_family(profile: str, tmp_path: Path) -> None:
     assert args_problems(args)[0].startswith("args.models[0].path: ")
 
 
-def with_folder(profile: str, folder: Path, **model: Any) -> dict[str, Any]:
+def with_model_folder(profile: str, folder: Path, **model: Any) -> dict[str, Any]:
     """A model folder whose loaded weights are those of the profile: 256 float32 in each stage, stored as float16."""
     index: dict[str, Any] = {"_class_name": "StableDiffusion3Pipeline"}
     elements = {"text_encoder": 128, "text_encoder_2": 128, "transformer": 256, "vae": 256}
@@ -172,7 +172,7 @@ def with_folder(profile: str, folder: Path, **model: Any) -> dict[str, Any]:
 
 
 def test_a_model_folder_is_complete(profile: str, tmp_path: Path) -> None:
-    args = with_folder(profile, tmp_path)
+    args = with_model_folder(profile, tmp_path)
     weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     (cut,) = args_problems(args)
@@ -184,7 +184,7 @@ def test_a_model_folder_is_complete(profile: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("elements", "is_good"), [(180, True), (370, True), (160, False), (400, False)])
 def test_the_weights_are_those_of_the_profile(elements: int, is_good: bool, profile: str, tmp_path: Path) -> None:
-    args = with_folder(profile, tmp_path, name="m", profile_as="sd3-like")
+    args = with_model_folder(profile, tmp_path, name="m", profile_as="sd3-like")
     save_file(
         {"weight": np.zeros(elements, np.float16)}, tmp_path / "transformer" / "diffusion_pytorch_model.safetensors"
     )
@@ -194,7 +194,7 @@ def test_the_weights_are_those_of_the_profile(elements: int, is_good: bool, prof
 
 
 def test_the_dtype_counts_for_the_weights(profile: str, tmp_path: Path) -> None:
-    (found,) = args_problems(with_folder(profile, tmp_path, dtype="bfloat16"))
+    (found,) = args_problems(with_model_folder(profile, tmp_path, dtype="bfloat16"))
     assert found.startswith("args.models[0].name: the weights of encode are 0.0 MiB")
 
 
@@ -208,7 +208,7 @@ def test_a_size_that_is_profiled_at_higher_degrees_only_is_good(profile: str) ->
     assert found.startswith("args.models[0].limits.max_side: m cannot make 512x512 here")
 
 
-def test_quickstart_with_too_little_memory_is_told() -> None:
+def test_quickstart_with_too_little_memory_is_reported() -> None:
     config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
     args = config["applications"][0]["args"]
     args["cluster"]["memory_mb"] = 79
@@ -217,14 +217,14 @@ def test_quickstart_with_too_little_memory_is_told() -> None:
     assert all("bytes free beside their weights and need" in line for line in found)
 
 
-def test_a_cache_folder_that_is_none(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_directory_of_an_unknown_home_is_refused(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_ENV, "~nobody-here/cache")
     (found,) = args_problems(good(profile))
     assert found.startswith("args.cache_dir: ~nobody-here/cache names no known home directory")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_cache_folder_that_is_read_only(profile: str, tmp_path: Path) -> None:
+def test_a_cache_directory_that_is_read_only(profile: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert args_problems({**good(profile), "cache_dir": str(tmp_path / "cache")})[0].startswith("args.cache_dir: ")
 

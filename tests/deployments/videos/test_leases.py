@@ -54,7 +54,9 @@ async def test_a_job_whose_lease_ran_out_is_not_run_twice_by_its_own_process(ser
     await jobs.stop()
 
 
-async def test_jobs_in_flight_hold_so_many_bytes_of_images(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_in_flight_hold_a_bounded_number_of_image_bytes(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("deployments.videos.worker.MAX_JOBS_BYTES", 100)
     backend = FakeBackend(allowed_steps=0)
     async with service.running(backend) as jobs:

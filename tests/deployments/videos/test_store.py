@@ -255,7 +255,7 @@ def test_files_are_kept_in_mind_until_their_job_is_completed(store: VideoStore) 
     assert [(files.number, files.name, files.count) for files in store.unkept_files(9.0)] == [(3, "c-3", 1)]
 
 
-def test_a_disk_that_is_full_is_told_and_loses_nothing(store: VideoStore) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(store: VideoStore) -> None:
     job = submit(store, "a")
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")

@@ -118,7 +118,7 @@ async def test_jobs_beyond_those_in_flight_go_by_priority(service: Service) -> N
     await jobs.stop()
 
 
-async def test_a_failure_is_told(service: Service) -> None:
+async def test_a_failure_is_reported(service: Service) -> None:
     async with service.running(FakeBackend(fail=FailedUpdate("a", "lost", "out"))) as jobs:
         await submit(jobs, "a")
         job = await until_status(jobs, "a", "failed")
@@ -192,7 +192,7 @@ async def silence(jobs: VideoJobs) -> None:
     await jobs._store.run(lambda store: None)  # A renewal that is under way has ended.
 
 
-async def test_who_has_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file(service: Service) -> None:
+async def test_a_replica_that_lost_a_lease_cannot_end_the_job_and_leaves_the_heirs_file(service: Service) -> None:
     slow, heir = FakeBackend(allowed_steps=0), FakeBackend()
     stalled = service.process(slow)
     await stalled.start()

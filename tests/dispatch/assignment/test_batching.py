@@ -69,7 +69,7 @@ def test_only_equal_work_is_shared() -> None:
     assert ids([request(f"r{i}", MIDDLE, 1000.0 + i) for i in range(3)], workers(1, "EDC")) == [("r0",)]
 
 
-def test_who_must_run_alone_does() -> None:
+def test_a_request_that_must_run_alone_does() -> None:
     apart = [request(f"r{i}", SMALL, 1000.0 + i, alone=True) for i in range(3)]
     assert ids(apart, workers(1, "EDC")) == [("r0",)]
 

@@ -36,7 +36,7 @@ def test_an_urgent_image_stops_a_video_with_slack() -> None:
     assert "pause" in stopped([image], [video("v", 5.0, "n0-w0")], busy(1, of=1))["v"]
 
 
-def test_a_video_without_slack_goes_on() -> None:
+def test_a_video_without_slack_is_not_stopped() -> None:
     image = request("image", SMALL, 10.0)
     assert stopped([image], [video("v", 0.01, "n0-w0")], busy(1, of=1)) == {}
 
@@ -60,7 +60,7 @@ def test_a_wide_video_goes_narrower_for_an_image_and_a_narrow_one_wider_on_idle_
     assert "degree 2" in stopped([image], [video("v", 5.0, "n0-w0")], busy(1, of=4))["v"]
 
 
-def test_a_video_that_yields_is_not_told_again_and_its_workers_are_waited_for() -> None:
+def test_a_video_that_yields_is_not_asked_again_and_its_workers_are_waited_for() -> None:
     yielding = running(request("v", VIDEO, 60.0, steps=50, steps_done=10), "n0-w0", yielding=True)
     decisions = POLICY.decide(ClusterView(0.0, [request("image", SMALL, IMAGE_S + 0.05)], [yielding], busy(1, of=1)))
     assert decisions.preemptions == ()

@@ -47,7 +47,7 @@ def test_a_request_joins_unless_somebody_in_the_batch_gets_late(slack_s: float, 
     assert [each.request_id for each in decisions.preemptions] == (["old"] if joins else [])
 
 
-def test_a_joined_batch_goes_on_where_it_was() -> None:
+def test_a_joined_batch_resumes_where_it_was() -> None:
     engine = StepEngine(PatchedServe(TIMES), workers(2, "EDC"))
     requests = [request("a", SMALL, steps=40), request("b", LARGE), request("c", SMALL, steps=30, arrival_s=0.04)]
     engine.play(requests)

@@ -294,7 +294,7 @@ def hard() -> Problem:
     return Problem(tuple(classes), ((7,) * 12, (5,) * 12))
 
 
-def test_the_gap_that_is_told_is_proved_and_kept() -> None:
+def test_the_reported_gap_is_proved_and_kept() -> None:
     """More than 100 requests compete, so that the first solution within the gap is taken."""
     best = solve(hard(), DispatchOptions(time_limit_s=30.0, gap=1e-6))
     loose = solve(hard(), DispatchOptions(time_limit_s=30.0, gap=0.01))

@@ -64,7 +64,7 @@ def test_auxiliaries_that_have_the_weights_come_first() -> None:
     assert assignment.encode == ("a",)
 
 
-def test_a_stopped_request_goes_on_where_its_state_is_or_fetches_it() -> None:
+def test_a_stopped_request_resumes_where_its_state_is_or_fetches_it() -> None:
     times = CostModel(
         [replace(table(), links=(LinksRow("gpu", replace(LINKS, transfer_latency_s=0.5), "modelled"),))], "gpu"
     )

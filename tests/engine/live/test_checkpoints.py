@@ -40,7 +40,7 @@ def spec_of(name: str) -> RequestSpec:
     return RequestSpec(name, MODEL, INPUTS.shape, recovery.STEPS, slo_s=1000.0)
 
 
-def test_simulated_workers_go_on_from_the_copy(tmp_path: Path) -> None:
+def test_requests_on_simulated_workers_resume_from_the_checkpoint(tmp_path: Path) -> None:
     """E takes half a second, a step one, and the way to the other node two: E's and D's part of the state."""
     log = tmp_path / "decisions.jsonl"
     failures = (WorkerFailure(47.0, "w0", 20.0), WorkerFailure(542.4, "w0", 20.0))
@@ -113,8 +113,8 @@ def undisturbed(tiny_cache: Path) -> np.ndarray[Any, Any]:
     torch.set_num_threads(1)
     adapter = load_adapter(ensure_tiny("flux", tiny_cache), frozenset(Stage))
     state = adapter.step(adapter.prepare(adapter.encode(INPUTS), INPUTS), recovery.STEPS)
-    (picture,) = adapter.decode(adapter.latents(state), INPUTS)
-    return np.asarray(picture)
+    (image,) = adapter.decode(adapter.latents(state), INPUTS)
+    return np.asarray(image)
 
 
 @pytest.mark.parametrize("degree", [1, 2])

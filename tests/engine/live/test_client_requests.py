@@ -75,7 +75,7 @@ async def test_a_drawn_seed_is_the_same_request_another_seed_or_prompt_is_not() 
     assert not job.is_same(SPEC, inputs(prompt="y"))
 
 
-async def test_another_picture_is_another_request_also_when_the_first_has_ended() -> None:
+async def test_another_image_is_another_request_also_when_the_first_has_ended() -> None:
     book = ClientRequests(max_result_age_s=0.05)
     job = book.admit(SPEC, inputs(image=b"one"))
     for _ in range(2):
@@ -86,7 +86,7 @@ async def test_another_picture_is_another_request_also_when_the_first_has_ended(
     assert job.inputs.image is None
 
 
-def test_pictures_go_to_the_worker_that_encodes() -> None:
+def test_images_go_to_the_worker_that_encodes() -> None:
     jobs = {"a": ClientRequest("a", SPEC, inputs(image=b"one")), "b": ClientRequest("b", SPEC, inputs())}
     members = tuple(PlanMember(name) for name in jobs)
     whole = DispatchPlan(1, "model", tuple(Stage), ("w0", "w1"), members, "w0+w1")

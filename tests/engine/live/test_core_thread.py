@@ -67,7 +67,7 @@ def test_every_event_is_followed_by_a_tick() -> None:
         thread.stop()
 
 
-def test_a_policy_that_fails_has_another_try_and_what_was_decided_is_told() -> None:
+def test_a_policy_that_fails_has_another_try_and_its_decisions_are_reported() -> None:
     scheduler, told, crashes = CountsTicks(), list[list[Effect]](), list[BaseException]()
     thread = CoreThread(scheduler, lambda _, event, effects: told.append(effects), crashes.append)
     decided = cast(Effect, object())
@@ -112,7 +112,7 @@ def test_a_policy_that_fails_at_first_serves_everybody_later(tmp_path: Path, cap
     assert logged.exc_info is not None
 
 
-def test_copies_of_states_do_not_put_off_those_who_wait() -> None:
+def test_state_checkpoints_do_not_delay_waiting_requests() -> None:
     """They come more often than waiting requests are looked at, and are no reason for a tick themselves."""
     scheduler = CountsTicks()
     scheduler.num_pending = 1
@@ -130,7 +130,7 @@ def test_copies_of_states_do_not_put_off_those_who_wait() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_any_other_error_ends_the_thread_and_is_told() -> None:
+def test_any_other_error_ends_the_thread_and_is_reported() -> None:
     scheduler, crashes = CountsTicks(), list[BaseException]()
     thread = CoreThread(scheduler, lambda *_: None, crashes.append)
     scheduler.failure = IndexError("books are wrong")

@@ -160,31 +160,29 @@ async def service(
 
 @pytest.fixture(scope="module")
 def stock(tiny_cache: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The pictures of the stock pipeline."""
+    """The images of the stock pipeline."""
     torch.set_num_threads(1)
     folder = ensure_tiny("sd3", tiny_cache)
     return {name: np.asarray(stock_result(folder, inputs, "pil")[0]) for name, inputs in CONTENTS.items()}
 
 
-def assert_same_picture(
-    picture: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], plans: list[DispatchPlan]
-) -> None:
+def assert_same_image(image: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], plans: list[DispatchPlan]) -> None:
     """Bit for bit at degree 1 and alone, else up to rounding."""
     is_exact = all(plan.degree == len(plan.members) == 1 for plan in plans)
-    assert picture.shape == expected.shape
-    assert np.abs(picture.astype(int) - expected.astype(int)).max() <= (0 if is_exact else 1)
+    assert image.shape == expected.shape
+    assert np.abs(image.astype(int) - expected.astype(int)).max() <= (0 if is_exact else 1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_policy_serves(service: Service, stock: dict[str, np.ndarray[Any, Any]], policy: str) -> None:
     await service.follow(policy)
-    pictures = await asyncio.gather(*(service.generate(f"{policy}-{content}", content) for content in CONTENTS))
-    for content, picture in zip(CONTENTS, pictures, strict=True):
+    images = await asyncio.gather(*(service.generate(f"{policy}-{content}", content) for content in CONTENTS))
+    for content, image in zip(CONTENTS, images, strict=True):
         given = service.plans_of(f"{policy}-{content}")
         assert f"{policy}: " in given[0][1], "the first plan follows from an assignment"
         stages = [stage for plan, _ in given for stage in plan.stages]
         assert (stages[0], stages[-1], set(stages)) == (Stage.ENCODE, Stage.DECODE, set(Stage))
-        assert_same_picture(picture, stock[content], [plan for plan, _ in given])
+        assert_same_image(image, stock[content], [plan for plan, _ in given])
 
 
 async def test_a_policy_outside_the_repository_serves(
@@ -197,16 +195,16 @@ async def test_a_policy_outside_the_repository_serves(
     image = await service.generate("from-outside", "square")
     plans = service.plans_of("from-outside")
     assert f"{POLICY}: shortest first, " in plans[0][1]
-    assert_same_picture(image, stock["square"], [plan for plan, _ in plans])
+    assert_same_image(image, stock["square"], [plan for plan, _ in plans])
 
 
 async def test_a_policy_that_fails_is_asked_again(service: Service, stock: dict[str, np.ndarray[Any, Any]]) -> None:
     await service.follow("default")
     service.dispatcher.failures_left = 2
-    picture = await service.generate("asked-again", "small")
+    image = await service.generate("asked-again", "small")
     assert service.dispatcher.failures_left == 0
     assert service.engine.healthy
-    assert_same_picture(picture, stock["small"], [plan for plan, _ in service.plans_of("asked-again")])
+    assert_same_image(image, stock["small"], [plan for plan, _ in service.plans_of("asked-again")])
 
 
 @pytest.fixture(scope="module")
@@ -236,11 +234,11 @@ async def test_stages_hand_on_through_nixl(
 ) -> None:
     """Were NIXL not used, all else would pass: host memory takes its place in silence."""
     await service.follow("b6")
-    picture = await service.generate("handed-on", "square")
+    image = await service.generate("handed-on", "square")
     plans = [plan for plan, _ in service.plans_of("handed-on")]
     assert [plan.stages for plan in plans] == [(Stage.ENCODE,), (Stage.DIFFUSE,), (Stage.DECODE,)]
     assert {plan.workers for plan in plans} == {(name,) for name in WORKERS}
-    assert_same_picture(picture, stock["square"], plans)
+    assert_same_image(image, stock["square"], plans)
     effects = (effect for decision in read_log(service.log) for effect in decision.effects)
     encodes = [
         effect.plan for effect in effects if isinstance(effect, ev.RunPlan) and effect.plan.stages == (Stage.ENCODE,)

@@ -35,7 +35,7 @@ def config_of(store_port: int, host_dir: Path) -> WorkerConfig:
     )
 
 
-def test_a_call_that_ray_cannot_make_is_told_and_takes_no_turn(tmp_path: Path) -> None:
+def test_a_call_that_ray_cannot_make_is_reported_and_takes_no_turn(tmp_path: Path) -> None:
     fleet = WorkerFleet(
         [config_of(1, tmp_path)], WorkerResources(0.1), lambda config: None, lambda worker_id, why: None
     )

@@ -149,15 +149,15 @@ async def service(
 
 @pytest.fixture(scope="module")
 def expected(service: Service) -> dict[int, np.ndarray[Any, Any]]:
-    """The pictures of an undisturbed run in this process, by seed."""
+    """The images of an undisturbed run in this process, by seed."""
     torch.set_num_threads(1)
     adapter = load_adapter(service.folder, frozenset(Stage))
-    pictures = {}
+    images = {}
     for seed in range(3):
         inputs = inputs_of(seed)
         state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), STEPS)
-        pictures[seed] = adapter.decode(adapter.latents(state), inputs)[0]
-    return pictures
+        images[seed] = adapter.decode(adapter.latents(state), inputs)[0]
+    return images
 
 
 @pytest.fixture(scope="module")

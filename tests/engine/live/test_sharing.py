@@ -123,10 +123,10 @@ def inputs_of(prompt: str, shape: Shape = sharing.SMALL, lora: str | None = None
     return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt), lora=lora)
 
 
-def picture_of(adapter: PipelineAdapter, inputs: GenerationInputs, tile: int | None = None) -> np.ndarray[Any, Any]:
+def image_of(adapter: PipelineAdapter, inputs: GenerationInputs, tile: int | None = None) -> np.ndarray[Any, Any]:
     state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), STEPS)
-    (picture,) = adapter.decode(adapter.latents(state), inputs, tile)
-    return np.asarray(picture)
+    (image,) = adapter.decode(adapter.latents(state), inputs, tile)
+    return np.asarray(image)
 
 
 def assert_rounded_alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> None:
@@ -134,11 +134,11 @@ def assert_rounded_alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any])
 
 
 async def test_live_workers_encode_together_what_comes_together(service: Service, alone: PipelineAdapter) -> None:
-    """Each gets the picture of its own prompt, as it would alone."""
+    """Each gets the image of its own prompt, as it would alone."""
     requests = {name: inputs_of(f"a {name} " * (index + 1)) for index, name in enumerate(AT_ONCE)}
     answers = await asyncio.gather(*(service.generate(name, inputs) for name, inputs in requests.items()))
-    for (answer, picture), inputs in zip(answers, requests.values(), strict=True):
-        assert np.array_equal(picture, picture_of(alone, inputs)), "FLUX pads prompts to one length"
+    for (answer, image), inputs in zip(answers, requests.values(), strict=True):
+        assert np.array_equal(image, image_of(alone, inputs)), "FLUX pads prompts to one length"
         assert answer.tiled is False
     sharing.check_shared(read_log(service.log), AT_ONCE)
 
@@ -147,60 +147,60 @@ async def test_what_cannot_be_encoded_does_not_take_the_rest_of_its_batch_with_i
     service: Service, alone: PipelineAdapter
 ) -> None:
     good, bad = inputs_of("a good one"), replace(inputs_of("a bad one"), prompt=None)  # type: ignore[arg-type]
-    (answer, picture), failed = await asyncio.gather(
+    (answer, image), failed = await asyncio.gather(
         service.generate("at-once-good", good), service.ended("at-once-bad", bad)
     )
     assert ("at-once-good", "at-once-bad") in sharing.plans_of_several(read_log(service.log))
     assert answer.retries == 1
     assert isinstance(failed, FailedUpdate)
-    assert np.array_equal(picture, picture_of(alone, good))
+    assert np.array_equal(image, image_of(alone, good))
 
 
-async def test_live_workers_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
-    answer, picture = await service.generate("lone", inputs_of("a lone one"))
+async def test_live_workers_decode_one_image_together(service: Service, alone: PipelineAdapter) -> None:
+    answer, image = await service.generate("lone", inputs_of("a lone one"))
     sharing.check_decoded_by_two(read_log(service.log), "lone")
     assert [(run.stage, len(run.workers)) for run in answer.timeline] == [
         ("encode", 1),
         ("diffuse", 2),
         ("decode", 2),
     ]
-    assert_rounded_alike(picture, picture_of(alone, inputs_of("a lone one")))
+    assert_rounded_alike(image, image_of(alone, inputs_of("a lone one")))
 
 
-async def test_a_lora_changes_the_picture_of_its_request_only(service: Service, alone: PipelineAdapter) -> None:
+async def test_a_lora_changes_the_image_of_its_request_only(service: Service, alone: PipelineAdapter) -> None:
     """On two workers, who each read the file; the next request on them sees nothing of it."""
     styled, plain = inputs_of("in ink", lora="ink"), inputs_of("in ink")
-    answer, picture = await service.generate("styled", styled)
+    answer, image = await service.generate("styled", styled)
     assert [len(run.workers) for run in answer.timeline] == [1, 2, 2]
-    assert_rounded_alike(picture, picture_of(alone, styled))
+    assert_rounded_alike(image, image_of(alone, styled))
     _, unstyled = await service.generate("unstyled", plain)
-    assert_rounded_alike(unstyled, picture_of(alone, plain))
-    assert np.abs(picture.astype(int) - unstyled.astype(int)).max() > 5
+    assert_rounded_alike(unstyled, image_of(alone, plain))
+    assert np.abs(image.astype(int) - unstyled.astype(int)).max() > 5
 
 
 async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
     service: Service, alone: PipelineAdapter
 ) -> None:
     inputs = inputs_of("a wide one", sharing.LARGE)
-    answer, picture = await service.generate("large", inputs)
+    answer, image = await service.generate("large", inputs)
     assert answer.tiled is True
-    whole, in_tiles = picture_of(alone, inputs), picture_of(alone, inputs, tile=512)
-    assert_rounded_alike(picture, in_tiles)
+    whole, in_tiles = image_of(alone, inputs), image_of(alone, inputs, tile=512)
+    assert_rounded_alike(image, in_tiles)
     assert np.abs(whole.astype(int) - in_tiles.astype(int)).max() > 1
     small, _ = await service.generate("small", replace(inputs, shape=sharing.SMALL))
     assert small.tiled is False
 
 
-async def test_live_auxiliaries_decode_one_picture_together(service: Service, alone: PipelineAdapter) -> None:
+async def test_live_auxiliaries_decode_one_image_together(service: Service, alone: PipelineAdapter) -> None:
     """They get the latents of a worker that stays out of it."""
-    answer, picture = await service.generate("apart", inputs_of("one apart"))
+    answer, image = await service.generate("apart", inputs_of("one apart"))
     sharing.check_decoded_by_two_auxiliaries(read_log(service.log), "apart")
     assert [(run.stage, len(run.workers)) for run in answer.timeline] == [
         ("encode", 1),
         ("diffuse", 1),
         ("decode", 2),
     ]
-    assert_rounded_alike(picture, picture_of(alone, inputs_of("one apart")))
+    assert_rounded_alike(image, image_of(alone, inputs_of("one apart")))
 
 
 async def test_a_model_that_comes_later_is_served_and_goes_again(service: Service, alone: PipelineAdapter) -> None:
@@ -210,8 +210,8 @@ async def test_a_model_that_comes_later_is_served_and_goes_again(service: Servic
     both = {name: held | {Replica("late", one.stage) for one in held} for name, held in before.replicas.items()}
     await models.prepare(ModelSource("late", service.folder))
     await models.add(ev.ModelAdded("late", MODEL, slo_scale=5.0, placement=PlacementPlan(both, "late came", 2)))
-    _, picture = await service.generate("late", inputs, model="late")
-    assert_rounded_alike(picture, picture_of(alone, inputs))
+    _, image = await service.generate("late", inputs, model="late")
+    assert_rounded_alike(image, image_of(alone, inputs))
     models.close("late")
     await models.drained("late")
     await models.remove(ev.ModelRemoved("late", replace(before, epoch=3)))

@@ -20,7 +20,7 @@ def test_overheads_come_before_a_plan_and_after_it() -> None:
     assert result.requests[0].end_s == 7.25
 
 
-def test_pictures_are_made_after_their_decode() -> None:
+def test_images_are_made_after_their_decode() -> None:
     script = Script({"r": [run(1, "ED", "a")]}, {1: [run(2, "C", "a", after=1)]})
     result = simulate(script, TWO, {"r": 0.0}, image_s_per_pixel=1e-6)
     shape = result.requests[0].spec.shape
@@ -28,7 +28,7 @@ def test_pictures_are_made_after_their_decode() -> None:
     assert result.requests[0].end_s == pytest.approx(6.5 + 1e-6 * shape.pixels)
 
 
-def test_a_worker_goes_on_while_its_report_is_under_way() -> None:
+def test_a_worker_continues_while_its_report_is_under_way() -> None:
     script = Script({"r": [run(1, "EDC", "a")], "s": [run(2, "EDC", "a", "s")]})
     result = simulate(script, TWO, {"r": 0.0, "s": 0.0}, report_overhead_s=10.0)
     assert spans(result)[2][0] == ("E", 6.5, 7.0)
@@ -48,7 +48,7 @@ def test_nodes_do_not_disturb_each_other() -> None:
     assert [request.end_s for request in result.requests] == [6.5, 6.5]
 
 
-def test_a_plan_told_to_stop_under_contention_ends_and_frees_the_others() -> None:
+def test_a_plan_asked_to_stop_under_contention_ends_and_frees_the_others() -> None:
     script = Script({"r": [run(1, "ED", "a")], "s": [run(2, "EDC", "b", "s")], "now": [ev.Abort("r", 1, "test")]})
     result = simulate(script, TWO, {"r": 0.0, "s": 0.0, "now": 2.0}, slowdown=(1.0, 2.0))
     stopped = next(plan for plan in result.plans if plan.plan_id == 1)

@@ -102,7 +102,7 @@ def test_a_simulation_can_be_cut_short() -> None:
     assert (result.plans[0].outcome, result.duration_s, sum(result.busy_seconds.values())) == ("unfinished", 2.5, 1.5)
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     told: list[tuple[float, int]] = []
     arrivals = {"a": 1.0, "b": 2.0}
     simulate(Ticking(), {"a": "C", "b": "C"}, arrivals, on_progress=lambda now_s, ended: told.append((now_s, ended)))
@@ -121,7 +121,7 @@ def test_what_is_asked_for_wrongly() -> None:
             SimulationOptions(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_scheduler_that_ends_a_request_twice_is_told() -> None:
+def test_a_scheduler_that_ends_a_request_twice_is_reported() -> None:
     script = Script({"a": [ev.Reject("a", "cancelled", "once"), ev.Reject("a", "cancelled", "again")]})
     with pytest.raises(TridentServeError, match="request a has ended twice: again"):
         simulate(script, {"w": "C"}, {"a": 1.0})

@@ -59,7 +59,7 @@ def test_what_the_placement_wants_goes_last_and_comes_back() -> None:
     assert loads(script) == [(3.0, "a", "E", "D", "host"), (6.5, "a", "D", "E", "host"), (13.5, "a", "C", "D", "host")]
 
 
-def test_what_was_evicted_for_an_activation_is_told_with_the_next_load() -> None:
+def test_evictions_for_an_activation_are_reported_with_the_next_load() -> None:
     script = Script({"s": [run(1, "D", "a", "r s"), run(2, "E", "a", "r"), run(3, "C", "a", "r")]})
     simulate(script, {"a": "DC"}, {"r": 0.0, "s": 0.0}, memory_bytes=41)
     assert loads(script) == [(11.0, "a", "E", "C", "host"), (14.5, "a", "C", "E", "host")]  # C left for D of two

@@ -116,7 +116,7 @@ def test_a_yield_stops_at_the_next_step_boundary(at_s: float, expected_s: float,
     assert result.counts.yields == (num_steps is not None)
 
 
-def test_what_yielded_goes_on_elsewhere() -> None:
+def test_a_request_that_yielded_resumes_elsewhere() -> None:
     script = Script(
         {"r": [run(1, "EDC", "a")], "now": [ev.Yield(1, "test")]},
         {1: [run(2, "DC", "b c", steps=(1, 4), after=1, source="a", group="bc")]},

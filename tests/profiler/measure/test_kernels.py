@@ -28,7 +28,7 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 @pytest.mark.parametrize("random_weights", [False, True])
-def test_each_way_is_timed_or_its_reason_told(tiny_cache: Path, random_weights: bool) -> None:
+def test_each_way_is_timed_or_its_reason_reported(tiny_cache: Path, random_weights: bool) -> None:
     source = Source(ensure_tiny("sd3", tiny_cache), "cpu", random_weights=random_weights)
     ways = [Kernels(attention) for attention in ("math", "sdpa", "cudnn")]
     found = dict(compare_kernels(source, [Shape(64, 64), Shape(64, 96)], ways, rounds=3, steps_per_round=2))

@@ -132,7 +132,7 @@ def test_a_published_model_of_two_blocks_goes_the_whole_way(
     assert 6e8 < times.weights_bytes(folder.name, Stage.DIFFUSE) < 12e8
 
 
-def test_points_that_do_not_fit_are_skipped_and_told(
+def test_points_that_do_not_fit_are_skipped_and_reported(
     main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fail_decode_above(64, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB."), monkeypatch)
@@ -224,7 +224,7 @@ def test_bad_usage_is_one_line_and_status_2(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
-def test_a_gpu_that_is_not_there_is_told(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_does_not_exist_is_reported(main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tiny-sd3", "--device", "cuda", "--out", str(tmp_path / "t.csv")])
     assert "--device cuda: torch finds no GPU here" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_degrees_need_gpus(folder: Path) -> None:
         measure(Source(folder, "cuda"), "m", Sweep([Shape(64, 64)], [2]), ONCE)
 
 
-def test_a_point_beyond_the_memory_is_left_out_and_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_beyond_the_memory_is_left_out_and_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int, batch: int) -> Sample:
         if inputs.shape.width > 64:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
@@ -141,7 +141,7 @@ def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("diffuse", [short_of_memory.rank_1, short_of_memory.rank_0], ids=["rank 1", "rank 0"])
-def test_a_rank_without_memory_is_told_from_a_broken_group(
+def test_a_rank_without_memory_is_distinguished_from_a_broken_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch, diffuse: Callable[..., Sample]
 ) -> None:
     """The other rank waits for it in vain, and its error is not the one that is told."""

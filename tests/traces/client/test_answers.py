@@ -53,7 +53,7 @@ def test_a_service_that_is_not_ours_tells_no_facts() -> None:
         (body(queue_s="soon"), "queue_s is malformed"),
     ],
 )
-def test_a_bad_answer_is_told_in_one_line(answer: bytes, message: str) -> None:
+def test_a_bad_answer_is_reported_in_one_line(answer: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message) as failure:
         read_image(answer, 48, 32)
     assert "\n" not in str(failure.value)
@@ -79,7 +79,7 @@ def test_a_video_is_decoded_to_its_end() -> None:
         (mp4(64, 48, 5), '{"queue_s": "soon"}', "queue_s is malformed"),
     ],
 )
-def test_a_bad_video_is_told_in_one_line(content: bytes, facts: str, message: str) -> None:
+def test_a_bad_video_is_reported_in_one_line(content: bytes, facts: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as failure:
         read_video(content, {FACTS_HEADER: facts}, 64, 48, 5)
     assert "\n" not in str(failure.value)

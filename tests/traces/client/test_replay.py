@@ -192,7 +192,7 @@ async def test_models(service: ImageService) -> None:
         await replay([request()], service.url)
 
 
-async def test_no_healthy_service_is_told_at_once(service: ImageService) -> None:
+async def test_a_service_that_is_not_healthy_is_reported_at_once(service: ImageService) -> None:
     service.healthy = False
     with pytest.raises(ConfigError, match="/health answers HTTP 503"):
         await replay([request()], service.url)

@@ -55,7 +55,7 @@ def test_servegen_bins_are_sampled_at_their_rate() -> None:
     assert not [time_s for time_s in times_s if 1200 <= time_s < 1800]
 
 
-def test_a_folder_of_servegen_chunks_is_many_clients(tmp_path: Path) -> None:
+def test_a_directory_of_servegen_chunks_is_many_clients(tmp_path: Path) -> None:
     for client in ("a", "b"):
         (tmp_path / f"{client}.csv").write_text(BIN)
     drawn = read_external(tmp_path, MIX)
@@ -99,7 +99,7 @@ ROWS = st.lists(st.text(alphabet="0123456789.,-:eE GamWeibulNUL\n\"'é", max_siz
 
 
 @given(st.sampled_from([(azure, AZURE), (alibaba, ALIBABA), (servegen, BIN)]), ROWS)
-def test_whatever_a_file_holds_is_read_or_told_with_its_line(known: tuple[Any, str], rows: list[str]) -> None:
+def test_every_content_of_a_file_is_read_or_reported_with_its_line(known: tuple[Any, str], rows: list[str]) -> None:
     module, head = known
     times_s: list[float] = []
     said = ""

@@ -33,7 +33,7 @@ def write(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     "text", [LINE, f"# made by hand\n\n  {LINE}\r\n", f"{HEADER}\n{ROW}\n", f"{HEADER}\r\n{ROW}\r\n"]
 )
-def test_both_formats_are_told_apart_by_content(tmp_path: Path, text: str) -> None:
+def test_both_formats_are_distinguished_by_content(tmp_path: Path, text: str) -> None:
     assert read_trace(write(tmp_path, text)) == [REQUEST]
 
 
@@ -174,7 +174,7 @@ def malformed_row(rng: random.Random) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["lines", "csv"])
-def test_1000_malformed_rows_are_each_told_with_their_line(tmp_path: Path, kind: str) -> None:
+def test_1000_malformed_rows_are_each_reported_with_their_line(tmp_path: Path, kind: str) -> None:
     rng = random.Random(20251002)
     good_lines = [LINE.replace("request_id=0", f"request_id={100 + row}") for row in range(5)]
     good_rows = [f"{ROW.replace('0,', f'{100 + row},', 1)},,,,," for row in range(5)]

@@ -87,7 +87,7 @@ def test_it_always_hears_that_nothing_came(links: tuple[NixlLink, NixlLink], mon
         settled.result(timeout=PATIENCE_S)
 
 
-def test_who_cancels_a_wait_does_not_end_the_thread(links: tuple[NixlLink, NixlLink]) -> None:
+def test_a_cancelled_wait_does_not_end_the_thread(links: tuple[NixlLink, NixlLink]) -> None:
     held = threading.Event()
     links[0]._call(held.wait)
     given_up = links[0].learn(b"not needed any more")

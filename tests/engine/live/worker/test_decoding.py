@@ -111,7 +111,7 @@ def test_never_more_than_one_request_is_in_the_decoder(folder: Path) -> None:
         assert np.array_equal(images[name], alone(folder, inputs))
 
 
-def test_the_first_worker_says_who_is_left(together: Run, folder: Path) -> None:
+def test_the_first_worker_says_which_requests_remain(together: Run, folder: Path) -> None:
     (images, _), (others, _) = together(BATCH, left=("first",))
     assert (list(images), others) == (["second"], {})
     assert difference(images["second"], alone(folder, BATCH["second"])) <= 1
@@ -127,7 +127,7 @@ def test_all_use_tiles_where_one_is_short_of_memory(together: Run, folder: Path)
     assert difference(images["large"], alone(folder, inputs)) > 1
 
 
-def test_all_stop_when_the_first_is_told_to_and_only_then(together: Run) -> None:
+def test_all_stop_when_the_first_is_asked_to_and_only_then(together: Run) -> None:
     assert [images for images, _ in together(BATCH, stopped=0)] == [None, None]
     (images, _), (others, _) = together(BATCH, stopped=1)
     assert (len(images), others) == (2, {})
