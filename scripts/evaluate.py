@@ -22,12 +22,9 @@ from pathlib import Path
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, not_negative, policy_name, positive
-from lib.evaluate.cells import Cell, Settings, grid
-from lib.evaluate.report import write_markdown, write_report
+from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, grid
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
-from lib.evaluate.summary import summarize
-from lib.evaluate.tables import BASELINES, PAPER_WORKLOADS
 from tqdm import tqdm
 
 from deployments.assembly.options import options_line
@@ -40,6 +37,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
+    # Imported here: help and the processes that simulate need no pandas and no matplotlib.
+    from lib.evaluate.report import write_csv, write_markdown, write_report
+    from lib.evaluate.tables import summarize
+
     command = " ".join(["python scripts/evaluate.py", *map(shlex.quote, sys.argv[1:] if argv is None else argv)])
     settings = Settings(
         arguments.gpus,
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
             return status
         print(options_line(settings.options()))
-        print(f"results: {store.write_csv()}")
+        print(f"results: {write_csv(arguments.out, store.results)}")
         print(f"report: {write_report(arguments.out, store.results, command, arguments.bench_dispatch)}")
         if arguments.markdown is not None:
             write_markdown(arguments.markdown, store.results, command)

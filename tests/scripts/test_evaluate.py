@@ -76,6 +76,17 @@ def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
     assert one[0]["mean_s"] != one[1]["mean_s"], "another seed is another trace"
 
 
+def test_help_imports_no_pandas_and_no_matplotlib(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); from evaluate import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: sys.exit(','.join({'pandas', 'matplotlib'} & set(sys.modules)) or 0)"
+    )
+    done = run([sys.executable, "-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--slo-scales" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import math
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from lib.evaluate.cells import MIXED, grid
 from lib.evaluate.plots import plots
-from lib.evaluate.report import tables
-from lib.evaluate.rows import row_of, types_of
+from lib.evaluate.report import tables, write_csv
+from lib.evaluate.rows import COLUMNS, row_of, types_of
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
-from lib.evaluate.tables import claims_table, means, ratios_table
+from lib.evaluate.tables import cells_table, claims_table, means, ratios_table, summarize
 
 from tests.scripts.results import SETTINGS, cell, fake_run, made
 from tridentserve.engine.simulated import Counts, RequestResult, SimulationResult
@@ -81,6 +84,7 @@ def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
     assert row["slo_attainment"] == pytest.approx(1 / 3)
     assert (row["v1_share"], row["moved_bytes"], row["utilisation"], row["solve_mean_ms"]) == (1.0, 15, 0.5, 5.0)
     assert row["cut_short"] == 2
+    assert set(row) < set(COLUMNS)
 
 
 def test_a_policy_that_finishes_nothing_has_no_latency_but_a_row() -> None:
@@ -100,10 +104,54 @@ def test_placement_types_of_a_plan() -> None:
 def test_means_over_seeds_and_none_where_one_seed_has_none() -> None:
     first, second = cell(seed=0), cell(seed=1)
     found = means({first: made(first, 0.4), second: made(second, 0.6, mean_s=None)})
-    (row,) = found.values()
+    (row,) = found.to_dict("records")
     assert row["seeds"] == 2
     assert row["slo_attainment"] == pytest.approx(0.5)
-    assert row["mean_s"] is None
+    assert math.isnan(row["mean_s"])
+
+
+def test_means_are_rounded_once() -> None:
+    shares = [0.1, 0.7, 0.3, 0.9, 0.6, 0.1, 0.2]
+    found = means({cell(seed=seed): made(cell(seed=seed), share) for seed, share in enumerate(shares)})
+    assert found["slo_attainment"].tolist() == [fmean(shares)]
+
+
+def test_the_csv_file_has_one_row_for_each_cell_and_nothing_for_none(tmp_path: Path) -> None:
+    results = {cell(): made(cell(), 0.1 + 0.2), cell("b1"): made(cell("b1"), mean_s=None)}
+    path = write_csv(tmp_path, results)
+    assert [one.name for one in tmp_path.iterdir()] == ["results.csv"]
+    assert path.read_bytes().startswith(",".join(COLUMNS).encode() + b"\nflux.1-dev,light,default,0,8,60.0,1.0,100,")
+    assert set(made(cell()).row) == set(COLUMNS)
+    with path.open(encoding="utf-8", newline="") as file:
+        ours, other = csv.DictReader(file)
+    assert (ours["slo_attainment"], ours["mean_s"], ours["ooms"]) == ("0.30000000000000004", "2.0", "0")
+    assert (other["mean_s"], other["p95_all_s"], other["options"]) == ("", "", made(cell()).row["options"])
+
+
+def test_a_summary_is_in_the_order_asked_with_ratios_to_the_first() -> None:
+    results = {one: made(one, share) for one, share in [(cell("b1"), 0.2), (cell("default"), 0.5), (cell("edf"), 0.4)]}
+    results |= {cell("b1", "heavy"): made(cell("b1", "heavy"), 0.3, mean_s=None)}
+    results |= {cell("default", "heavy"): made(cell("default", "heavy"), 0.0)}
+    rows = summarize(results, ["default", "edf", "b1"])
+    assert [(row["workload"], row["policy"]) for row in rows] == [
+        *[("light", "default"), ("light", "edf"), ("light", "b1")],
+        *[("heavy", "default"), ("heavy", "b1")],
+    ]
+    assert [row["slo_attainment_ratio"] for row in rows[:3]] == [1.0, 0.8, 0.4]
+    assert math.isinf(rows[4]["slo_attainment_ratio"])
+    assert math.isnan(rows[4]["mean_s"])
+    assert math.isnan(rows[4]["mean_s_ratio"])
+    # The first policy has no result: its ratios are of nothing.
+    assert all(math.isnan(row["mean_s_ratio"]) for row in summarize(results, ["b2", "default"]))
+    assert summarize({}, ["default"]) == []
+
+
+def test_a_policy_without_any_latency_has_tables_and_figures() -> None:
+    results = {cell(): made(cell()), cell("b1"): made(cell("b1"), mean_s=None, mean_all_s=60.0, p95_all_s=60.0)}
+    row = next(row for row in cells_table(results).rows if row[3] == "b1")
+    assert row[8:13] == ("-", "-", "-", "-", "60.0")
+    nobody = {one: made(one, mean_s=None) for one in results}
+    assert "baselines-flux.1-dev" in [name for name, _, _ in plots(nobody)]
 
 
 def test_claims_leave_out_cells_that_ran_out_of_memory_and_count_them() -> None:

@@ -23,6 +23,8 @@ from tridentserve.engine.simulated import Arrival, SimulationOptions
 from tridentserve.errors import ConfigError
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
+PAPER_WORKLOADS = ("light", "medium", "heavy", "dynamic", "proprietary")
+BASELINES = ("b1", "b2", "b3", "b4", "b5", "b6")
 # In place of a model's name, for a workload of several.
 MIXED = "mixed"
 # The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).

@@ -9,8 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS
 from lib.evaluate.rows import CellResult
-from lib.evaluate.tables import BASELINES, PAPER_WORKLOADS, Results, means
+from lib.evaluate.tables import Results, frame_of, means
 from traces.reports.figures import Bars, bar_panels, lines, timeline
 from tridentserve.errors import ConfigError
 
@@ -49,40 +50,26 @@ def _bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, 
     policies = [name for name in GROUPS[group] if any(cell.policy == name for cell in mine)]
     if len(policies) < 2:
         return
-    compared = {cell.workload for cell in mine if cell.policy in policies and cell.policy != "default"}
-    workloads = _ordered(compared)
-    found = means(mine)
-    bound = {w: 100 * row["bound_attainment"] for (_, w, _, _), row in found.items() if w in workloads}
+    workloads = _ordered({cell.workload for cell in mine if cell.policy in policies and cell.policy != "default"})
+    rows, found = (one.set_index(["policy", "workload"]) for one in (frame_of(mine), means(mine)))
+    # More than one request in a hundred got no result.
+    lossy = frozenset(rows.index[rows["completed"] < 0.99 * rows["requests"]])
+    bound: dict[Any, float] = (100 * found["bound_attainment"]).droplevel("policy").to_dict()
     panels = []
     for name, label, factor in _PANELS:
-        values = {
-            policy: {w: _scaled(found.get((model, w, 1.0, policy), {}).get(name), factor) for w in workloads}
-            for policy in policies
-        }
+        wide = (factor * found[name]).unstack("policy")
+        values: dict[str, Any] = {policy: wide[policy].dropna().to_dict() for policy in policies}
+        seeds = (factor * rows[name]).groupby(level=["policy", "workload"]).agg(["min", "max"])
+        spreads = {policy: {w: (low, high) for w, low, high in seeds.xs(policy).itertuples()} for policy in policies}
         is_share = name == "slo_attainment"
-        spreads = {policy: _spread(mine, policy, name, factor) for policy in policies}
-        lost = frozenset() if is_share else _lossy(mine)
-        panels.append(Bars(label, values, bound if is_share else None, "upper bound", spreads, lost))
+        hatched = frozenset() if is_share else lossy
+        panels.append(Bars(label, values, bound if is_share else None, "upper bound", spreads, hatched))
     caption = (
         f"{model}: share of requests on time, mean and P95 latency of completed requests. Pale and "
         f"hatched: some requests got no result, and are not in it. A cross: none did. Whiskers: lowest and highest of "
         f"the seeds."
     )
     yield f"{group}-{model}", caption, bar_panels(f"{model}: {group}", workloads, panels)
-
-
-def _lossy(results: Results) -> frozenset[tuple[str, str]]:
-    """Policies and workloads where more than one request in a hundred got no result."""
-    rows = [(cell, result.row) for cell, result in results.items()]
-    return frozenset((cell.policy, cell.workload) for cell, row in rows if row["completed"] < 0.99 * row["requests"])
-
-
-def _spread(results: Results, policy: str, name: str, factor: float) -> dict[str, tuple[float, float]]:
-    values: dict[str, list[float]] = {}
-    for cell, result in results.items():
-        if cell.policy == policy and result.row[name] is not None:
-            values.setdefault(cell.workload, []).append(factor * result.row[name])
-    return {workload: (min(found), max(found)) for workload, found in values.items()}
 
 
 def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]]:
@@ -123,16 +110,15 @@ def _cdf(title: str, chosen: Sequence[tuple[str, CellResult]]) -> Figure:
 
 
 def _sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
-    found = means(results)
-    for model, workload in sorted({(cell.model, cell.workload) for cell in results}):
-        mine = {key: row for key, row in sorted(found.items()) if key[:2] == (model, workload)}
-        if len({key[2] for key in mine}) < 2:
+    found = means(results).sort_values("slo_scale")
+    for (model, workload), mine in found.groupby(["model", "workload"]):
+        if mine["slo_scale"].nunique() < 2:
             continue
-        series = {
-            policy: [(key[2], 100 * row["slo_attainment"]) for key, row in mine.items() if key[3] == policy]
-            for policy in _policies({key[3] for key in mine})
-        }
-        bound = sorted({(key[2], 100 * row["bound_attainment"]) for key, row in mine.items()})
+        series = {}
+        for policy in _policies(set(mine["policy"])):
+            own = mine[mine["policy"] == policy]
+            series[policy] = list(zip(own["slo_scale"], 100 * own["slo_attainment"], strict=True))
+        bound = sorted(set(zip(mine["slo_scale"], 100 * mine["bound_attainment"], strict=True)))
         title = f"{model}, {workload}"
         figure = lines(title, "SLO scale (1 = the workload's deadlines)", "on time, %", series, bound=bound)
         yield f"sweep-{model}-{workload}", f"{title}: share on time when all deadlines are scaled.", figure
@@ -156,7 +142,3 @@ def _ordered(workloads: set[str]) -> list[str]:
 def _policies(names: set[str]) -> list[str]:
     known = list(dict.fromkeys(name for group in GROUPS.values() for name in group))
     return [*(name for name in known if name in names), *sorted(names - set(known))]
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else factor * value

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file with all plots in it, PNG files beside it, and tables as Markdown."""
+"""The report of an evaluation: one HTML file with all plots in it, PNG files, and tables as CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from lib.evaluate.plots import plots
-from lib.evaluate.tables import Results, Table, cells_table, claims_table, ratios_table
+from lib.evaluate.tables import Results, Table, cells_table, claims_table, frame_of, ratios_table
 from traces.reports.figures import png
 
 _STYLE = """
@@ -27,6 +27,13 @@ def tables(results: Results) -> list[Table]:
     policies = {cell.policy for cell in results}
     compared = [claims_table(results), ratios_table(results)] if "default" in policies and len(policies) > 1 else []
     return [*compared, cells_table(results)]
+
+
+def write_csv(folder: Path, results: Results) -> Path:
+    """Writes `results.csv`; readers never see half of it."""
+    draft = folder / "results.csv.part"
+    frame_of(results).to_csv(draft, index=False, lineterminator="\n")
+    return draft.replace(folder / "results.csv")
 
 
 def write_markdown(path: Path, results: Results, command: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from dataclasses import asdict
@@ -11,12 +10,12 @@ from typing import Any
 
 from deployments.assembly.options import describe_options
 from lib.evaluate.cells import Cell, Settings
-from lib.evaluate.rows import COLUMNS, CellResult
+from lib.evaluate.rows import CellResult
 from tridentserve.errors import ConfigError
 
 
 class Store:
-    """The cells of one folder: `cells.jsonl` (everything) and `results.csv` (the rows, sorted)."""
+    """The cells of one folder, in `cells.jsonl`."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         """Reads what is there. Raises `ConfigError` when the folder holds cells of other settings: they could not be
@@ -56,12 +55,3 @@ class Store:
     def results(self) -> dict[Cell, CellResult]:
         """All finished cells, sorted."""
         return dict(sorted(self._cells.items(), key=lambda entry: entry[0]))
-
-    def write_csv(self) -> Path:
-        """Writes `results.csv`; readers never see half of it."""
-        path, draft = self.folder / "results.csv", self.folder / "results.csv.part"
-        with draft.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(result.row for result in self.results.values())
-        return draft.replace(path)

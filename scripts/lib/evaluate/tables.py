@@ -1,22 +1,22 @@
-"""Tables of an evaluation: every cell, the default over each baseline beside the paper's claims, and the sweeps."""
+"""Tables of an evaluation: means and ratios of each policy, every cell, and the default beside the paper's claims."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from lib.evaluate.cells import Cell
-from lib.evaluate.rows import CellResult
+import pandas as pd
+
+from lib.evaluate.cells import PAPER_WORKLOADS, Cell
+from lib.evaluate.rows import COLUMNS, CellResult
 
 Results = Mapping[Cell, CellResult]
-# Model, workload, SLO scale, policy.
-Key = tuple[str, str, float, str]
-PAPER_WORKLOADS = ("light", "medium", "heavy", "dynamic", "proprietary")
-BASELINES = ("b1", "b2", "b3", "b4", "b5", "b6")
+# The columns that policies are compared within.
+SETTING = ["model", "workload", "slo_scale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +61,49 @@ class Table:
         return f"<h2>{escape(self.title)}</h2>{note}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def means(results: Results) -> dict[Key, dict[str, Any]]:
-    """The mean of each figure over the seeds; None where one of them has none. `seeds` is how many there are."""
-    grouped: defaultdict[Key, list[dict[str, Any]]] = defaultdict(list)
-    for cell, result in results.items():
-        grouped[cell.model, cell.workload, cell.slo_scale, cell.policy].append(result.row)
-    return {key: _mean_row(rows) for key, rows in grouped.items()}
+def frame_of(results: Results) -> pd.DataFrame:
+    """One row for each cell, with the columns of results.csv; NaN for a figure that is None."""
+    rows = pd.DataFrame([result.row for result in results.values()], columns=list(COLUMNS))
+    # A column of None alone would not be of numbers.
+    return rows.fillna(math.nan).infer_objects()
 
 
-def _mean_row(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    figures: dict[str, Any] = {"seeds": len(rows)}
-    for name, first in rows[0].items():
-        if first is None or (isinstance(first, int | float) and name not in ("seed", "slo_scale")):
-            values = [row[name] for row in rows]
-            figures[name] = None if None in values else fmean(values)
-    return figures
+def means(results: Results) -> pd.DataFrame:
+    """One row for each setting and policy: the mean of each figure over the seeds, NaN where one of them has none.
+    `seeds` is how many there are."""
+    rows = frame_of(results).drop(columns=["seed", "options", "version", "command"])
+    grouped = rows.groupby([*SETTING, "policy"], sort=False)
+    # Unlike pandas' own mean, fmean rounds only once.
+    return grouped.agg(fmean).assign(seeds=grouped.size()).reset_index()
+
+
+def _beside_default(found: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `means` with the figures of the default in the same setting, as columns that end in `_ours`."""
+    return found.merge(found[found["policy"] == "default"], on=SETTING, suffixes=("", "_ours"))
+
+
+def summarize(results: Results, policies: Sequence[str]) -> list[dict[Hashable, Any]]:
+    """Means over the seeds, in the order of `policies`, NaN where a seed has no such figure. Ratios are to the first of
+    the policies in the same setting, NaN where it has no such figure, infinite or NaN where the figure is 0."""
+    found = means(results)
+    asked = found[SETTING].drop_duplicates().merge(pd.DataFrame({"policy": policies}), how="cross")
+    first = found[found["policy"] == policies[0]]
+    rows = asked.merge(found).merge(first, on=SETTING, how="left", suffixes=("", "_first"))
+    for name in ("slo_attainment", "mean_s"):
+        rows[f"{name}_ratio"] = rows[name] / rows[f"{name}_first"]
+    figures = ["slo_attainment", "bound_attainment", "mean_s", "p95_s", "slo_attainment_ratio", "mean_s_ratio"]
+    return rows[[*SETTING, "policy", *figures]].to_dict("records")
 
 
 def cells_table(results: Results) -> Table:
     rows = []
-    for (model, workload, slo_scale, policy), row in means(results).items():
+    for row in means(results).to_dict("records"):
         ends = f"{row['failed']:.0f} / {row['ooms']:.0f} / {row['unfinished']:.0f}"
         shares = " / ".join(f"{100 * row[f'v{index}_share']:.0f}" for index in range(4))
         rows.append(
             (
-                *(model, workload, f"{slo_scale:g}", policy, f"{row['seeds']}", f"{row['requests']:.0f}"),
+                *(row["model"], row["workload"], f"{row['slo_scale']:g}", row["policy"]),
+                *(f"{row['seeds']}", f"{row['requests']:.0f}"),
                 *(_percent(row["slo_attainment"]), _percent(row["bound_attainment"])),
                 *(_seconds(row[name]) for name in ("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s")),
                 *(ends, _percent(row["utilisation"]), shares),
@@ -107,29 +125,24 @@ def cells_table(results: Results) -> Table:
 
 def claims_table(results: Results) -> Table:
     """The default over each group of baselines, as lowest, median and highest ratio over the paper's cells."""
-    found = {key: row for key, row in means(results).items() if key[1] in PAPER_WORKLOADS and key[2] == 1.0}
+    found = means(results)
+    pairs = _beside_default(found[found["workload"].isin(PAPER_WORKLOADS) & (found["slo_scale"] == 1.0)])
     rows = []
     for claim in CLAIMS:
-        pairs = [
-            (row, found[(*key[:3], "default")], key)
-            for key, row in found.items()
-            if key[3] in claim.policies and (*key[:3], "default") in found
-        ]
-        fair = [(base, ours) for base, ours, _ in pairs if not base["ooms"]]
-        oom = sorted({key[0] for base, _, key in pairs if base["ooms"]})
-        ours_oom = sum(ours["ooms"] > 0 for _, ours, _ in pairs)
+        over = pairs[pairs["policy"].isin(claim.policies)]
+        fair, oom = over[over["ooms"] == 0], over[over["ooms"] > 0]
         rows.append(
             (
                 ", ".join(claim.policies),
                 f"{len(fair)}",
-                _ratios(_ratio(ours["slo_attainment"], base["slo_attainment"]) for base, ours in fair),
+                _ratios(_divide(fair["slo_attainment_ours"], fair["slo_attainment"])),
                 _claimed(claim.attainment),
-                _ratios(_ratio(base["mean_all_s"], ours["mean_all_s"]) for base, ours in fair),
+                _ratios(_divide(fair["mean_all_s"], fair["mean_all_s_ours"])),
                 _claimed(claim.mean),
-                _ratios(_ratio(base["p95_all_s"], ours["p95_all_s"]) for base, ours in fair),
+                _ratios(_divide(fair["p95_all_s"], fair["p95_all_s_ours"])),
                 _claimed(claim.p95),
-                f"{len(pairs) - len(fair)} ({', '.join(oom)})" if oom else "0",
-                f"{ours_oom}",
+                f"{len(oom)} ({', '.join(sorted(set(oom['model'])))})" if len(oom) else "0",
+                f"{(over['ooms_ours'] > 0).sum()}",
             )
         )
     header = (
@@ -147,51 +160,45 @@ def claims_table(results: Results) -> Table:
 def ratios_table(results: Results) -> Table:
     """Per model and workload: on-time share of the default over that of each baseline."""
     found = means(results)
-    policies = [name for name in sorted({key[3] for key in found}) if name != "default"]
-    rows = []
-    for model, workload, slo_scale, policy in found:
-        if policy != "default" or slo_scale != 1.0:
-            continue
-        ours = found[model, workload, slo_scale, policy]
-        cells = []
-        for name in policies:
-            base = found.get((model, workload, slo_scale, name))
-            ratio = None if base is None else _ratio(ours["slo_attainment"], base["slo_attainment"])
-            oom = " OOM" if base is not None and base["ooms"] else ""
-            cells.append("-" if base is None else f"{_times(ratio)}{oom}")
-        rows.append((model, workload, _percent(ours["slo_attainment"]), _percent(ours["bound_attainment"]), *cells))
+    policies = sorted(set(found["policy"]) - {"default"})
+    pairs = _beside_default(found[found["slo_scale"] == 1.0])
+    ratios = _divide(pairs["slo_attainment_ours"], pairs["slo_attainment"])
+    pairs["ratio"] = ratios.map(_times) + pairs["ooms"].map(lambda ooms: " OOM" if ooms else "")
+    ours = ["model", "workload", "slo_attainment_ours", "bound_attainment_ours"]
+    wide = pairs.pivot(index=ours, columns="policy", values="ratio").reindex(columns=policies).fillna("-")
+    rows = [
+        (model, workload, _percent(on_time), _percent(bound), *ratios)
+        for (model, workload, on_time, bound), *ratios in wide.itertuples()
+    ]
     note = "OOM: the other policy lost requests for lack of memory in this cell. ∞: it had none on time."
     header = ("model", "workload", "default on time %", "bound %", *policies)
     return Table("On-time ratio of the default over every other policy", header, tuple(rows), note)
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    """None for x / 0: the other policy had nothing on time; 1 for 0 / 0."""
-    if above is None or below is None or (below == 0 and above > 0):
-        return None
-    return above / below if below else 1.0
+def _divide(above: pd.Series[float], below: pd.Series[float]) -> pd.Series[float]:
+    """Infinite for x / 0: the other policy had nothing on time; 1 for 0 / 0."""
+    return (above / below).where(above != below, 1.0)
 
 
-def _ratios(ratios: Iterable[float | None]) -> str:
-    found = list(ratios)
-    known = [ratio for ratio in found if ratio is not None]
-    if not known:
-        return "∞" if found else "-"
-    endless = f" (∞ in {len(found) - len(known)})" if len(known) < len(found) else ""
-    return f"{min(known):.2f} / {median(known):.2f} / {max(known):.2f}{endless}"
+def _ratios(ratios: pd.Series[float]) -> str:
+    known = ratios[ratios < math.inf]
+    if known.empty:
+        return "-" if ratios.empty else "∞"
+    endless = f" (∞ in {len(ratios) - len(known)})" if len(known) < len(ratios) else ""
+    return f"{known.min():.2f} / {known.median():.2f} / {known.max():.2f}{endless}"
 
 
 def _claimed(bounds: tuple[float, float]) -> str:
     return f"{bounds[0]} to {bounds[1]}"
 
 
-def _times(ratio: float | None) -> str:
-    return "∞" if ratio is None else f"{ratio:.2f}"
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < math.inf else "∞"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def _seconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
