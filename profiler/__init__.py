@@ -1,6 +1,6 @@
-"""What stages cost: profile tables (CSV), the cost model that reads them and learns online, and the offline profiler.
+"""The costs of stages: profile tables (CSV), the cost model that reads them and learns online, and the profiler.
 
-Everything here is pure but `profiler.measure.run*`, which runs real pipelines and is imported by its name only.
+Everything here is pure except `profiler.measure.run*`, which runs real pipelines and is imported by its name only.
 """
 
 from profiler.cost_model import CostModel

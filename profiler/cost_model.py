@@ -27,7 +27,7 @@ BATCH_LATENCY_GROWTH = 1.2
 # size look unservable, yet a table from another machine has to converge.
 OBSERVATION_WEIGHT = 0.2
 MAX_CORRECTION = 32.0
-# Points are remembered, up to so many: a service can be asked for any size.
+# Points are remembered, up to this many: a service can be asked for any size.
 _MAX_REMEMBERED = 100_000
 
 # Sizes as plain numbers, and stages by identity: their own hashes run in Python and would take most of a call.
@@ -210,7 +210,7 @@ class CostModel:
         return cost
 
     def _costs_by_degree(self, model: str, stage: Stage, shape: Shape) -> tuple[tuple[int, _Cost], ...]:
-        """Of the degrees that cover a size, ascending; at least one."""
+        """The degrees that cover a size with their costs, ascending; at least one."""
         degrees = self.degrees(model, stage)
         profile = self._profile
         covering = [k for k in degrees if profile.covers(model, stage, shape, self._profiled_degree(model, stage, k))]

@@ -1,4 +1,4 @@
-"""Where tables come from: a shipped name, a CSV file, a folder of CSV files; and tables of D alone."""
+"""Where tables come from: a shipped name, a CSV file, a directory of CSV files; and tables of D alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def load_cost_model(sources: Iterable[TableSource], device: str, links: LinkSpee
 
 
 def load_tables(sources: Iterable[TableSource]) -> tuple[ProfileTable, ...]:
-    """Each source is a table, the name of a shipped one, the path of a CSV file or a folder (all tables in it).
-    Raises `ProfileError` for what does not exist or cannot be read, and for a folder without tables."""
+    """Each source is a table, the name of a shipped one, the path of a CSV file or a directory (all tables in it).
+    Raises `ProfileError` for what does not exist or cannot be read, and for a directory without tables."""
     return tuple(table for source in sources for table in _tables(source))
 
 
@@ -34,7 +34,9 @@ def _tables(source: TableSource) -> Iterator[ProfileTable]:
     elif Path(source).is_dir():
         paths = sorted(path for path in Path(source).glob("*.csv") if is_table(path))
         if not paths:
-            raise ProfileError(f"{source}: no profile table is in this folder; write one with scripts/profile_model.py")
+            raise ProfileError(
+                f"{source}: no profile table is in this directory; write one with scripts/profile_model.py"
+            )
         yield from map(read_table, paths)
     elif isinstance(source, Path) or source.endswith(".csv"):
         yield read_table(source)

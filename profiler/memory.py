@@ -16,7 +16,7 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class MemoryTable:
-    """What the profile tables say of one device (the protocol `tridentserve.protocols.StageMemory`), for models whose
+    """The memory that stages need on one device (the protocol `tridentserve.protocols.StageMemory`), for models whose
     weights are on one worker each. The table is immutable, so threads other than the cost model's can read it."""
 
     profile: DeviceProfile

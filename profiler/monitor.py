@@ -17,10 +17,10 @@ from tridentserve.stages import PlacementType, Stage
 
 # The paper sets the window per model, as models differ in speed.
 DEFAULT_WINDOW_S = 60.0
-# A window with fewer arrivals reaches further back, up to so many times its length: a few requests are chance.
+# A window with fewer arrivals reaches further back, up to this many times its length: a few requests are chance.
 DEFAULT_MIN_ARRIVALS = 150
 _STRETCH = 5.0
-# A rate counts as measured from so many requests in the window.
+# A rate counts as measured from this many requests in the window.
 DEFAULT_MIN_REQUESTS = 8
 
 _Kind = tuple[str, PlacementType]
@@ -220,7 +220,7 @@ class SkewTrigger:
         self._last_s = -math.inf
 
     def update(self, skew: float, now_s: float) -> bool:
-        """Whether to plan anew now."""
+        """True when a new placement should be planned now."""
         if skew < self._release:
             self._since_s = None
         elif skew >= self._ratio and self._since_s is None:

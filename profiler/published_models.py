@@ -33,7 +33,7 @@ class Component:
     """`diffusers` or `transformers`."""
     class_name: str
     config: Mapping[str, Any]
-    """What differs from the defaults of the class."""
+    """Values that differ from the defaults of the class."""
     tokenizer: str = ""
     """The class of a text encoder's tokenizer where it does not follow from the encoder's class."""
     cheap: Mapping[str, Any] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Step-level batching on one real worker: small requests with different numbers of steps, together and one by one.
 
 Together, up to `--batch` of them share forward passes: whoever has done its steps leaves at that step boundary and is
-decoded, and the next one joins. The final latents must be those of the runs alone to 1e-4, the pictures to 1 of 255.
+decoded, and the next one joins. The final latents must be those of the runs alone to 1e-4, the images to 1 of 255.
 Encode and decode count in the throughput. The last line is one JSON object.
 """
 
@@ -45,12 +45,12 @@ MAX_LATENT_DIFFERENCE, MAX_PIXEL_DIFFERENCE = 1e-4, 1
 
 @dataclass(slots=True)
 class Outcome:
-    """Of all requests in one run."""
+    """The results of all requests in one run."""
 
     seconds: float = 0.0
     segments: int = 0
     latents: dict[str, NDArray[Any]] = field(default_factory=dict)
-    pictures: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
+    images: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
 
 
 def main() -> int:
@@ -115,8 +115,8 @@ async def _run(workers: Workers, inputs: dict[str, GenerationInputs], batch: int
         if leaving:
             parts = [PlanMember(name, None, segment.plan_id, WORKER) for name in leaving]
             decoded = await workers.run(workers.plan(MODEL, (Stage.DECODE,), [WORKER], parts), inputs)
-            for name, picture in zip(leaving, decoded.pictures, strict=True):
-                outcome.pictures[name] = np.asarray(Image.open(io.BytesIO(picture)))
+            for name, image in zip(leaving, decoded.images, strict=True):
+                outcome.images[name] = np.asarray(Image.open(io.BytesIO(image)))
     outcome.seconds = time.perf_counter() - began_s
     for name, plan in made_by.items():
         tensors = await workers.call(WORKER, "outputs", HandoffKey(name, plan.plan_id))
@@ -134,11 +134,11 @@ def _report(run: dict[str, str], options: argparse.Namespace, pairs: list[tuple[
     alone_s = statistics.median(alone.seconds for alone, _ in pairs)
     together_s = statistics.median(together.seconds for _, together in pairs)
     latents = max(_difference(alone.latents, together.latents) for alone, together in pairs)
-    pixels = max(_difference(alone.pictures, together.pictures) for alone, together in pairs)
+    pixels = max(_difference(alone.images, together.images) for alone, together in pairs)
     count = len(options.steps)
     print(f"one after another: median {alone_s:.3f} s; in batches: median {together_s:.3f} s; {len(pairs)} pairs")
     print(f"throughput ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")
-    print(f"largest difference: latents {latents:.2e}, pictures {pixels:.0f} of 255")
+    print(f"largest difference: latents {latents:.2e}, images {pixels:.0f} of 255")
     result = {
         "requests": count,
         "steps": options.steps,

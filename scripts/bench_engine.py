@@ -1,7 +1,7 @@
-"""What the live engine takes to move things, on real workers (CPU processes): groups, tensors, weights, requests.
+"""Times in which the live engine moves things on real workers (CPU processes): groups, tensors, weights, requests.
 
-`regroup`: workers become an instance. `handoff`: 64 MiB through NIXL and through Ray's object store. `load`: weights
-from a peer, the host copy, the checkpoint. `pause_resume`: a request stops and goes on. `switch`: another placement
+`regroup`: workers form a group. `handoff`: 64 MiB through NIXL and through Ray's object store. `load`: weights
+from a peer, the host copy, the model folder. `pause_resume`: a request yields and resumes. `switch`: another placement
 under load. Medians; the last line is one JSON object.
 """
 
@@ -57,16 +57,16 @@ def _arguments() -> argparse.Namespace:
         "--layers", type=whole_number, default=6, help="of the transformer that is loaded, about 40 MB each"
     )
     parser.add_argument(
-        "--side", type=whole_number, default=1536, help="of the picture that is paused; a step takes seconds"
+        "--side", type=whole_number, default=1536, help="side of the image that is paused; a step takes seconds"
     )
-    parser.add_argument("--pauses", type=whole_number, default=4, help="of that picture")
-    parser.add_argument("--small-side", type=whole_number, default=512, help="of a picture whose steps are short")
+    parser.add_argument("--pauses", type=whole_number, default=4, help="pauses of that image")
+    parser.add_argument("--small-side", type=whole_number, default=512, help="side of an image whose steps are short")
     parser.add_argument("--requests", type=whole_number, default=80, help="during the switch")
     parser.add_argument("--gap-s", type=positive(float), default=0.8, help="seconds between two of them")
     parser.add_argument(
         "--keep-workers", action="store_true", help="switch there and back, instead of starting anew for each way"
     )
-    parser.add_argument("--overlap-s", type=positive(float), default=2.0, help="seconds of computation beside handoffs")
+    parser.add_argument("--overlap-s", type=positive(float), default=2.0, help="seconds of computation during handoffs")
     parser.add_argument(
         "--group-sizes", type=whole_number, nargs="+", default=[2, 4], help="members of the groups that are made"
     )

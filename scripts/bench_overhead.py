@@ -1,7 +1,7 @@
 """Latency of the service over the stock diffusers pipeline in one process: one request at a time, degree 1.
 
 Both run the same tiny model, size, steps and number of threads on this machine, in turn, in one run. The service is a
-whole one: HTTP, Api, Scheduler, one worker, PNG and base64 of the answer; the stock pipeline ends with a PIL picture.
+whole one: HTTP, Api, Scheduler, one worker, PNG and base64 of the answer; the stock pipeline ends with a PIL image.
 The last line is one JSON object.
 """
 
@@ -78,7 +78,7 @@ def _stock_pipeline(family: str, cache_dir: Path) -> Any:
 
 
 def _pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of the stock pipeline and of the service for the same picture, which must be the same."""
+    """Seconds of the stock pipeline and of the service for the same image, which must be equal."""
     began_s = time.perf_counter()
     expected = stock(
         prompt=_PROMPT,
@@ -102,7 +102,7 @@ def _pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, flo
     answer.raise_for_status()
     got = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
     if not np.array_equal(np.asarray(got), np.asarray(expected)):
-        raise SystemExit("the service's picture is not the stock pipeline's")
+        raise SystemExit("the service's image is not the stock pipeline's")
     return between_s - began_s, ended_s - between_s
 
 

@@ -67,7 +67,7 @@ def _ways(arguments: argparse.Namespace) -> list[Kernels]:
 
 
 def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
-    """Of each way; seconds and ratios as median, lowest and highest."""
+    """The figures of each way: seconds and ratios as median, lowest and highest."""
     stock = timings[0]
     return [
         {"attention": timing.kernels.attention, "compiled": timing.kernels.compiled}

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(args: AppArgs, options: argparse.Namespace) -> None:
-    """Rather fail now than after minutes of warm-up: sides that are in no table, a folder that cannot be written to."""
+    """Fail now rather than after minutes of warm-up, for sides in no table and a directory that is not writable."""
     model, shapes = args.models[0].name, [Shape(side, side) for side in options.sides]
     measured(served_tables(args), {StagePoint(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes})
     options.out.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=whole_number, default=5, help="warm-up requests of each size (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
-    parser.add_argument("--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="folder of the reports")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="directory for the reports"
+    )
     parser.add_quick(sides=[64, 128, 256], steps=2, requests=3, rounds=1)
     return parser.parse_args(argv)
 

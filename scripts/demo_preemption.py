@@ -1,8 +1,8 @@
-"""Shows requests that move between worker sets at step boundaries, without any change of their pictures.
+"""Shows requests that move between worker sets at step boundaries, without any change of their images.
 
 Starts the service of a config file on a free port (without HTTP options of its own), replays a trace of equal requests
 that overlap with `replay_trace.py`, and looks at the Chrome trace: at least one request must have had `--worker-sets`
-different sets of workers. Its picture is compared with that of the stock diffusers pipeline, which knows neither
+different sets of workers. Its image is compared with that of the stock diffusers pipeline, which knows neither
 workers nor steps that wait. The last line is one JSON object. Exit status: 0 when all of this is so, 1 when not.
 """
 
@@ -75,8 +75,8 @@ def main() -> int:
         status = _replay(options.out, url)
         moved = _most_moved(options.out / "trace.json")
         index = int(moved[0].split("-")[1])  # the id of the service: run, index of the row, id of the row
-        picture = _picture(url, requests[index], args.models[0].name, moved[0])
-    difference = _difference(picture, _stock_picture(args, requests[index]))
+        image = _image(url, requests[index], args.models[0].name, moved[0])
+    difference = _difference(image, _stock_image(args, requests[index]))
     return _report(run, options, moved, requests[index], difference) if status == 0 else status
 
 
@@ -117,7 +117,7 @@ def _most_moved(trace: Path) -> tuple[str, list[tuple[str, ...]]]:
     return max(sets.items(), key=lambda item: len(set(item[1])))
 
 
-def _picture(url: str, request: TraceRequest, model: str, service_request_id: str) -> NDArray[np.uint8]:
+def _image(url: str, request: TraceRequest, model: str, service_request_id: str) -> NDArray[np.uint8]:
     """As the service has made it: the same id gets the finished result once more."""
     body = {
         "model": model,
@@ -135,7 +135,7 @@ def _picture(url: str, request: TraceRequest, model: str, service_request_id: st
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))))
 
 
-def _stock_picture(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
+def _stock_image(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
     torch.set_num_threads(args.cluster.cpu_threads)
     folder = ensure_tiny("sd3", args.cache_dir)
     pipeline: Any = diffusers.StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True)
@@ -151,8 +151,8 @@ def _stock_picture(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
     return np.asarray(result.images[0])
 
 
-def _difference(picture: NDArray[np.uint8], stock: NDArray[np.uint8]) -> int:
-    return int(np.abs(picture.astype(int) - stock.astype(int)).max())
+def _difference(image: NDArray[np.uint8], stock: NDArray[np.uint8]) -> int:
+    return int(np.abs(image.astype(int) - stock.astype(int)).max())
 
 
 def _report(
@@ -165,7 +165,7 @@ def _report(
     sets = moved[1]
     different, degrees = len(set(sets)), sorted({len(workers) for workers in sets})
     print(f"{request.request_id} was denoised on: {'; '.join('+'.join(workers) for workers in sets)}")
-    print(f"largest difference from the stock pipeline's picture: {difference} of 255")
+    print(f"largest difference from the stock pipeline's image: {difference} of 255")
     result = {
         "requests": options.requests,
         "worker_sets": different,

@@ -101,7 +101,7 @@ def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, com
                 bar.set_postfix_str(cell.name)
                 bar.update()
         except KeyboardInterrupt:
-            bar.write("evaluate: interrupted; the same command goes on from here", file=sys.stderr)
+            bar.write("evaluate: interrupted; the same command resumes from here", file=sys.stderr)
             return 130
     return 1 if failed else 0
 
@@ -141,7 +141,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seeds", type=whole, default=1, help="traces per model and workload (default 1)")
     add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
     add("--duration-s", type=real, default=1800.0, metavar="S", help="arrivals last so long (default 1800)")
-    add("--profiles", default="l20", metavar="DIR", help="a shipped table, a CSV file or a folder (default l20)")
+    add("--profiles", default="l20", metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
     add(
         "--solve-time-s",
         type=not_negative,
@@ -156,7 +156,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="time limit of a solve, in real seconds, not simulated ones (default: what ships)",
     )
     add("--jobs", type=whole, default=os.cpu_count() or 1, help="processes (default: one per core)")
-    add("--out", type=Path, default=Path("out/evaluation"), metavar="DIR", help="folder (default out/evaluation)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/evaluation"),
+        metavar="DIR",
+        help="directory for the results (default out/evaluation)",
+    )
     add("--bench-dispatch", type=_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")
     parser.add_quick(

@@ -1,4 +1,4 @@
-"""Make the tiny random-weight pipelines and print their folders, one per line.
+"""Make the tiny random-weight pipelines and print their model folders, one per line.
 
 The default place is where the service keeps them: $TRIDENTSERVE_CACHE, else ~/.cache/tridentserve.
 """

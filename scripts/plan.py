@@ -93,7 +93,7 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
 
 
 def _reserve_bytes(arguments: argparse.Namespace, cluster: ClusterSpec) -> int:
-    """What a service keeps free on each GPU for its handoff buffer and process groups."""
+    """Bytes that a service keeps free on each GPU for its handoff buffer and process groups."""
     shipped = WorkerOptions(torch_device=device_of(cluster.gpu))
     if arguments.handoff_mb is None:
         return shipped.reserve_bytes
@@ -120,7 +120,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cluster", type=Path, required=True, help="a YAML file, see deployments/clusters")
     parser.add_argument("--workload", required=True, help="a shipped mix by its name, or a YAML file (see traces/data)")
     parser.add_argument(
-        "--profiles", nargs="+", default=["l20"], help="shipped tables by name, CSV files or folders (default: l20)"
+        "--profiles", nargs="+", default=["l20"], help="shipped tables by name, CSV files or directories (default: l20)"
     )
     parser.add_argument(
         "--handoff-mb",

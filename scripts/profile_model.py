@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures the stages of a model on this machine and writes the profile table that planning uses.
 
-MODEL is a folder saved by diffusers, tiny-sd3, tiny-flux, ... for the tiny random-weight pipelines, or with
+MODEL is a model folder saved by diffusers, tiny-sd3, tiny-flux, ... for the tiny random-weight pipelines, or with
 --random-weights the name of a published model (flux.1-dev), which is then made in full size without a checkpoint.
-Several models go into one table. Writes OUT and, beside it, the weights of each stage (NAME.weights.csv), both anew
+Several models go into one table. Writes OUT and, next to it, the weights of each stage (NAME.weights.csv), both anew
 after every point. See docs/planning.md.
 
 Exit status: 0 when everything was measured, 1 when it had to stop (OUT has what was measured until then), 2 for bad
@@ -66,10 +66,10 @@ def _table_path(text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise argparse.ArgumentTypeError(f"the folder of {text!r} cannot be made ({error.strerror})") from None
+        raise argparse.ArgumentTypeError(f"the directory of {text!r} cannot be made ({error.strerror})") from None
     for file in (path, weights_path(path)):
         if file.is_dir():
-            raise argparse.ArgumentTypeError(f"{str(file)!r} is a folder")
+            raise argparse.ArgumentTypeError(f"{str(file)!r} is a directory")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(f"nothing can be written into {str(path.parent)!r}")
     return path
@@ -90,7 +90,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stages", type=_stages, default=list(Stage), help="some of encode,diffuse,decode")
     parser.add_argument("--steps-per-point", type=whole_number, default=10, metavar="N", help="timed runs (default 10)")
     parser.add_argument("--passes", type=whole_number, default=1, metavar="N", help="times over; the lowest count (1)")
-    parser.add_argument("--name", help="model name in the table (default: the folder's name); one MODEL only")
+    parser.add_argument("--name", help="model name in the table (default: the model folder's name); one MODEL only")
     parser.add_argument(
         "--attention", choices=ATTENTIONS, default=Kernels().attention, help="kernel (default: torch chooses)"
     )

@@ -45,12 +45,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     way.add_argument("--url", help="address of the service, such as http://127.0.0.1:8000")
     way.add_argument("--simulate", type=Path, metavar="CLUSTER", help="simulate this cluster (deployments/clusters)")
     parser.add_argument("--speed", type=real, default=1.0, help="play the trace this many times as fast (default 1)")
-    parser.add_argument("--limit", type=whole, help="only the first so many requests")
+    parser.add_argument("--limit", type=whole, help="replay only the first N requests")
     parser.add_argument("--scale-pixels", type=real, default=1.0, metavar="F", help="multiply the pixels of each size")
     parser.add_argument("--steps", type=whole, help="denoising steps of every request, instead of the trace's")
     parser.add_argument("--model", help="model of every request, instead of the trace's (default: the only one there)")
     parser.add_argument(
-        "--out", type=Path, default=Path("out/replay"), metavar="DIR", help="folder of the report (default out/replay)"
+        "--out",
+        type=Path,
+        default=Path("out/replay"),
+        metavar="DIR",
+        help="directory for the report (default out/replay)",
     )
     live = parser.add_argument_group("with --url")
     live.add_argument("--timeout-s", type=real, metavar="S", help="give up a request after S seconds (default 600)")
@@ -59,7 +63,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--policy", metavar="P", help="dispatch policy, by name or dotted path (default: default; docs/planning.md)"
     )
     simulated.add_argument(
-        "--profiles", nargs="+", metavar="P", help="shipped tables by name, CSV files or folders (default: l20)"
+        "--profiles", nargs="+", metavar="P", help="shipped tables by name, CSV files or directories (default: l20)"
     )
     simulated.add_argument("--decision-log", type=Path, metavar="FILE", help="write all events and effects there")
     simulated.add_argument(

@@ -62,7 +62,7 @@ def _url(host: str, port: int, route_prefix: str) -> str:
 
 
 def _listens(host: str, port: int) -> bool:
-    """Whether anything takes connections there, whatever it speaks."""
+    """True when anything accepts connections there, whatever its protocol."""
     try:
         with socket.create_connection((host, port), timeout=2.0):
             return True
@@ -132,7 +132,7 @@ def _has_members(group: int) -> bool:
 
 
 def _say(text: str, stream: TextIO = sys.stderr) -> None:
-    """Whether or not anybody listens: the service does not end for it, and its end goes on."""
+    """Print a line even if its reader is gone: the service does not stop for that, and its shutdown continues."""
     with suppress(OSError):
         print(text, file=stream, flush=True)
 

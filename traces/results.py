@@ -1,4 +1,4 @@
-"""What became of one request, whoever answered it: a live service over HTTP, or the simulator."""
+"""The result of one request of a replay, from a live service over HTTP or from the simulator."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class TimelineEntry(BaseModel):
 
 
 class AnswerFacts(BaseModel):
-    """The fields of an answer beside the image; a service that is not ours may send none of them. `latency_s` is what
-    the service saw: from when its scheduler got the request until it had the last report."""
+    """The fields of an answer in addition to the image; a service that is not ours may send none of them.
+    `latency_s` is the service's own figure: from when its scheduler got the request until it had the last report."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -45,7 +45,7 @@ class AnswerFacts(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What became of one request. It was completed exactly when `error` is None.
+    """The result of one request. The request was completed exactly when `error` is None.
 
     `sent_s` counts from the start of the replay, `send_lateness_s` from when the request was due, `latency_s` from
     sending to the last byte of the answer (or to the failure). `status` is the HTTP status, None without an answer and
@@ -77,7 +77,7 @@ class ReplayResult:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether it failed for want of device memory. The message tells: frameworks and the simulator say these
+        """True when it failed for want of device memory. The message shows it: frameworks and the simulator use these
         words, and an HTTP answer has no field for it."""
         return self.error is not None and "out of memory" in self.error.lower()
 

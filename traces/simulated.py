@@ -56,7 +56,7 @@ def check_profiled(arrivals: Sequence[Arrival], times: StageTimes) -> None:
 
 
 def results_of(requests: Sequence[TraceRequest], simulation: SimulationResult) -> list[ReplayResult]:
-    """What became of each request, in the order of the trace. `simulation` has the arrivals of these requests, and
+    """The result of each request, in the order of the trace. `simulation` has the arrivals of these requests, and
     kept its plans."""
     ended = {result.spec.request_id: result for result in simulation.requests}
     peak_bytes: defaultdict[str, int] = defaultdict(int)

@@ -27,7 +27,7 @@ class ServiceOptions:
     """Without `decode_order`, which is the policy's."""
     replan: ReplanOptions = field(default_factory=ReplanOptions)
     replans: bool | None = None
-    """Whether the placement follows the load; None: where it is planned, under policies that want that."""
+    """True when the placement follows the load; None: where it is planned, under policies that want that."""
     windows_s: Mapping[str, float] = field(default_factory=dict)
     """The models whose replanning window is not `replan.window_s`."""
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -61,8 +61,8 @@ def device_of(gpu: str) -> Device:
 
 
 def describe_options(options: ServiceOptions) -> dict[str, Any]:
-    """What a simulated service is set to in addition to its policy: JSON-able values by dotted names, such as
-    `dispatch.max_batch`. They stand beside its results."""
+    """The options of a simulated service in addition to its policy: JSON-able values by dotted names, such as
+    `dispatch.max_batch`. They are written next to its results."""
     kept = {
         "dispatch": _without(asdict(options.dispatch), "handoff_reserve_bytes"),
         "scheduler": _without(asdict(options.scheduler), "decode_order", "slo_scale"),
@@ -74,7 +74,7 @@ def describe_options(options: ServiceOptions) -> dict[str, Any]:
 
 
 def options_line(options: ServiceOptions) -> str:
-    """Whether a service is set to what ships, and what is not, in one line."""
+    """One line that says whether a service has the shipped options, and names those that differ."""
     shipped = describe_options(ServiceOptions(worker=WorkerOptions(torch_device=options.worker.torch_device)))
     changed = [f"{name} {value}" for name, value in describe_options(options).items() if value != shipped[name]]
     return f"options: as shipped (docs/configuration.md){', but ' if changed else ''}{', '.join(changed)}"

@@ -141,7 +141,7 @@ def _planned(
     load: Sequence[LoadShare],
     policy: Policy,
 ) -> PlacementPlan:
-    """What the policy stands for, else the Orchestrator's plan for this load."""
+    """The placement that the policy stands for, else the Orchestrator's plan for this load."""
     if policy.placement is not None:
         return policy.placement
     return _orchestrator(options, times, workers, load, policy).plan(load, workers)
@@ -182,7 +182,7 @@ def _scheduler(
 
 
 def _follows_load(options: ServiceOptions, policy: Policy, is_planned: bool) -> bool:
-    """Whether a replanner is wanted, where the start placement is planned or written down."""
+    """True when a replanner is wanted. `is_planned`: the placement at the start is planned, not written down."""
     if options.replans is None:
         return is_planned and policy.replanner_wanted
     if options.replans and not policy.replanner_wanted:

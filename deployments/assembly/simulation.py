@@ -31,17 +31,17 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """What a simulation is made of, in addition to the trace."""
+    """The parts of a simulation, in addition to the trace."""
 
     workers: Sequence[WorkerSpec]
     make_times: Callable[[], CostModel]
     """Gives a new cost model each time: one is the truth, another one learns."""
     options: ServiceOptions = field(default_factory=ServiceOptions)
-    """What the simulated service is set to; its tick, handoff buffers and process groups hold for the engine too."""
+    """Options of the simulated service; its tick, handoff buffers and process groups hold for the engine too."""
     load: Sequence[LoadShare] | None = None
-    """What placements are made for at the start; None: the mix of the whole trace."""
+    """Load that the placement at the start is made for; None: the mix of the whole trace."""
     engine: SimulationOptions = field(default_factory=SimulationOptions)
-    """What serving costs in the simulation."""
+    """Costs of serving in the simulation."""
 
 
 def cluster_options(cluster: ClusterSpec, policy: str) -> ServiceOptions:

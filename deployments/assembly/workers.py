@@ -1,4 +1,4 @@
-"""What each live worker of a service starts with. No Ray, no torch."""
+"""Builds the configuration that each live worker of a service starts with. Imports neither Ray nor torch."""
 
 from __future__ import annotations
 

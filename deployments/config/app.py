@@ -28,7 +28,7 @@ def _table_source(name: str) -> str:
 
 
 def is_table_path(name: str) -> bool:
-    """Whether an entry of `profiles` is the path of a CSV file; else it names a table that comes with the package."""
+    """True when an entry of `profiles` is the path of a CSV file; else it names a table that comes with the package."""
     return name.endswith(".csv")
 
 
@@ -36,7 +36,7 @@ TableSource = Annotated[str, AfterValidator(_table_source)]
 
 
 class Limits(Args):
-    """What requests of a model may ask for. A request beyond it is refused before anything is made for it."""
+    """Limits of a model's requests. A request beyond it is refused before anything is made for it."""
 
     min_side: int = Field(default=64, ge=16, description="Smallest width and height, in pixels.")
     max_side: int = Field(default=2048, ge=16, description="Largest width and height, in pixels.")

@@ -1,6 +1,7 @@
-"""What the sections of the configuration share: unknown keys are errors, and messages say which key is wrong.
+"""The common base of the configuration's sections: unknown keys are errors, and messages say which key is wrong.
 
-A key that a room's option dataclass holds is declared with `option`: default, checks and description are that field's.
+A key that an option dataclass of another package holds is declared with `option`: default, checks and
+description are that field's.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def option(owner: type, name: str, unit: Fraction = Fraction(1), description: st
 
 
 def embedded(owner: type, *sections: Args) -> dict[str, Any]:
-    """What the sections say of an option dataclass, under the names and in the units of its fields."""
+    """The values that the sections give an option dataclass, under the names and in the units of its fields."""
     return {
         mark.name: mark.value(getattr(section, key))
         for section in sections
@@ -91,11 +92,11 @@ def config_error(key: str, text: str) -> PydanticCustomError:
 
 
 def absolute(path: Path) -> Path:
-    """`~` replaced, and not relative: the replicas of Ray Serve run in folders of their own."""
+    """`~` replaced, and not relative: the replicas of Ray Serve run in directories of their own."""
     try:
         return path.expanduser().absolute()
     except RuntimeError:
-        raise config_error("", f"{path.parts[0]} is no user with a home folder here; write the whole path") from None
+        raise config_error("", f"{path.parts[0]} is no user with a home directory here; write the whole path") from None
 
 
 LocalPath = Annotated[Path, AfterValidator(absolute)]

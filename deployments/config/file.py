@@ -14,8 +14,8 @@ from tridentserve.errors import ConfigError
 
 
 def read_args(path: Path) -> AppArgs:
-    """Of the application that builds this service; others may stand in the same file. Raises `ConfigError` for a file
-    that cannot be read, holds no such application, or has wrong `args`."""
+    """The `args` of the application that builds this service; others may be in the same file. Raises `ConfigError`
+    for a file that cannot be read, holds no such application, or has wrong `args`."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         applications = content["applications"]

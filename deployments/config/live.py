@@ -1,6 +1,6 @@
-"""What of the configuration can change while the service runs: the `user_config` of the Scheduler deployment.
+"""The part of the configuration that can change while the service runs: the `user_config` of the Scheduler deployment.
 
-Its keys stand for those of `args`; what it leaves out is as in `args`.
+Its keys replace those of `args`; a key that it leaves out is as in `args`.
 """
 
 from __future__ import annotations

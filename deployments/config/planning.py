@@ -87,7 +87,7 @@ class ReplanArgs(Args):
 
     @model_validator(mode="after")
     def _the_replanner_takes_them(self) -> ReplanArgs:
-        """What one field alone cannot tell: the thresholds agree."""
+        """Check that the thresholds agree, which no field alone can show."""
         try:
             self.options()
         except ConfigError as error:

@@ -34,7 +34,7 @@ class CatalogueClient(Mapping[str, ServedModel]):
         self._poll = poll
         self._models: dict[str, ServedModel] = {}
         for model in first:
-            with suppress(CheckpointError):  # it may have been removed since, together with its folder
+            with suppress(CheckpointError):  # it may have been removed since, together with its model folder
                 self._models |= build_served_models([model])
         self._task: asyncio.Task[None] | None = None
 

@@ -1,1 +1,1 @@
-"""The models of a service: the folders of their weights, and their descriptions for clients."""
+"""The models of a service: their model folders, and their descriptions for clients."""

@@ -1,4 +1,4 @@
-"""The folders of models; those of tiny models are made on first use."""
+"""The model folders of a service; those of tiny models are made on first use."""
 
 from __future__ import annotations
 

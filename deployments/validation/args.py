@@ -22,7 +22,7 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.events import Reject, RequestArrived
 from tridentserve.stages import Stage
 
-# Weights of a folder may differ by as much from those in its profile: beyond, the profile is of another model.
+# A model folder's weights may differ by as much from those in its profile; beyond, the profile is of another model.
 _WEIGHTS_FACTOR = 1.5
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _MIB = 2**20
@@ -98,7 +98,7 @@ def _path_problems(args: AppArgs) -> Iterator[str]:
         if why := _unwritable(args.decision_log.parent):
             yield f"decision_log: {why}"
         elif args.decision_log.is_dir():
-            yield "decision_log: is a folder; name a file in it"
+            yield "decision_log: is a directory; name a file in it"
 
 
 def _unwritable(folder: Path) -> str | None:
@@ -108,14 +108,14 @@ def _unwritable(folder: Path) -> str | None:
     except OSError as error:
         return f"{folder} cannot be used ({error.strerror})"
     if not existing.is_dir():
-        return f"{existing} is a file, it should be a folder"
+        return f"{existing} is a file, it should be a directory"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"{existing} cannot be written to"
     return None
 
 
 def _element_bytes(model: ModelArgs, device: str) -> int:
-    """Of a loaded weight; without a `dtype` as `tridentserve.pipelines.load_adapter` does."""
+    """Bytes of one element of a loaded weight; without a `dtype`, of the one that `load_adapter` takes."""
     return _ELEMENT_BYTES[model.dtype or ("float32" if device == "cpu" else "bfloat16")]
 
 
@@ -178,7 +178,7 @@ def _uncovered(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]
 
 
 def _planning_problems(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
-    """Whether there is a placement, and whether the scheduler of an idle service would take the requests."""
+    """Problems of the placement, and of the requests that the scheduler of an idle service would refuse."""
     try:
         scheduler = assemble_service(args, times, service_workers(args)).scheduler
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Checks a Serve config file before it is run: `serve run` itself waits for ever when an application cannot deploy."""
+"""Checks a Serve config file before it is run: `serve run` itself waits endlessly when an application cannot deploy."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def config_problems(file: Path) -> list[str]:
 
 
 def is_ours(app: ServeApplicationSchema) -> bool:
-    """Whether an application of a config file is this service; others may stand beside it."""
+    """True when an application of a config file is this service; the file may hold others."""
     return app.import_path.replace(":", ".") == BUILDER.replace(":", ".")
 
 
 def _app_problems(app: ServeApplicationSchema, key: str) -> Iterator[str]:
-    """Of another application only the import path is looked at."""
+    """The problems of one application; of one that is not this service only the import path is checked."""
     path = app.import_path
     module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
     if not _module_exists(module):
-        yield f"{key}.import_path: there is no module {module!r}; run from the folder that holds it, or install it"
+        yield f"{key}.import_path: there is no module {module!r}; run from the directory that holds it, or install it"
     if is_ours(app):
         live = [(number, one) for number, one in enumerate(app.deployments) if _changes_models(one)]
         yield from args_problems(app.args, f"{key}.args", readable=not live)
@@ -69,7 +69,7 @@ def _app_problems(app: ServeApplicationSchema, key: str) -> Iterator[str]:
 
 
 def _changes_models(deployment: DeploymentSchema) -> bool:
-    """Whether a deployment's `user_config` stands for some of the `args`."""
+    """True when a deployment's `user_config` replaces some of the `args`."""
     return deployment.name == SCHEDULER and "user_config" in deployment.model_fields_set
 
 

@@ -45,8 +45,8 @@ class JobRun:
     """The service has answered with a result."""
 
     def stop(self) -> None:
-        """Stop the run because nobody wants the job any more. A result is written to its end by a thread that nothing
-        stops, and is removed afterwards if it cannot be kept."""
+        """Stop the run because no client wants the job any more. A result is written to its end by a thread that
+        nothing stops, and is removed afterwards if it cannot be kept."""
         if self.task is not None and not self.is_made:
             self.task.cancel()
 

@@ -1,4 +1,4 @@
-"""The MP4 files of video jobs over time: written, given up, and swept when nobody needs them any more."""
+"""The MP4 files of video jobs over time: written, given up, and swept when no job needs them any more."""
 
 from __future__ import annotations
 

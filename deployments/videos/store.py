@@ -73,7 +73,7 @@ class VideoJob:
     job_id: str
     state: JobState
     priority: int
-    """Of two queued jobs, the one with the higher priority is leased first."""
+    """The queued job with the highest priority is leased first."""
     spec: RequestSpec
     inputs: GenerationInputs
     """The content of the request, without its input image."""

@@ -16,7 +16,7 @@ from tridentserve.stages import PlacementType, Stage
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate:
-    """What is expected of E or C in an assignment."""
+    """The expected time and width of E or C in an assignment."""
 
     seconds: float
     """How long the stage runs."""

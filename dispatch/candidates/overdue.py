@@ -17,11 +17,11 @@ from tridentserve.protocols import PendingRequest, WorkerView
 
 
 def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) -> list[PendingRequest]:
-    """Of the requests whose late reward cannot grow any more, the earliest deadline of each pool of workers.
+    """Find each pool's request with the earliest deadline among those whose late reward cannot grow any more.
 
     No two of them could run in the same pool, so all of those that have a group now can have it at once. Only the first
     goes before all others: the rest still share the workers by value. That is enough, as deadlines do not change and
-    new requests come with later ones: each request has its turn after finitely many.
+    new requests arrive with later ones: each request has its turn after finitely many others.
     """
     chosen: list[PendingRequest] = []
     claimed: set[int] = set()

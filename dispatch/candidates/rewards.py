@@ -1,4 +1,4 @@
-"""What each candidate is worth for a deadline: on-time reward, aging, communication, GPU-seconds, latency.
+"""The value of each candidate for a deadline: on-time reward, aging, communication, GPU-seconds, latency.
 
 TridentServe, arXiv 2510.02838, section 6.2 (C0, objective) and appendix C.2 (weights). All weights of the objective
 are here and in `RewardOptions`.
@@ -44,7 +44,7 @@ class Standing(NamedTuple):
 
 
 class Appraisal:
-    """What groups are worth to requests with the same work, as a function of their deadline."""
+    """The value of groups to requests with the same work, as a function of their deadline."""
 
     def __init__(
         self,

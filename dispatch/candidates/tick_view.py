@@ -1,4 +1,4 @@
-"""What one tick sees: pools, auxiliaries, and for each kind of work its candidates and what they are worth."""
+"""The view of one tick: pools, auxiliaries, and for each kind of work its candidates and what they are worth."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TickView:
         return self._surveyor.survey(work)
 
     def appraisal(self, work: Work) -> Appraisal:
-        """What each group is worth to requests with this work; made once."""
+        """The value of each group to requests with this work; computed once."""
         if work not in self._appraisals:
             tokens = work.shape.tokens * work.num_outputs
             candidates = self.survey(work).candidates

@@ -85,7 +85,7 @@ def _align(assignment: Assignment, twins: Mapping[WorkerId, list[WorkerView]]) -
 
 
 def _describe_widths(widths: Mapping[Stage, int], assignment: Assignment) -> str:
-    """What the reason says of the widths of E and C."""
+    """The part of a reason that describes the widths of E and C."""
     if all(width == len(assignment.diffuse) for width in widths.values()):
         return "all stages at its degree"
     return " and ".join(f"{stage.letter} on {width}" for stage, width in widths.items()) + " as no more hold it"

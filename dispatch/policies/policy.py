@@ -1,4 +1,4 @@
-"""What a policy is: a dispatcher with the placement that it stands for, and how the service finds and builds it."""
+"""Policies: a dispatcher with the placement that it stands for, and how the service finds and builds it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PolicyFactory = Callable[[PolicyContext], Policy]
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """What is known of a policy before it is built for a cluster."""
+    """The facts about a policy that are known before it is built for a cluster."""
 
     name: str
     """Its name in configurations and on command lines."""

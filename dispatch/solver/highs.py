@@ -74,7 +74,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
 
 
 def _assign(lp: pulp.LpProblem, found: int) -> int:
-    """What PuLP wants to know of a solution."""
+    """Record a solution's status in the problem, as PuLP expects; return the status."""
     status = pulp.LpStatusNotSolved if found == pulp.LpSolutionNoSolutionFound else pulp.LpStatusOptimal
     lp.assignStatus(status, found)
     return int(status)

@@ -115,7 +115,7 @@ class _Search:
         return self._best
 
     def better(self) -> Solution:
-        """What the solver finds within its limits; never less than the first."""
+        """The best solution that the solver finds within its limits; never worse than the first."""
         if _lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
             self._attempt(self._solve)
         return self._best

@@ -110,7 +110,7 @@ def compute_value(problem: Problem, counts: Counts) -> float:
 
 
 def compute_upper_bound(problem: Problem) -> float:
-    """What all requests at their best groups would be worth."""
+    """The value that all requests would have together with their best groups."""
     return sum(item.count * max(item.values.values(), default=0.0) for item in problem.classes)
 
 

@@ -59,8 +59,8 @@ class Auxiliaries:
         return holders
 
     def able(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
-        """Of the workers that hold this stage but not D of the model, those with the memory to run it at this size (C
-        in tiles, if none has it otherwise), in groups of as many as hold its weights together."""
+        """The workers that hold this stage but not D of the model and have the memory to run it at this size (C in
+        tiles, if no worker has it otherwise), in groups of as many as hold its weights together."""
         return self._able_at(model, stage, shape, batch, self._times.unit(model, stage))
 
     def best(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:

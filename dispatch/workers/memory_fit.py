@@ -1,4 +1,4 @@
-"""What memory allows, which never changes while the service runs: asked once per size and kind of worker."""
+"""The plans that memory allows. They never change while the service runs: computed once per size and kind of worker."""
 
 from __future__ import annotations
 

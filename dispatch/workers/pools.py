@@ -20,7 +20,7 @@ class Pool:
     """
 
     replicas: frozenset[Replica]
-    """What each of the workers holds."""
+    """The replicas that each of the workers holds."""
     types: Mapping[str, PlacementType]
     """The primary type that they are for each model whose D they hold; empty for auxiliaries."""
     memory_bytes: int
@@ -159,7 +159,7 @@ class IdleWorkers:
         for number, count in enumerate(pool.idle_per_node):
             if count:
                 self._by_idle[count // pool.unit][number] = None
-        # Which units of a node are idle, as bits by their place in it; nodes nobody has asked for are not there yet.
+        # Which units of a node are idle, as bits by their place in it; nodes that were never asked for are missing.
         self._idle: dict[int, int] = {}
 
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:

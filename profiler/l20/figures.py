@@ -40,7 +40,7 @@ DECODE_SERIAL_SHARE = 0.85
 DIFFUSE_BATCHES = (2, 4, 8)
 DIFFUSE_BATCH_LEAST_SAVING = 0.05
 
-# Assumed: memory of libraries and kernels that a running stage holds beside its tensors.
+# Assumed: memory of libraries and kernels that a running stage holds in addition to its tensors.
 WORKSPACE_BYTES = 300_000_000
 # Assumed: live bfloat16 values per token of DIFFUSE and ENCODE, in hidden widths (residual, q, k, v, the 4x wide MLP
 # twice, attention output, all-to-all buffers).
@@ -59,7 +59,7 @@ LINKS = LinkSpeeds(
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """What the rows of one model are computed from. Parameters are counts; `width` is the hidden width of DIFFUSE.
+    """The figures from which the rows of one model are computed. Parameters are counts; `width` is that of DIFFUSE.
 
     `guidance_passes`: 2 where classifier-free guidance doubles the sequence. `frames_per_token`: pixel frames that one
     latent frame decodes to. The decoder moves `decode_traffic_bytes` per pixel and frame through memory (times

@@ -1,4 +1,4 @@
-"""What can be measured of a model here: found out before anything is loaded."""
+"""Checks which points of a model can be measured here, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Sweep:
 
 def check_measurable(source: Source, sweep: Sweep) -> None:
     """Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
-    not allow, `CheckpointError` for a folder that is not complete. Cheap: nothing is loaded."""
+    not allow, `CheckpointError` for a model folder that is not complete. Cheap: nothing is loaded."""
     family = detect_family(source.folder)
     if source.random_weights:
         component_classes(source.folder)

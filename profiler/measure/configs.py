@@ -1,4 +1,4 @@
-"""What a config of diffusers says, and what the class takes where it says nothing."""
+"""Reads values from a config of diffusers, or the default of the class where the config has none."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def compare_kernels(
             run.begin(runs[0])
         able = [run for run in runs if not run.timing.error]
         for number in range(WARM_UP + rounds):
-            # Every other round backwards: nobody always comes first.
+            # Every other round runs backwards, so that no kernel always comes first.
             for run in able[:: (-1) ** number]:
                 seconds = run.advance(1 if number < WARM_UP else steps_per_round)
                 if number >= WARM_UP:

@@ -30,7 +30,7 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     """Counts the bytes of the storages that operators make inside, while they live.
 
     Scratch memory that an operator takes and frees within itself is not seen; the CPU kernels used here (fused
-    attention, convolution) keep that small beside their outputs.
+    attention, convolution) keep that small compared with their outputs.
     """
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:

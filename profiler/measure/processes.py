@@ -147,5 +147,5 @@ def _without_memory_errors() -> Iterator[None]:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Of the GPU or of the host, for which torch has no class of its own."""
+    """True when the GPU's or the host's memory ran out; torch has no class of its own for the host."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

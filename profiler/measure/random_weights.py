@@ -47,7 +47,7 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
     """A model folder of a published model, without weights; returns `folder`, which is made.
 
     Its tokenizers are stand-ins. `few_text_layers`: with text encoders of the same widths but three layers, for
-    conditions of the right shape at little cost. `most_blocks`: of each kind, in a transformer that is cut to so many.
+    conditions of the right shape at little cost. `most_blocks`: cut a transformer to this many blocks of each kind.
     Raises `ProfileError` for a name that is not known, and for a U-Net that is to be cut.
     """
     model = published_model(name)

@@ -90,7 +90,7 @@ def _point_of(row: ProfileRow) -> ProfilePoint:
 
 
 def _settings(source: Source, options: MeasureOptions) -> str:
-    """What two rows of a table must have in common."""
+    """The settings that all rows of a table must have in common."""
     dtype = str(_dtype(source)).removeprefix("torch.")
     threads = f", threads {options.num_threads}" if torch.device(source.device).type == "cpu" else ""
     weights = ", random weights" if source.random_weights else ""
@@ -108,7 +108,7 @@ def _row(
 
 
 def _taken_over(known: ProfileTable | None, model: str, device: str, settings: str) -> ProfileTable:
-    """What a table has of a model on a device already. Raises `ProfileError` when it was measured in another way."""
+    """The rows that a table already has of a model on a device. Raises `ProfileError` for rows with other settings."""
     if known is None:
         return ProfileTable(model, (), ())
     rows = tuple(row for row in known.rows if (row.model, row.gpu) == (model, device))
@@ -145,5 +145,5 @@ def _dtype(source: Source) -> torch.dtype:
 
 
 def device_name(device: str) -> str:
-    """What the `gpu` column says: `cpu`, or the name CUDA gives the GPU."""
+    """The value of the `gpu` column: `cpu`, or the name that CUDA gives the GPU."""
     return "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(torch.device(device))

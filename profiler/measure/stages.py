@@ -146,7 +146,7 @@ def condition_of(source: Source, inputs: GenerationInputs, cheap: bool = False) 
 
 
 def sample_encode(source: Source, inputs: GenerationInputs, repeats: int, batch: int = 1) -> Sample:
-    """ENCODE of so many requests together."""
+    """ENCODE of `batch` requests together."""
     adapter, device = _adapter(source, Stage.ENCODE), torch.device(source.device)
     requests = [inputs] * batch
     timed = _timed(lambda: adapter.encode_all(requests), repeats, device)
@@ -162,9 +162,9 @@ def sample_diffuse(
     batch: int = 1,
     member: MeasuredMember | None = None,
 ) -> Sample:
-    """One denoising step of so many requests; with `member`, as one rank of a group whose others call the same.
+    """One denoising step of `batch` requests; with `member`, as one rank of a group whose others call the same.
 
-    Every step begins with the agreement to go on, as it does when a worker runs a plan.
+    Every step begins with the agreement to continue, as it does when a worker runs a plan.
     """
     adapter, device = _adapter(source, Stage.DIFFUSE), torch.device(source.device)
     with _group(member, device) as group, sequence_parallel(group):
@@ -185,8 +185,8 @@ def sample_diffuse(
 
 
 def num_steps(repeats: int) -> int:
-    """Denoising steps that `sample_diffuse` takes: warm-up, timed, and one to watch the memory. A request of so many
-    has its latents then."""
+    """Denoising steps that `sample_diffuse` takes: warm-up, timed, and one to watch the memory. A request of this
+    many steps has its latents then."""
     return WARM_UP + repeats + 1
 
 
@@ -198,7 +198,7 @@ def sample_decode(
     batch: int = 1,
     member: MeasuredMember | None = None,
 ) -> Sample:
-    """DECODE of the noise that DIFFUSE would begin with, of so many outputs: its cost does not depend on what they
+    """DECODE of the noise that DIFFUSE would begin with, of `batch` outputs: its cost does not depend on what they
     show. With `member`, as one rank of a group."""
     adapter, device = _adapter(source, Stage.DECODE), torch.device(source.device)
     inputs = replace(inputs, num_outputs=batch)

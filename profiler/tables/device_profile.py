@@ -37,8 +37,8 @@ class ProfiledSizes:
 
 
 class DeviceProfile:
-    """What tables say about one device. Every question raises `ProfileError`, with what to profile, where they say
-    nothing."""
+    """The rows of the tables for one device. Every question raises `ProfileError`, which says what to profile, where no
+    row answers it."""
 
     def __init__(self, tables: Sequence[ProfileTable], device: str) -> None:
         """Raises `ProfileError` when no row is for the device, when tables repeat a point or contradict each other, or
@@ -73,7 +73,7 @@ class DeviceProfile:
         raise self.not_covered(model, stage, shape, degree, batch)
 
     def covers(self, model: str, stage: Stage, shape: Shape, degree: int) -> bool:
-        """Whether a size was profiled at a profiled degree, or lies between those that were."""
+        """True when a size was profiled at a profiled degree, or lies between those that were."""
         return self._sizes[model, stage, degree, 1].covers(shape)
 
     def held(self, model: str, stage: Stage) -> WeightsRow:

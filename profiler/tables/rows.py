@@ -1,6 +1,6 @@
 """Profile tables: what was measured (or published, or modelled) of each stage, as CSV files people can read and edit.
 
-A table is two files. `NAME.csv` holds times and activation memory, one row per point; `NAME.weights.csv`, beside it,
+A table is two files. `NAME.csv` holds times and activation memory, one row per point; `NAME.weights.csv`, next to it,
 holds the bytes of each stage's weights, which do not depend on the point, and of what it hands on. A third,
 `NAME.links.csv`, may say how fast the links of a device are. All are checked strictly when they are read.
 """
@@ -54,7 +54,7 @@ class ProfileRow:
 
     @property
     def key(self) -> tuple[str, str, Stage, Shape, int, int]:
-        """What must be unique in a table."""
+        """The key of the row, which is unique in a table."""
         return (self.model, self.gpu, self.stage, self.shape, self.degree, self.batch)
 
 
@@ -113,7 +113,7 @@ def links_path(path: Path) -> Path:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a CSV file is a table itself, not the file of weights or links of one."""
+    """True when a CSV file is a table itself, not the file of weights or links of one."""
     return not path.stem.endswith((".weights", ".links"))
 
 

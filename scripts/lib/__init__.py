@@ -1,1 +1,1 @@
-"""What the scripts are made of: one folder per group of scripts, and what all of them share."""
+"""The parts of the scripts: one directory per group of scripts, and the modules that all of them share."""

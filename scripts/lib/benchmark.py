@@ -1,4 +1,4 @@
-"""What every benchmark says of itself: first the machine and the command, last one JSON object with all figures."""
+"""Lines that every benchmark prints: first the machine and the command, last one JSON object with all figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scripts' command lines share: errors of one line, and numbers that are checked where they are read."""
+"""The common part of the scripts' command lines: errors of one line, and numbers checked when they are read."""
 
 from __future__ import annotations
 

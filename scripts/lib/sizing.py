@@ -23,7 +23,7 @@ from tridentserve.errors import ConfigError, PlacementError
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A cluster of so many nodes, and what came of it; latencies are of completed requests. `error`: why the models do
+    """A cluster of `nodes` nodes and its results; latencies are of completed requests. `error`: why the models do
     not fit there at all."""
 
     nodes: int

@@ -10,6 +10,6 @@ from tests.pipelines.models import model_folder
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model variant by name."""
+    """The model folder of a variant by name."""
     cache_dir = tmp_path_factory.mktemp("models")
     return lambda variant: model_folder(variant, cache_dir)

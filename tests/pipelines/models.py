@@ -64,7 +64,7 @@ def family_of(variant: str) -> Family:
 
 
 def model_folder(variant: str, cache_dir: Path) -> Path:
-    """The folder of a variant, made on first use."""
+    """The model folder of a variant, made on first use."""
     tiny = ensure_tiny(family_of(variant).name, cache_dir)
     if variant not in _CHANGES:
         return tiny

@@ -25,7 +25,7 @@ def test_names_files_directories_and_tables(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("empty", "empty: no profile table is in this folder"),
+        ("empty", "empty: no profile table is in this directory"),
         ("none.csv", "none.csv: no such file"),
         (Path("none"), "none: no such file"),
         ("none", "no shipped profile table is named 'none'"),

@@ -129,7 +129,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert "the same command goes on from here" in stderr
+    assert "the same command resumes from here" in stderr
     assert "Traceback" not in stderr
     finished = [json.loads(line)["cell"] for line in kept.read_text().splitlines()]
     assert 1 <= len(finished) < 1000

@@ -1,4 +1,4 @@
-"""What a service answers to one request: the image or video, which is checked, and the facts about its stages."""
+"""The answer of a service to one request: the image or video, which is checked, and the facts about its stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from traces.results import AnswerFacts
 
-# Of an answer that is a video, whose facts cannot stand beside it.
+# The header of an answer that is a video, which has no other place for the facts.
 FACTS_HEADER = "x-request-facts"
 
 

@@ -1,4 +1,4 @@
-"""What is checked before the first request of a replay is sent, so that mistakes are told at once and in one line."""
+"""The checks before the first request of a replay is sent, so that mistakes are reported at once and in one line."""
 
 from __future__ import annotations
 

@@ -87,11 +87,12 @@ def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySession:
-    """What the requests of one replay share; made by `open_session`. `models`: of the requests it was opened for."""
+    """The state that the requests of one replay share; made by `open_session`."""
 
     url: str
     tls: ssl.SSLContext
     models: Sequence[Served]
+    """The models of the requests that the session was opened for."""
     timeout_s: float
     on_done: Callable[[ReplayResult], None] | None
     run_id: str

@@ -19,7 +19,7 @@ _MOST_IMAGES = 1000
 
 
 def recognises(cells: Sequence[str]) -> bool:
-    """Whether this is the first row of such a file."""
+    """True when this is the first row of such a file."""
     return {cell.strip() for cell in cells} >= set(_COLUMNS)
 
 

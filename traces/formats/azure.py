@@ -15,7 +15,7 @@ FIRST_ROW = ",".join(_COLUMNS)
 
 
 def recognises(cells: Sequence[str]) -> bool:
-    """Whether this is the first row of such a file."""
+    """True when this is the first row of such a file."""
     return {cell.strip() for cell in cells} >= set(_COLUMNS)
 
 

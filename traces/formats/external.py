@@ -35,10 +35,10 @@ def read_external(
     start_s: float = 0.0,
     duration_s: float | None = None,
 ) -> DrawnTrace:
-    """The arrivals of a trace of others, from `start_s` on and for `duration_s`, with sizes drawn from the mix.
+    """The arrivals of a published trace, from `start_s` on and for `duration_s`, with sizes drawn from the mix.
 
-    A folder is taken as ServeGen chunks of several clients, one a file. Raises `TraceError` with the line number of the
-    first bad row, for a file in none of the formats, and when no request came in that time.
+    A directory is read as ServeGen chunks of several clients, one in each file. Raises `TraceError`
+    with the line number of the first bad row, for a file in none of the formats, and when no request came in that time.
     """
     path = Path(path)
     end_s = float("inf") if duration_s is None else start_s + duration_s
@@ -71,7 +71,7 @@ def _read_file(path: Path, seed: int) -> tuple[str, list[Arrival]]:
 def _read_folder(folder: Path, seed: int) -> tuple[str, list[Arrival]]:
     paths = sorted(folder.glob("*.csv"))
     if not paths:
-        raise TraceError(f"{folder} holds no .csv: a folder must hold ServeGen chunks, one per client")
+        raise TraceError(f"{folder} holds no .csv: a directory must hold ServeGen chunks, one per client")
     arrivals = [
         arrival for number, path in enumerate(paths) for arrival in servegen.read(read_text(path), path, seed + number)
     ]

@@ -1,4 +1,4 @@
-"""Trace files: `Request(...)` lines and our CSV, told apart by what they hold, not by their name."""
+"""Trace files: `Request(...)` lines and our CSV, distinguished by their content, not by their name."""
 
 from __future__ import annotations
 

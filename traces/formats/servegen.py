@@ -23,7 +23,7 @@ _PROCESSES: dict[str, Process] = {"Gamma": "gamma", "Weibull": "weibull", "Expon
 
 
 def recognises(cells: Sequence[str]) -> bool:
-    """Whether this is the first row of such a file."""
+    """True when this is the first row of such a file."""
     if len(cells) != _CELLS:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What all readers of trace files share: text with line numbers, and errors that name them."""
+"""The common part of all readers of trace files: text with line numbers, and errors that name them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is reported of a replay or a simulation: tables, figures, Chrome traces and bounds."""
+"""Reports of a replay or a simulation: tables, figures, Chrome traces and bounds."""

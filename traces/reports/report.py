@@ -1,4 +1,4 @@
-"""What a replay, live or simulated, comes to: the figures people compare, one row per request, a Chrome trace."""
+"""The report of a replay, live or simulated: the figures that users compare, one row per request, a Chrome trace."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def diurnal(
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request of somebody's trace: when it came, in seconds, and its denoising steps where the trace tells them."""
+    """One request of a published trace: its arrival in seconds, and its denoising steps where the trace has them."""
 
     time_s: float
     num_inference_steps: int | None = None

@@ -145,7 +145,7 @@ def _proprietary(mix: Mix, rate_per_s: float, duration_s: float, rng: Random) ->
 
 
 def rescale(trace: Sequence[TraceRequest], num_requests: int, seed: int = 0) -> list[TraceRequest]:
-    """The trace with so many requests and the same pattern in time (TridentServe, appendix D.1).
+    """The trace with `num_requests` requests and the same pattern in time (TridentServe, appendix D.1).
 
     Too many are subsampled uniformly. Too few are replicated, each as often, and as many more as are wanted are drawn
     uniformly; copies are spread evenly until the next request comes, so that they make no bursts of their own. Ids are

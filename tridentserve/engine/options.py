@@ -19,7 +19,7 @@ Transport = Literal["nixl", "host"]
 
 @options
 class EngineOptions:
-    """What the live engine does by itself, beyond the scheduler."""
+    """Options of the live engine beyond those of the scheduler."""
 
     tick_s: float = Field(default=TICK_S, gt=0, description="Shortest time between two ticks, in seconds.")
     max_requests: int = Field(
@@ -82,10 +82,10 @@ class WorkerOptions:
 
     @property
     def group_bytes(self) -> int:
-        """What the process groups of one worker take of its memory, in bytes."""
+        """Bytes of one worker's memory that its process groups take."""
         return self.max_groups * GROUP_BYTES[self.torch_device]
 
     @property
     def reserve_bytes(self) -> int:
-        """What the handoff buffer and the process groups take of one worker's memory, in bytes."""
+        """Bytes of one worker's memory that the handoff buffer and the process groups take."""
         return self.handoff_bytes + self.group_bytes

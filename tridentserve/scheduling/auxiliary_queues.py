@@ -19,7 +19,7 @@ _LATE_RUNTIMES = 5.0
 
 
 def usable(pool: WorkerPool, model: str, leg: Leg) -> bool:
-    """Whether a leg can run where it was planned: its workers are alive, and if it is a lone E or C, its worker is
+    """True when a leg can run where it was planned: its workers are alive, and if it is a lone E or C, its worker is
     meant to hold that stage, or still does."""
     if not pool.all_alive(leg.workers):
         return False
@@ -61,7 +61,7 @@ class EncodeQueue:
         self._latest: dict[WorkerId, int] = {}
 
     def accepts(self, run: Run) -> bool:
-        """Whether the next leg of a run is a lone E on auxiliaries."""
+        """True when the next leg of a run is a lone E on auxiliaries."""
         leg = run.legs[0]
         return (
             leg.stages == _ENCODE
@@ -81,7 +81,7 @@ class EncodeQueue:
 
     def take_due(self, now_s: float) -> Iterator[tuple[list[Run], Leg | None, str]]:
         """Runs whose E can start now as one plan, where and why; None where no worker holds E any more. They must be
-        sent before the next are asked for. Runs that nobody waits for any more are dropped."""
+        sent before the next are asked for. Runs that no client waits for any more are dropped."""
         for run_id in list(self._waiting):
             if run_id not in self._waiting:
                 continue  # it has joined one before it
@@ -160,8 +160,8 @@ class DecodeQueue:
                 yield run, where, reason
 
     def _where(self, run: Run, leg: Leg) -> Leg | None:
-        """Workers of the leg's kind that are idle: its own, else as many where so many are its optimal degree, else the
-        fewest that hold C's weights together; None when there are none."""
+        """Workers of the leg's kind that are idle: its own, else as many others where that number is its optimal
+        degree, else the fewest that hold C's weights together; None when there are none."""
         idle = self._pool.idle(self._pool.kind(leg.workers[0]))
         if not idle:
             return None

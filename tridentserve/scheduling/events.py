@@ -183,7 +183,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop a plan at its next step boundary and drop what it holds: nobody waits for it any more."""
+    """Stop a plan at its next step boundary and drop what it holds: no client waits for it any more."""
 
     request_id: str
     plan_id: int

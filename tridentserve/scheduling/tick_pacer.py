@@ -16,7 +16,7 @@ RETRY_S = 0.25
 
 
 class SchedulerLike(Protocol):
-    """What engines need of `tridentserve.scheduling.scheduler.Scheduler`."""
+    """The members of `tridentserve.scheduling.scheduler.Scheduler` that engines use."""
 
     @property
     def num_pending(self) -> int: ...
@@ -26,11 +26,11 @@ class SchedulerLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TickOutcome:
-    """What one tick has brought."""
+    """The result of one tick."""
 
-    # What the engine is to carry out; of a tick that failed, what had been decided before.
+    # The effects that the engine carries out; after a tick that failed, those decided before the failure.
     effects: list[ev.Effect]
-    # False where nothing was decided, not even that a request waits for a worker of its own: nobody needs to know.
+    # False where nothing was decided, not even that a request waits for a worker of its own: no client needs to know.
     has_decided: bool
     # The error of the policy, None where it did not fail.
     failure: PolicyError | None = None
@@ -55,7 +55,7 @@ class TickPacer:
 
     @property
     def has_news(self) -> bool:
-        """Whether something has happened since the last tick that may change what it decides."""
+        """True when something has happened since the last tick that may change what it decides."""
         return self._has_news
 
     def heard(self, event: ev.Event) -> None:

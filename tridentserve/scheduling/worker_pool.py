@@ -111,7 +111,7 @@ class WorkerPool:
         return self._workers[worker_id].spec.node_id
 
     def holds(self, worker_id: WorkerId, replica: Replica) -> bool:
-        """Whether a worker's placement has a replica."""
+        """True when a worker's placement has a replica."""
         return replica in self._workers[worker_id].replicas
 
     def missing(self, worker_id: WorkerId, replicas: Iterable[Replica]) -> list[Replica]:
@@ -125,7 +125,7 @@ class WorkerPool:
         return PlacementType.of(replica.stage for replica in held if replica.model == model)
 
     def kind(self, worker_id: WorkerId) -> Kind:
-        """What a worker's placement and memory are: what fits there fits on all of its kind."""
+        """A worker's placement and memory: a plan that fits there fits on all workers of its kind."""
         worker = self._workers[worker_id]
         return worker.replicas, worker.spec.memory_bytes
 

@@ -21,7 +21,7 @@ FULLY_AGED = 9
 
 
 class IfItWaits(Enum):
-    """What a request that cannot start now means for those after it."""
+    """The effect of a request that cannot start now on the requests after it."""
 
     PASS = auto()  # they may overtake it
     HOLD = auto()  # they may, but the workers that it can have first are kept for it
@@ -86,7 +86,7 @@ def priority(overtime_s: float, runtime_s: float) -> int:
 
 
 def _remaining_and_whole_s(request: PendingRequest, work: WorkTimes) -> tuple[float, float] | None:
-    """What is left of it and all of it, at the optimal degree. None when that was not profiled: it cannot run."""
+    """Seconds of the rest and of the whole request at the optimal degree. None when it was not profiled."""
     try:
         degree = work.optimal_degree(request.spec)
         return work.run_s(request, degree), work.run_s(make_fresh_request(request.spec), degree)

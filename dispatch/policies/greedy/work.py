@@ -66,5 +66,5 @@ class WorkTimes:
         return encode_s + self.diffuse_s(request, degree) + decode_s
 
     def optimal_degree(self, spec: RequestSpec) -> int:
-        """Of D (section 6.2)."""
+        """The optimal degree of D (section 6.2)."""
         return self.times.optimal_degree(spec.model, Stage.DIFFUSE, spec.shape)

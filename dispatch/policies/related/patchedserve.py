@@ -71,7 +71,7 @@ def _narrowest(tick: StepTick, members: Sequence[PendingRequest], pool: int) -> 
 
 
 def _compute_best_slack_s(tick: StepTick, request: PendingRequest) -> float | None:
-    """What is to spare if the request starts now, alone, in its best pool. None where it cannot run at all."""
+    """Seconds to spare if the request starts now, alone, in its best pool. None where it cannot run at all."""
     candidates = [
         candidate for pool in range(len(tick.pools)) if (candidate := _narrowest(tick, [request], pool)) is not None
     ]

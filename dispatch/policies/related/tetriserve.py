@@ -94,8 +94,8 @@ class TetriServe(StepLevelDispatcher):
     def _place(
         self, chosen: Sequence[_Chosen], picker: WorkerPicker, round_s: float
     ) -> list[tuple[_Chosen, tuple[WorkerId, ...]]]:
-        """Who has the workers of the last round keeps them; then the widest first, near those that they had. Where idle
-        workers lie apart, a narrower degree is used."""
+        """Place the requests: one that can keep the workers of the last round keeps them; the others follow, the widest
+        first, near the workers that they had. Where idle workers lie apart, a narrower degree is used."""
         placed: list[tuple[_Chosen, tuple[WorkerId, ...]]] = []
         moving: list[_Chosen] = []
         for each in chosen:
@@ -131,7 +131,7 @@ def _choose(tick: StepTick, waiting: Sequence[PendingRequest], pool: int, round_
 def _build_round_request(
     pending: PendingRequest, candidates: Mapping[int, BatchCandidate], now_s: float, largest_idle: int
 ) -> RoundRequest:
-    """What Algorithm 1 needs to know. The deadline is that of D: C comes after it."""
+    """The inputs of Algorithm 1 for one request. The deadline is that of D: C comes after it."""
     any_candidate = next(iter(candidates.values()))
     return RoundRequest(
         steps_left=steps_left(pending),

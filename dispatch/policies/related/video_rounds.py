@@ -43,7 +43,7 @@ class Video:
         return self.budget_s - self.encode_s - self.steps_left * self.fastest_s
 
     def laxity_s(self, degree: int, round_s: float) -> float:
-        """What is to spare after a round at `degree` (0: paused), when the rest runs at the fastest degree."""
+        """Seconds to spare after a round at `degree` (0: paused), when the rest runs at the fastest degree."""
         steps = max(0.0, round_s - self.encode_s) / self.step_s[degree] if degree else 0.0
         if steps >= self.steps_left > 0:
             return self.budget_s - self.encode_s - self.steps_left * self.step_s[degree]

@@ -1,4 +1,4 @@
-"""What the step-level policies share: the candidates for a batch in each pool at one moment, and segments as
+"""The common part of the step-level policies: the candidates for a batch in each pool at one moment, and segments as
 assignments.
 
 A segment is a run of denoising steps: E goes before the first one, C after the last. Stages that the primary lacks

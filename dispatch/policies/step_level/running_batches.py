@@ -37,7 +37,7 @@ class RunningBatch:
         return len(self.members) + self.promised
 
     def stop(self, why: str) -> list[Preemption]:
-        """What stops it at its next step boundary; nothing where it stops anyway."""
+        """The preemption that stops the batch at its next step boundary; empty where it stops anyway."""
         if self.stops:
             return []
         self.stops = True

@@ -30,11 +30,11 @@ class WorkerPicker:
         return worker_id in self._node
 
     def node_of(self, worker_id: WorkerId) -> WorkerId:
-        """What names the node of a worker: its first worker."""
+        """The first worker of a worker's node, which names the node."""
         return self._node[worker_id][0]
 
     def idle_in_node(self, worker_id: WorkerId) -> int:
-        """How many workers are left in the node of this one."""
+        """The number of workers that are left in the node of this one."""
         return sum(member in self._idle for member in self._node[worker_id])
 
     def keep(self, workers: Iterable[WorkerId]) -> bool:

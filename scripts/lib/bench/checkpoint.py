@@ -18,7 +18,7 @@ _HEADS, _HEAD_DIM = 8, 64
 
 
 def make_checkpoint(folder: Path, layers: int) -> Path:
-    """The tiny SD3 with a transformer of so many layers of 512 channels, in `folder`."""
+    """The tiny SD3 with a transformer of `layers` layers of 512 channels, in `folder`."""
     shutil.copytree(ensure_tiny("sd3", cache_dir()), folder)
     target = folder / "transformer"
     config: dict[str, Any] = json.loads((target / "config.json").read_text())

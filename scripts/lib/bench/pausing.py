@@ -1,4 +1,4 @@
-"""What a pause costs: D in one plan against D in two, whose second goes on where the first one stopped."""
+"""The cost of a pause: D in one plan against D in two, whose second resumes where the first one stopped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def measure_pause(workers: Workers, side: int, steps: int, runs: int) -> d
 async def _denoise(
     workers: Workers, inputs: dict[str, GenerationInputs], parts: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
-    """E, then D in parts: the seconds of the parts beside their steps, and those of the steps."""
+    """E, then D in parts: the seconds of the parts without their steps, and those of the steps."""
     first_member = PlanMember("r", push_to=parts[0][0])
     previous: DispatchPlan = workers.plan(_MODEL, (Stage.ENCODE,), ["w0"], [first_member])
     await workers.run(previous, inputs)

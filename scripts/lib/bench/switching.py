@@ -2,7 +2,7 @@
 
 Two models share three workers whose memory holds one of them. From the first half of the run to the second, one worker
 changes sides. Adjust-on-Dispatch: the placement changes at once, weights move when a plan needs them. Stopping the
-world: nothing is dispatched, running plans end, all workers load what they lack, then dispatch goes on.
+world: nothing is dispatched, running plans end, all workers load what they lack, then dispatch resumes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BEFORE, _AFTER = (["one", "one", "other"], ["one", "other", "other"])
 _WAYS = ("adjust_on_dispatch", "stop_the_world")
 _HANDOFF_MIB = 32
 _INPUTS = GenerationInputs("switch", Shape(64, 64), 2, 5.0, seed=1)
-# A request is delayed when it takes so many times the median of those before the switch.
+# A request is delayed when it takes this many times the median of those before the switch.
 _DELAYED = 2.0
 
 
@@ -49,15 +49,15 @@ class _Gate:
 
 @dataclass(slots=True)
 class _OnDemand:
-    """A replanner that proposes what it is told to."""
+    """A replanner that proposes the plan in `due`."""
 
     due: PlacementPlan | None = None
 
     def arrived(self, spec: RequestSpec, now_s: float) -> None:
-        """Of no interest."""
+        """Ignored: this replanner does not observe the load."""
 
     def stage_finished(self, report: StageReport) -> None:
-        """Of no interest."""
+        """Ignored: this replanner does not observe the stages."""
 
     def expect(self, model: str, load: Sequence[LoadShare], window_s: float | None) -> None:
         pass
@@ -97,7 +97,7 @@ class _Switch:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # nobody tells
+    while not condition():  # noqa: ASYNC110  # no event says so
         await asyncio.sleep(0.002)
 
 

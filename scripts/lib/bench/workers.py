@@ -55,7 +55,7 @@ class BenchWorker(StageWorker):
         return await self._parts.device_thread(first_collective)
 
     async def keep(self, key: HandoffKey, nbytes: int) -> None:
-        """Keep an output of so many bytes, as a plan does."""
+        """Keep an output of `nbytes` bytes, as a plan does."""
         self._parts.handoff.keep_output(key, Parcel({"bytes": torch.ones(nbytes, dtype=torch.uint8)}))
 
     async def push(self, key: HandoffKey, to: WorkerId) -> None:
@@ -63,7 +63,7 @@ class BenchWorker(StageWorker):
         await self._parts.handoff.push_output(key, to)
 
     async def make(self, nbytes: int) -> None:
-        """An output of so many bytes that `put` then puts."""
+        """An output of `nbytes` bytes that `put` then puts."""
         self._made = np.ones(nbytes, np.uint8)
 
     async def put(self, as_tensor: bool) -> list[Any]:
@@ -97,7 +97,7 @@ class BenchWorker(StageWorker):
         self._parts.replicas._fetch = fetch
 
     async def read_checkpoint(self, replica: Replica) -> float:
-        """Seconds to read the stage from its folder into models of its own, as without a host copy."""
+        """Seconds to read the stage from its model folder into models of its own, as without a host copy."""
         source = self._parts.config.sources[replica.model]
 
         def read() -> float:
@@ -119,10 +119,10 @@ class BenchWorker(StageWorker):
 
 @dataclass(slots=True)
 class Done:
-    """A plan that has ended: its leader's report and pictures, and the seconds from call to report."""
+    """A plan that has ended: its leader's report and images, and the seconds from call to report."""
 
     report: PlanReport
-    pictures: list[bytes]
+    images: list[bytes]
     seconds: float
 
 
@@ -154,18 +154,18 @@ class Workers:
 
     async def _listen(self, call: Any) -> tuple[PlanReport, list[bytes]]:
         report: PlanReport | None = None
-        pictures: list[bytes] = []
+        images: list[bytes] = []
         async for reference in call:
             item = await reference
             if isinstance(item, PlanReport):
                 report = item
             elif isinstance(item, bytes):
-                pictures.append(item)
-            if report is not None and len(pictures) == sum(report.num_outputs.values()):
+                images.append(item)
+            if report is not None and len(images) == sum(report.num_outputs.values()):
                 break  # what follows is the end of the call, for which the engine does not wait either
         if report is None or report.outcome == "failed":
             raise RuntimeError(report.error if report is not None else "a plan ended without a report")
-        return report, pictures
+        return report, images
 
     async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
         return await getattr(self.handles[worker_id], method).remote(*args)

@@ -1,4 +1,4 @@
-"""What a live service really costs, from the answers to its warm-up: stages, overheads, workers that share cores."""
+"""The real costs of a live service, from the answers to its warm-up: stages, overheads, workers that share cores."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def calibrate(warm_ups: Sequence[WarmUp], num_workers: int, others: Sequence[War
 
 
 def _slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of plans on one worker and on several: of the former, where none of the latter was seen. What a stage takes alone
-    is what it took in the same warm-up."""
+    """The slowdowns of plans on one worker and of plans on several (the former, where none of the latter was seen). The
+    time of a stage alone is the one in the same warm-up."""
     crowds = []
     wide_s = _wide_means(reduce(WarmUp.with_more, warm_ups))
     for warm_up in warm_ups:

@@ -28,7 +28,7 @@ def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[
             point = sample.point
             if (point.degree > 1) == wide and point in alone_s and not _shares_a_worker(sample, crowd):
                 row = _seconds_by_workers(sample, crowd, num_workers)
-                # With its own workers alone it does what `alone_s` says: what is left was done beside others.
+                # With its own workers alone it does what `alone_s` says: what is left was done while others computed.
                 done_s.append(sample.steps * alone_s[point] - row[point.degree - 1])
                 row[point.degree - 1] = 0.0
                 rows.append(row)
@@ -38,8 +38,8 @@ def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[
 
 def _speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Per number of workers, the speed relative to one that computes alone. `times_s` [stages, numbers] are the seconds
-    that each stage ran beside others, `done_s` [stages] what it did in them. Drawn to the speeds of the numbers next to
-    it where hardly anything was seen."""
+    that each stage ran while others computed, `done_s` [stages] what it did in them. Drawn to
+    the speeds of the numbers next to it where hardly anything was seen."""
     count = times_s.shape[1]
     if count == 1:
         return np.ones(1)
@@ -63,7 +63,7 @@ def _seconds_by_workers(sample: StageSample, crowd: Sequence[StageSample], most:
 
 
 def _shares_a_worker(sample: StageSample, crowd: Sequence[StageSample]) -> bool:
-    """Whether it ran in one batch with another request."""
+    """True when the stage ran in one batch with another request."""
     return any(
         other is not sample
         and other.start_s < sample.end_s

@@ -12,7 +12,7 @@ from tridentserve.stages import Stage
 
 
 class StagePoint(NamedTuple):
-    """What a stage time is known for."""
+    """The point for which a stage time is known."""
 
     model: str
     stage: Stage
@@ -37,7 +37,7 @@ class StageSample:
 
 
 def stage_samples(results: Iterable[ReplayResult]) -> list[StageSample]:
-    """Of all stages of all answers, in order."""
+    """The samples of all stages of all answers, in order."""
     return [
         StageSample(
             StagePoint(result.model, Stage(span.stage), shape_of(result), span.degree),

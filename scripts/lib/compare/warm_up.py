@@ -48,7 +48,7 @@ class WarmUpClient:
 
     @staticmethod
     def num_requests(sides: Sequence[int], rounds: int, num_workers: int) -> int:
-        """Of a whole warm-up, at most."""
+        """The most requests that a whole warm-up sends."""
         clients: list[int] = [1, *range(2, num_workers + 1), _hurried_clients(num_workers)]
         return len(sides) * (_UNCOUNTED + rounds + min(rounds, _MOST_ROUNDS_TOGETHER) * sum(clients))
 

@@ -75,7 +75,7 @@ def _work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration:
 
 
 def _first(process: Process, rate: float, number: int, seed: int, cv: float) -> list[float]:
-    """So many arrivals."""
+    """The times of the first `number` arrivals."""
     duration_s = 2.0 * number / rate
     while len(times_s := list(arrival_times(process, rate, duration_s, seed, cv))) < number:
         duration_s *= 2.0

@@ -53,18 +53,18 @@ def check_model_options(parser: Parser, models: list[str], arguments: argparse.N
     """Ends the script for a model or a device that there is not."""
     for model in models:
         if model in published_names() and not arguments.random_weights and not Path(model).exists():
-            parser.error(f"{model} is no folder here; --random-weights makes the published model of that name")
+            parser.error(f"{model} is no model folder here; --random-weights makes the published model of that name")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here")
 
 
 def name_of(model: str, arguments: argparse.Namespace) -> str:
-    """What a model is called."""
+    """The name of a model in the table."""
     return model if model in _TINY or is_published(model, arguments) else Path(model).resolve().name
 
 
 def is_published(model: str, arguments: argparse.Namespace) -> bool:
-    """Whether a model is made from its published configuration."""
+    """True when a model is made from its published configuration."""
     return bool(arguments.random_weights) and model in published_names()
 
 
@@ -75,7 +75,7 @@ def source_of(
     kernels: Kernels | None = None,
     most_blocks: int | None = None,
 ) -> Source:
-    """`scratch`: where folders of published models are made, without weights, cut to `most_blocks`."""
+    """`scratch`: the directory in which folders of published models are made, without weights, cut to `most_blocks`."""
     condition_folder = None
     if is_published(model, arguments):
         folder = write_published(model, scratch / model, most_blocks=most_blocks)

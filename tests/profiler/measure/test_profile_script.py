@@ -199,8 +199,8 @@ def test_every_model_is_looked_at_before_the_first_is_measured(
         ([], "name at least one MODEL"),
         (["tiny-sd3", "--device", "tpu"], "--device: invalid choice: 'tpu'"),
         (["tiny-sd3", "--out", "table"], "'table' must end in .csv"),
-        (["tiny-sd3", "--out", "folder.csv"], "'folder.csv' is a folder"),
-        (["tiny-sd3", "--out", "file/t.csv"], "the folder of 'file/t.csv' cannot be made"),
+        (["tiny-sd3", "--out", "folder.csv"], "'folder.csv' is a directory"),
+        (["tiny-sd3", "--out", "file/t.csv"], "the directory of 'file/t.csv' cannot be made"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(

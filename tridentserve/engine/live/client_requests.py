@@ -35,7 +35,7 @@ class ClientRequest:
     """The request was decoded in tiles."""
     latest: Update | None = None
     comparable: GenerationInputs = field(init=False)
-    """What another request must ask for to be the same one."""
+    """Inputs that another request must have to be the same one."""
 
     def __post_init__(self) -> None:
         self.comparable = _make_comparable(self.inputs)
@@ -64,7 +64,7 @@ class ClientRequest:
         return inbox
 
     def is_same(self, spec: RequestSpec, inputs: GenerationInputs) -> bool:
-        """Whether a client asks for the same again. A client that leaves the seed to the service takes the one of this
+        """True when a client asks for the same again. A client that leaves the seed to the service takes that of this
         request."""
         same_seed = inputs.seed_drawn or inputs.seed == self.inputs.seed
         return self.spec == spec and same_seed and self.comparable == _make_comparable(inputs)
@@ -128,7 +128,7 @@ class ClientRequests:
         return request
 
     def leave(self, request: ClientRequest, inbox: asyncio.Queue[Update]) -> bool:
-        """A client has gone. True when it was the last one of an unfinished request, which nobody waits for then."""
+        """A client has gone. True when it was the last one of an unfinished request, which no client waits for then."""
         request.waiters.discard(inbox)
         return (
             not request.waiters

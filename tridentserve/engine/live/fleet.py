@@ -31,7 +31,7 @@ _MAX_CONCURRENCY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What Ray reserves for each worker."""
+    """The resources that Ray reserves for each worker."""
 
     num_cpus: float
     num_gpus: float = 0.0
@@ -46,7 +46,7 @@ class _FleetWorker:
     """One worker, in its present incarnation."""
 
     config: WorkerConfig
-    """What its next incarnation starts with."""
+    """The configuration that its next incarnation starts with."""
     bundle: int | None
     """Index of its bundle in Ray's placement group."""
     handle: WorkerHandle | None = None

@@ -20,7 +20,7 @@ from tridentserve.stages import Stage
 def select_inputs(
     plan: DispatchPlan, requests: Mapping[str, ClientRequest], worker_id: WorkerId
 ) -> dict[str, GenerationInputs]:
-    """What a worker of a plan gets of its requests: only a worker that encodes needs their input images."""
+    """The inputs that a worker of a plan receives: only a worker that encodes needs their input images."""
     if Stage.ENCODE in plan.stages and worker_id in plan.workers_of(Stage.ENCODE):
         return {name: request.inputs for name, request in requests.items()}
     return {name: replace(request.inputs, image=None) for name, request in requests.items()}

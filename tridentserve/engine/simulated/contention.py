@@ -65,7 +65,7 @@ class Contention:
                 self._stretch(run, ratio)
 
     def _stretch(self, run: PlanRun, ratio: float) -> None:
-        """What is still to come of a plan takes `ratio` times as long."""
+        """The rest of a plan takes `ratio` times as long from now on."""
         now_s = self._agenda.now_s
 
         def moved(time_s: float) -> float:

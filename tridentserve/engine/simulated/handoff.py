@@ -57,7 +57,7 @@ class Handoff:
         return [member.request_id for member in members if member.input_id is not None and self._input(member) is None]
 
     def _input(self, member: PlanMember) -> _StageOutput | None:
-        """What a member begins with; None when it is not there (any more)."""
+        """The output that a member begins with; None when it does not exist (any more)."""
         if not member.from_checkpoint:
             output = self._outputs.get(member.request_id)
             return output if output is not None and output.plan_id == member.input_id else None

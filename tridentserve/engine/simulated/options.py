@@ -32,7 +32,7 @@ class WorkerFailure:
 
 @options
 class SimulationOptions:
-    """What a simulated service does and what it costs, in seconds of the simulation."""
+    """Behaviour and costs of a simulated service, in seconds of the simulation."""
 
     tick_s: float = Field(
         default=EngineOptions().tick_s, ge=0, description="Shortest time between two ticks, in seconds."

@@ -1,1 +1,1 @@
-"""What the planner is told about plans: their expected seconds, and the names of their process groups."""
+"""Estimates that plans carry: their expected seconds and memory, and the names of their process groups."""

@@ -18,7 +18,8 @@ DEFAULT_SLO_SCALE = 2.5
 
 
 class ExpectedTimes:
-    """Stage times of requests and legs. What has run is told to the stage times, and to the replanner if there is one.
+    """Stage times of requests and legs. Stages that have run are reported to the stage times, and to the
+    replanner if there is one.
 
     `slo_scale`: per model, the default SLO as a multiple of the latency at the optimal degrees."""
 
@@ -41,11 +42,11 @@ class ExpectedTimes:
         return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * optimal_s
 
     def set_slo_scale(self, model: str, scale: float) -> None:
-        """Of the requests that come from now on."""
+        """Set the SLO scale of the requests that arrive from now on."""
         self._slo_scale[model] = scale
 
     def step_s(self, spec: RequestSpec, degree: int, batch: int) -> float:
-        """Of one denoising step."""
+        """Seconds of one denoising step."""
         return stage_seconds(self._times, spec, Stage.DIFFUSE, degree, batch, 1)
 
     def encode_s(self, spec: RequestSpec, degree: int, batch: int) -> float:
@@ -60,7 +61,7 @@ class ExpectedTimes:
         return stage_degree(self._times, model, Stage.DECODE, len(leg.workers)) if Stage.DECODE in leg.stages else 1
 
     def leg_s(self, leg: Leg, run: Run, batch: int) -> float:
-        """Seconds of a leg for so many members, loads of what its workers do not hold yet included."""
+        """Seconds of a leg for this number of members, loads of what its workers do not hold yet included."""
         model, degree = run.spec.model, len(leg.workers)
         replicas = [Replica(model, stage) for stage in leg.stages]
         load_s = max(

@@ -24,7 +24,7 @@ class HotGroup:
 
 
 def group_name(members: Sequence[tuple[WorkerId, int]], failures: int = 0) -> str:
-    """The name of the group of these workers (with their incarnations), which has failed so many times before."""
+    """The name of the group of these workers (with their incarnations), which has failed `failures` times before."""
     return f"{','.join(f'{worker_id}#{incarnation}' for worker_id, incarnation in members)}/{failures}"
 
 

@@ -52,9 +52,9 @@ def rank_peaks(
     outputs: Sequence[int],
     frugal: bool = False,
 ) -> tuple[int, ...]:
-    """Peak activation bytes on each worker of a plan, in rank order, for members with so many `outputs`. A batch is
-    decoded one request after another. `frugal`: E is done so, too, and C in tiles. `ProfileError` when that was not
-    profiled."""
+    """Peak activation bytes on each worker of a plan, in rank order. `outputs`: the number of outputs of each member. A
+    batch is decoded one request after another. `frugal`: E is done so, too, and C in tiles. `ProfileError` when that
+    was not profiled."""
     peaks = [0] * degree
     for stage in stages:
         used = stage_degree(times, model, stage, degree)

@@ -221,7 +221,7 @@ class HandoffBuffer:
             del self._outbox[key]
 
     def has_left(self, request_id: str, plan_id: int) -> bool:
-        """Whether the request has ended since plan `plan_id` was made."""
+        """True when the request has ended since plan `plan_id` was made."""
         return self._has_ended(HandoffKey(request_id, plan_id))
 
     def _has_ended(self, key: HandoffKey) -> bool:

@@ -208,7 +208,7 @@ class NixlLink:
             except queue.Empty:
                 try:
                     self._progress()
-                except Exception as error:  # NIXL raises classes of its own; without this thread nobody would hear
+                except Exception as error:  # NIXL raises classes of its own; without this thread all callers would wait
                     self._fail_all(error)
                 continue
             if call is None:

@@ -21,7 +21,7 @@ class Memory:
         return Memory(self.address + offset, nbytes, self.device_id)
 
     def holds(self, other: Memory) -> bool:
-        """Whether `other` lies in it."""
+        """True when `other` lies in this memory."""
         first, last = other.address - self.address, other.address + other.nbytes - self.address
         return self.device_id == other.device_id and first >= 0 and last <= self.nbytes
 

@@ -64,7 +64,7 @@ class HostCopy:
 
 
 class HostCopies:
-    """The copies of one node, in one folder. Workers of all processes of the node may use the folder together."""
+    """The copies of one node, in one directory. Workers of all processes of the node may use the directory together."""
 
     def __init__(self, folder: Path, sources: Mapping[str, ModelSource], device: torch.device) -> None:
         self._folder = folder
@@ -113,11 +113,11 @@ class HostCopies:
         return self._open[replica]
 
     def has(self, replica: Replica) -> bool:
-        """Whether the copy is there already."""
+        """True when the copy exists already."""
         return replica in self._open or _index(self._stem(replica)).exists()
 
     def _place(self, replica: Replica) -> str:
-        """What the files of all copies of a replica begin with, whatever the model folder held when they were made."""
+        """Prefix of the files of all copies of a replica, whatever the model folder held when they were made."""
         source = self.source(replica)
         dtype = str(self.dtype(replica)).removeprefix("torch.")
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
@@ -217,7 +217,7 @@ def _reserve(path: Path, nbytes: int) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise ConfigError(
-            f"no room for {nbytes} bytes of weights in {path.parent} ({error}); free some, or name another folder"
+            f"no room for {nbytes} bytes of weights in {path.parent} ({error}); free some, or name another directory"
         ) from error
 
 

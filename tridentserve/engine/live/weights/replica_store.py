@@ -249,7 +249,7 @@ class ReplicaStore:
         await self._on_device(_free_memory, self._device)
 
     async def _evict(self, replica: Replica) -> None:
-        resident = self._resident.pop(replica)  # from here on nobody is offered it
+        resident = self._resident.pop(replica)  # from here on no peer is offered it
         self._evicted.append(replica)
         letting_go = asyncio.create_task(self._release_when_unread(resident))
         self._letting_go.add(letting_go)
