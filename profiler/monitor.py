@@ -86,7 +86,7 @@ class Monitor:
         self._forget(report.model, report.span.end_s)
 
     def set_window(self, model: str, window_s: float | None) -> None:
-        """From now on; None: the window of models without one of their own. Raises `ConfigError` as the constructor."""
+        """Set a model's window from now on; None: the common window. Raises `ConfigError` as the constructor does."""
         self._window_s.pop(model, None)
         if window_s is not None:
             self._window_s[model] = _checked_window(model, window_s)

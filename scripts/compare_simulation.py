@@ -169,7 +169,7 @@ def _simulated(
     calibration: Calibration,
     seed: int,
 ) -> list[ReplayResult]:
-    """With the time that a client needs to ask and to get the answer."""
+    """The simulated results, with the time that a client needs to send the request and receive the answer."""
     arrivals = arrivals_of(requests, times.models)
     results = results_of(requests, simulate_service(args, times, truth, arrivals, calibration.options(seed)))
     return [

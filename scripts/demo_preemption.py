@@ -118,7 +118,7 @@ def _most_moved(trace: Path) -> tuple[str, list[tuple[str, ...]]]:
 
 
 def _image(url: str, request: TraceRequest, model: str, service_request_id: str) -> NDArray[np.uint8]:
-    """As the service has made it: the same id gets the finished result once more."""
+    """The image that the service has made: the same id gets the finished result once more."""
     body = {
         "model": model,
         "prompt": request.prompt,

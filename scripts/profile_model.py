@@ -59,7 +59,7 @@ def _stages(text: str) -> list[Stage]:
 
 
 def _table_path(text: str) -> Path:
-    """Where the table can be written; found out now, as measuring may take hours."""
+    """A path at which the table can be written; checked now, as measuring may take hours."""
     path = Path(text)
     if path.suffix != ".csv":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .csv")

@@ -45,7 +45,7 @@ class Outcome:
 
 
 def parts(everything: bool, seed: int | None) -> tuple[Part, list[list[Part]]]:
-    """What comes first, and the lanes that run side by side after it. `seed`: of the order of the tests."""
+    """The part that runs first, and the lanes that run side by side after it. `seed` gives the order of the tests."""
     pytest = (sys.executable, "-m", "pytest", *(("-m", "") if everything else ()))
     if seed is not None:
         pytest += ("-p", "randomly", f"--randomly-seed={seed}")
@@ -90,7 +90,7 @@ async def run_lane(lane: Sequence[Part]) -> list[Outcome]:
 
 
 async def run_all(everything: bool, seed: int | None) -> bool:
-    """Whether all passed. The other parts are not begun where lint fails, which takes seconds."""
+    """True when all passed. The other parts are not begun where lint fails, which takes seconds."""
     # SIGTERM ends the parts too, as Ctrl-C does.
     task = asyncio.current_task()
     assert task is not None

@@ -1,4 +1,4 @@
-"""What all tests share: one Ray cluster and one cache of tiny models per session, one torch thread."""
+"""The common parts of all tests: one Ray cluster and one cache of tiny models per session, one torch thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
 for limit in ("SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "SERVE_PROXY_READY_CHECK_TIMEOUT_S", "gcs_server_port_wait_time_s"):
     os.environ.setdefault(f"RAY_{limit}", "120")
 os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
-# What a shell says of other clusters, folders and proxies is not for the tests.
+# A shell's settings of other clusters, directories and proxies are not for the tests.
 for name in ("RAY_ADDRESS", "TRIDENTSERVE_CACHE", *(f"{kind}_proxy" for kind in ("http", "https", "all"))):
     os.environ.pop(name, None)
     os.environ.pop(name.upper(), None)
@@ -72,7 +72,7 @@ def _patient_solver() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder for tiny models, empty at the start of the session."""
+    """A cache directory for tiny models, empty at the start of the session."""
     return tmp_path_factory.mktemp("tiny")
 
 

@@ -37,7 +37,7 @@ def run_round(left_s: float) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long; 30 unless told")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long to run, in minutes (default 30)")
     end_s, rounds = time.monotonic() + 60 * parser.parse_args().minutes, 0
     # Where SIGINT is ignored (a script's background job), pytest would inherit that and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)

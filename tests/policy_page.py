@@ -1,4 +1,4 @@
-"""What docs/write-a-policy.md tells its readers to do: the file to write, the commands to run, the configuration."""
+"""The steps of docs/write-a-policy.md: the file to write, the commands to run, the configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_test(folder: Path) -> Path:
 
 
 def settings() -> dict[str, Any]:
-    """What the page adds to the `args` of a configuration."""
+    """The keys that the page adds to the `args` of a configuration."""
     (text,) = blocks("yaml")
     found: dict[str, Any] = yaml.safe_load(text)
     assert found["dispatch"]["policy"] == POLICY

@@ -51,14 +51,14 @@ def run(
     env: Mapping[str, str] | None = None,
     patience_s: float = PATIENCE_S,
 ) -> subprocess.CompletedProcess[str]:
-    """What a process says until it ends by itself."""
+    """The output of a process until it ends by itself."""
     with started(command, cwd, env) as process:
         stdout, stderr = process.communicate(timeout=patience_s)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def output_of(command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What a process prints that ends well."""
+    """The output of a process that ends well."""
     ended = run(command, cwd, env)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -28,7 +28,7 @@ def plain(name: str) -> str:
 
 
 def is_literal(node: ast.expr | None) -> bool:
-    """Whether a default is written out, such as `8` or `64 << 20`, and says something."""
+    """True when a default is written out, such as `8` or `64 << 20`, and says something."""
     if node is None or any(isinstance(part, ast.Name | ast.Attribute | ast.Call) for part in ast.walk(node)):
         return False
     parts = node.elts if isinstance(node, ast.Tuple) else [node]

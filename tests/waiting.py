@@ -7,12 +7,12 @@ import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
-# Far longer than anything takes, also on one busy core: it only keeps a test that hangs from hanging for ever.
+# Far longer than anything takes, also on one busy core: it only keeps a test that hangs from hanging without end.
 PATIENCE_S = 600.0
 
 
 def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0.05) -> None:
-    """Return once the condition holds. `what` it stands for is told where it never does."""
+    """Return once the condition holds. `what` names the condition in the error when it never does."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}"

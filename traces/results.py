@@ -19,7 +19,7 @@ class TimelineEntry(BaseModel):
 
     stage: str
     workers: tuple[str, ...] = Field(min_length=1)
-    """In rank order."""
+    """The workers in rank order."""
     degree: int = Field(ge=1)
     start_s: float
     """Seconds of the Unix clock; seconds of the simulation in a simulated answer."""

@@ -15,7 +15,7 @@ _SERVING = "serving"
 
 
 class ModelAbsences:
-    """Since when models refuse jobs, and since when the service does not even name them."""
+    """The times since which models refuse jobs, and since which the service does not even name them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -42,7 +42,7 @@ class VideoStorage:
                 self._fs.pipe_file(path, content)
 
     def find_local_file(self, name: str, index: int) -> Path | None:
-        """As the function of this name does."""
+        """Call the function of this name with the URL of this storage."""
         return find_local_file(self._url, name, index)
 
     def read(self, name: str, index: int) -> bytes:

@@ -30,7 +30,7 @@ class StoreThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, self.store)
 
     async def run_for_client(self, call: Callable[[VideoStore], T]) -> T:
-        """As `run`. Raises `VideoStorageError` or `OverloadedError` for the errors of SQLite's disk."""
+        """Do the same as `run`. Raises `VideoStorageError` or `OverloadedError` for the errors of SQLite's disk."""
         with translate_disk_errors():
             return await self.run(call)
 

@@ -11,7 +11,7 @@ from dispatch.options import RewardOptions
 
 
 def narrowing(waiting: Waiting, tick: TickView, options: RewardOptions) -> int:
-    """By what requests' optimal degrees may be divided now: `options.narrowing` under pressure, else half of it.
+    """The number by which optimal degrees may be divided now: `options.narrowing` under pressure, else half of it.
 
     The pressure is the time that all primaries together need for D of what waits, at the optimal degrees, over the mean
     slack of what can still be in time.

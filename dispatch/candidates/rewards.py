@@ -91,7 +91,7 @@ class Appraisal:
         return compute_late_reward(overtime_s, self._best_run_s, self._options) >= self._options.on_time
 
     def standing(self, deadline_s: float) -> Standing:
-        """Where a deadline stands now."""
+        """The standing of a deadline now: the number of candidates that meet it, or the late steps."""
         if self.best_finish_s <= deadline_s:
             return Standing(bisect_right(self._finishes_s, deadline_s), 0)
         return Standing(0, _count_late_steps(self.best_finish_s - deadline_s, self._best_run_s, self._options))
@@ -133,7 +133,7 @@ def _choose_narrowing(candidate: Candidate, narrowing: int) -> int:
 
 
 def _drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
-    """Without the groups that are worth no more than a narrower one of their pool, which fits wherever they do."""
+    """Drop each group that is worth no more than a narrower one of its pool, which fits wherever it does."""
     kept: dict[GroupKind, float] = {}
     best: dict[int, float] = {}
     for group in sorted(values):
@@ -149,7 +149,7 @@ def compute_late_reward(overtime_s: float, best_run_s: float, options: RewardOpt
 
 
 def _count_late_steps(overtime_s: float, best_run_s: float, options: RewardOptions) -> int:
-    """At least as many as a request that is only just late has, and no more than make the reward of one in time."""
+    """Count the late steps: at least those of a request that is only just late, at most those for an on-time reward."""
     most = math.ceil(options.on_time / options.late * _LATE_STEPS)
     return math.floor(min(_LATE_STEPS * (1 + overtime_s / best_run_s), most))
 
@@ -174,6 +174,6 @@ def price(candidate: Candidate, narrowest: Candidate, now_s: float, options: Rew
 
 
 def compute_size_price(narrowest: Candidate, options: RewardOptions) -> float:
-    """By the logarithm of a request's GPU-seconds, from 1 ms up, so that it orders requests of all models alike."""
+    """A price by the logarithm of the GPU-seconds, from 1 ms up, so that it orders requests of all models alike."""
     gpu_seconds = narrowest.group.degree * narrowest.run_s
     return options.size * math.log2(max(gpu_seconds, _LEAST_PRICED_S) / _LEAST_PRICED_S)

@@ -80,7 +80,7 @@ class Solution:
     """How many requests of each class get each group, and how that was found."""
 
     counts: Counts
-    """By the index of the class, and the group."""
+    """Requests by the index of their class and the group."""
     method: Method
     """See `Method`."""
     bound: float

@@ -46,7 +46,7 @@ class Sweep:
         return max((point.degree for point in self.points()), default=1)
 
     def points(self) -> list[ProfilePoint]:
-        """In the order in which they are measured: a stage after the other, so that each has the memory to itself."""
+        """The points in the order of measurement: one stage after the other, so that each has the memory to itself."""
         degrees = {Stage.ENCODE: (1,), Stage.DIFFUSE: self.degrees, Stage.DECODE: self.decode_degrees}
         return [
             ProfilePoint(stage, shape, degree, batch)

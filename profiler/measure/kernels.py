@@ -47,7 +47,7 @@ class Timing:
 def compare_kernels(
     source: Source, shapes: Sequence[Shape], ways: Sequence[Kernels], rounds: int, steps_per_round: int = 1
 ) -> Iterator[tuple[Shape, list[Timing]]]:
-    """At each size, the steps of one request by each way: first by `STOCK`, which the others are compared to.
+    """Time the steps of one request at each size by each way: first by `STOCK`, the reference for the others.
 
     Raises `CheckpointError` and `MemoryError` for a model that cannot be loaded.
     """

@@ -87,7 +87,7 @@ def _write_component(folder: Path, component: Component) -> None:
 def random_adapter(
     folder: Path, stages: frozenset[Stage], device: str = "cpu", dtype: torch.dtype | None = None
 ) -> PipelineAdapter:
-    """As `load_adapter`, of the configurations alone, with random weights of a variance that activations survive.
+    """Load an adapter from the configurations alone, with random weights of a variance that activations survive.
 
     Raises `CheckpointError` where `load_adapter` does, and `MemoryError` for weights that a CPU has not the memory for.
     """

@@ -111,7 +111,7 @@ def release() -> None:
 
 
 def set_threads(num_threads: int) -> None:
-    """As many torch threads as a worker has. Also the initializer of the profiler's processes."""
+    """Set the number of torch threads that a worker has. Also the initializer of the profiler's processes."""
     torch.set_num_threads(num_threads)
 
 

@@ -73,7 +73,7 @@ def test_workers_count_as_idle_in_whole_units() -> None:
 
 
 def test_a_unit_that_lost_a_worker_holds_nothing() -> None:
-    """Units are blocks of places: who is left does not form another one with a neighbour."""
+    """Units are blocks of places: the workers that are left do not form another one with a neighbour."""
     pool = pool_of(node("D - D D D -"))
     assert [ids(members) for members in pool.nodes] == [["n0w2", "n0w3"]]
     snapshot = take_snapshot(node("D - - D"), MemoryCheck(TIMES, DispatchOptions()).unit_of)
@@ -141,7 +141,7 @@ def test_the_ilp_equals_brute_force_over_pairs(items: list[RequestClass], busy: 
 
 
 def whole_units(workers: Sequence[str], unit: int) -> bool:
-    """Whether ids such as n0w3 fill aligned blocks of places of one node."""
+    """True when ids such as n0w3 fill aligned blocks of places of one node."""
     places = sorted(int(worker_id.partition("w")[2]) for worker_id in workers)
     nodes = {worker_id.partition("w")[0] for worker_id in workers}
     return len(nodes) == 1 and all(n == unit for n in Counter(place // unit for place in places).values())

@@ -83,11 +83,11 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def profile(aiperf: str, service: Service, cache: Path, out: Path, kind: str, model: str, *more: str) -> dict[str, Any]:
-    """What AIPerf reports of a few requests. The tokenizer must be a folder: nothing can be fetched."""
+    """AIPerf's report of a few requests. The tokenizer must be a directory: nothing can be fetched."""
     command = [aiperf, "profile", "--url", service.url, "--model", model, "--endpoint-type", kind]
     command += ["--tokenizer", str(ensure_tiny("wan", cache) / "tokenizer"), "--synthetic-input-tokens-mean", "12"]
     command += ["--ui", "none", "--concurrency", "2", "--output-artifact-dir", str(out), *more]
-    # Told that it is offline, it takes the folder for the name of one in its cache.
+    # Told that it is offline, it takes the directory for the name of one in its cache.
     env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     done = run(command, env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

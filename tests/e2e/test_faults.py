@@ -143,7 +143,7 @@ def test_a_killed_worker_costs_no_request(service: Service) -> None:
 
 
 def metrics_text(ray: Any) -> str:
-    """What Prometheus would scrape from Ray."""
+    """The text that Prometheus would scrape from Ray."""
     port = ray.nodes()[0]["MetricsExportPort"]
     return http.get(f"http://{ray.util.get_node_ip_address()}:{port}/metrics").text
 

@@ -113,7 +113,7 @@ def test_jobs_outlive_the_process_that_keeps_them(service: Service) -> None:
 
 
 def videos_pid() -> int:
-    """Of the replica of Videos; 0 while there is none."""
+    """The process id of the replica of Videos; 0 while there is none."""
     import ray
     from ray.util.state import list_actors
 

@@ -1,4 +1,4 @@
-"""Who leaves a worker's memory: an order that any plan can rely on."""
+"""The order in which replicas leave a worker's memory: any plan can rely on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_the_order_of_eviction(
     stay = [replica for replica in may_go if replica not in chosen]
     for gone in chosen:
         for left in stay:
-            # Who goes is of less use than who stays: not queued before queued, not wanted before wanted, then by age.
+            # An evicted replica is of less use than one that stays: not queued before queued, not wanted before wanted,
+            # then by age.
             assert (gone in queued, gone in wanted, resident.index(gone)) < (
                 left in queued,
                 left in wanted,

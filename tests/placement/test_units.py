@@ -93,7 +93,7 @@ def test_what_no_node_holds_is_refused_with_the_numbers() -> None:
 
 @pytest.mark.parametrize(("memory_mib", "kinds"), [(815, {"D/2C", "E"}), (600, {"D/2", "E", "C"})])
 def test_the_virtual_replica_is_the_first_whose_shards_fit(memory_mib: int, kinds: set[str]) -> None:
-    """Of 256x256: half of D and C need 400 + 100 MiB of weights and 96 of activations, with E 400 more."""
+    """At 256x256, half of D and C need 400 + 100 MiB of weights and 96 of activations, with E 400 more."""
     workers = cluster([8], memory_mib)
     plan, units, times = planned([LoadShare("one", SMALL, 20)], workers, pooled=False)
     assert units == {D: 2}

@@ -140,7 +140,7 @@ def test_a_transformer_can_be_cut_to_few_blocks(tmp_path: Path) -> None:
 
 
 def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
-    """Of the text before the prompt of Qwen-Image, the pipeline cuts off as many as Qwen's own makes of it."""
+    """Qwen-Image's pipeline cuts off as many tokens as Qwen's own tokenizer makes of the text before the prompt."""
     tokenizer = stand_in(published_model("qwen-image").components["text_encoder"])
     pipe = diffusers.QwenImagePipeline(None, None, None, tokenizer, None)
     (before, _, after), start = pipe.prompt_template_encode.partition("{}"), pipe.prompt_template_encode_start_idx

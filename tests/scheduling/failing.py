@@ -75,7 +75,7 @@ def failing_scheduler() -> tuple[Scheduler, FailsAtFirst, list[WorkerSpec], Plac
 
 
 def check_failed_and_served(decisions: Sequence[LogEntry], dispatcher: FailsAtFirst) -> None:
-    """What a failing tick had decided before was carried out; then every request was served."""
+    """The decisions that a failing tick had made before were carried out; then every request was served."""
     assert dispatcher.failures_left == 0
     effects = [effect for decision in decisions for effect in decision.effects]
     (place,) = (effect for effect in effects if isinstance(effect, ev.Place))

@@ -15,7 +15,7 @@ SECONDS = {Stage.ENCODE: 0.5, Stage.DIFFUSE: 1.0, Stage.DECODE: 2.0}
 
 
 class FakeTimes:
-    """The same times for all sizes; D scales perfectly. Remembers what it was told."""
+    """The same times for all sizes; D scales perfectly. It records the reports that it gets."""
 
     def __init__(self) -> None:
         self.observed: list[tuple[Stage, int, float]] = []

@@ -1,4 +1,4 @@
-"""Copies of denoising states, as the scheduler plans them, and where a request goes on when a worker is lost."""
+"""State checkpoints, as the scheduler plans them, and where a request resumes when a worker is lost."""
 
 from __future__ import annotations
 

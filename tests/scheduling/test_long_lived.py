@@ -1,4 +1,4 @@
-"""What lives for good is left alone by the garbage collector; what comes later is not."""
+"""The garbage collector leaves long-lived objects alone, and collects those that are made later."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def added(model: str, models: Sequence[str]) -> ev.ModelAdded:
 
 
 class Bench:
-    """A scheduler that begins with model `a`, and all that it was told and said."""
+    """A scheduler that begins with model `a`, and all its events and effects."""
 
     def __init__(self) -> None:
         self.scheduler = self.fresh()

@@ -106,7 +106,7 @@ class Bench:
         return self.on(ev.StageFinished(plan.plan_id, spans, steps), now_s)
 
     def pending(self) -> dict[str, tuple[int, bool, str | None]]:
-        """What waits: steps done, whether encoded, where its state is."""
+        """The waiting requests: steps done, whether encoded, where its state is."""
         views = self.scheduler._ledger.pending.values()
         return {view.spec.request_id: (view.steps_done, view.encoded, view.held_by) for view in views}
 

@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Happening:
-    """An event `after` so many milliseconds, and how many requests wait from then on."""
+    """An event after `after` milliseconds, and how many requests wait from then on."""
 
     after: int
     is_news: bool
@@ -92,7 +92,7 @@ def drive(pacer: TickPacer, scheduler: Asked, happened: list[Happening], solve_m
 @given(happenings, st.sampled_from([0, 1, 7, 300]), st.booleans())
 @example([Happening(0, True, 1), *[Happening(200, False, 1)] * 5], 0, False)  # copies of states put no tick off
 def test_every_tick_has_a_reason_and_is_in_time(happened: list[Happening], solve_ms: int, fails: bool) -> None:
-    """Whether the policy fails makes no difference."""
+    """A policy that fails makes no difference."""
     failures = dict.fromkeys(range(1000), PolicyError("no solver")) if fails else {}
     last_end, since_then = -math.inf, list[Taken]()
     waiting = 0

@@ -110,7 +110,7 @@ def test_requests_in_a_hurry_show_what_two_workers_take(args: AppArgs) -> None:
 )
 @example(steps=[1.0, 2.0], queues=[[1, 3, 9], [1, 4, 9], [1, 6, 9]])  # with two at work only a moment was seen
 def test_slowdowns_are_found_again(steps: list[float], queues: list[list[int]]) -> None:
-    """Within 25 % where with so many workers at work two stages' worth was seen; else it may lean to the neighbours."""
+    """Within 25 % where two stages' worth was seen at that number of workers; else it may lean to the neighbours."""
     slowdown = [1.0, steps[0], steps[0] * steps[1]]
     samples, seen = _ran([4 * queue for queue in queues], slowdown)
     alone_s = {sample.point: sample.point.shape.height / 2 for sample in samples}  # all of them are of two steps
@@ -123,7 +123,7 @@ def test_slowdowns_are_found_again(steps: list[float], queues: list[list[int]]) 
 
 
 def _ran(queues: list[list[int]], slowdown: list[float]) -> tuple[list[StageSample], list[float]]:
-    """Each worker does its queue of works, of so many seconds alone; with n at work all of them are slowed down.
+    """Each worker does its queue of works, given in seconds alone; with n at work all of them are slowed down.
 
     With the samples, per number of workers at work: how many stages of mean length would tell as much of it as these
     did, of which long ones count by their square.

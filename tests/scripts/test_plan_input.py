@@ -17,7 +17,7 @@ main = runpy.run_path(str(ROOT / "scripts" / "plan.py"))["main"]
 
 
 def run(folder: Path, capsys: pytest.CaptureFixture[str], cluster: Any, workload: Any, *options: str) -> str:
-    """What is said on stderr with exit status 2; '' for status 0."""
+    """The text on stderr with exit status 2; '' for status 0."""
     paths = {"cluster": folder / "cluster.yaml", "workload": folder / "workload.yaml"}
     paths["cluster"].write_text(yaml.safe_dump(cluster))
     paths["workload"].write_text(yaml.safe_dump(workload))

@@ -42,7 +42,7 @@ def chrome_trace(results: Sequence[ReplayResult], service: str = "tridentserve")
 
 
 def _natural_order(worker: str) -> tuple[int, str]:
-    """So that worker-10 comes after worker-9."""
+    """A sort key that puts worker-10 after worker-9."""
     return len(worker), worker
 
 

@@ -17,7 +17,7 @@ from tridentserve.stages import Stage
 
 
 def replay_duration_s(results: Sequence[ReplayResult]) -> float:
-    """From the start of the replay until the last request ended."""
+    """Seconds from the start of the replay until the last request ended."""
     return max((result.sent_s + result.latency_s for result in results), default=0.0)
 
 
@@ -58,7 +58,7 @@ def summary(results: Sequence[ReplayResult], duration_s: float) -> dict[str, Any
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """With linear interpolation between the nearest ranks, as numpy's default; None of nothing."""
+    """Interpolated linearly between the nearest ranks, as numpy does by default; None without values."""
     if not values:
         return None
     ordered = sorted(values)

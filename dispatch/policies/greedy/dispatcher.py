@@ -53,7 +53,7 @@ ByDeadline = Callable[[Sequence[GreedyCandidate], float], Sequence[GreedyCandida
 
 
 def prefer_closest_to_target(candidates: Sequence[GreedyCandidate], target: int) -> list[GreedyCandidate]:
-    """At the target, or the closest that can be had on an idle cluster, at no other; least communication first."""
+    """The candidates at the degree closest to the target, and no others; least communication first."""
     degree = choose_closest_degree(sorted({candidate.degree for candidate in candidates}), target)
     return sorted((candidate for candidate in candidates if candidate.degree == degree), key=_by_communication)
 

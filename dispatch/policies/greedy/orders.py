@@ -38,19 +38,19 @@ Order = Callable[[Sequence[PendingRequest], WorkTimes, float], Iterable[Turn]]
 
 
 def fifo(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
-    """By arrival; no request overtakes another one of its bucket."""
+    """Requests by arrival; no request overtakes another one of its bucket."""
     return (Turn(request, IfItWaits.BLOCK) for request in sorted(pending, key=_by_arrival))
 
 
 def edf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
-    """By deadline. Workers are kept for the first one once it is late, so that nothing starves."""
+    """Requests by deadline. Workers are kept for the first one once it is late, so that nothing starves."""
     ordered = sorted(pending, key=_by_deadline)
     for rank, request in enumerate(ordered):
         yield Turn(request, IfItWaits.HOLD if rank == 0 and request.deadline_s < now_s else IfItWaits.PASS)
 
 
 def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
-    """By priority, then by remaining time at the optimal degree (appendix D.2).
+    """Requests by priority, then by remaining time at the optimal degree (appendix D.2).
 
     A request that can be in time if it starts now has the top priority, 0. Another has 9 at first and gains one per
     runtime of overtime, until it is 0 too. As shorter ones would still always go first, and wide ones never find

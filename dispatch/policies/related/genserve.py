@@ -172,7 +172,7 @@ def _start_images(
 def _start_video(
     tick: StepTick, pool: int, picker: WorkerPicker, request: PendingRequest, degree: int, is_more_coming: bool
 ) -> Assignment | None:
-    """At the plan's degree; narrower where the idle workers lie apart and no others are about to come."""
+    """Start a video at the plan's degree, or narrower where idle workers lie apart and no others are about to come."""
     candidates = tick.batch_candidates([request], pool)
     for width in sorted(candidates, reverse=True):
         may_use = width == degree or (width < degree and not is_more_coming)

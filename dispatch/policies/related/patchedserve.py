@@ -135,7 +135,7 @@ class _PatchedPool:
         return 1.0 - together.step_s / batch / alone.step_s if together is not None and alone.step_s else 0.0
 
     def _start(self, first: PendingRequest, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> bool:
-        """On its workers or on idle ones, with all that may be in one batch with it."""
+        """Start a request on its workers or on idle ones, in one batch with all requests that may join it."""
         alone = self.candidate([first])
         if alone is None or self.picker.num_idle < (degree := alone.degree):
             return False

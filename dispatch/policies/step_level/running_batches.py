@@ -17,7 +17,7 @@ class RunningBatch:
     """Requests in D on the same workers."""
 
     members: tuple[RunningRequest, ...]
-    """In the order of the view."""
+    """The members in the order of the view."""
     stops: bool
     """True when it yields already, or is going to by this tick's decisions."""
     promised: int = 0

@@ -183,8 +183,8 @@ async def started(
     host_dir: Path,
     **changes: Any,
 ) -> AsyncIterator[Workers]:
-    """So many workers with one thread each and nothing loaded, connected with one another. `changes`: of their
-    options."""
+    """`count` workers with one thread each and nothing loaded, connected with one another. `changes` are changes of
+    their options."""
     store = connect_store(is_server=True)
     handles: dict[WorkerId, Any] = {}
     specs = [WorkerSpec(f"w{index}", "node", 4 << 30) for index in range(count)]

@@ -101,8 +101,8 @@ def _means(stages: Mapping[StagePoint, Sequence[float]]) -> dict[StagePoint, flo
 
 
 def hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int) -> dict[int, float]:
-    """By side in pixels, a latency that the scheduler, by `times`, expects of two workers but not of one. Empty where
-    two are no faster."""
+    """For each side in pixels, a latency that the scheduler, by `times`, expects of two workers but not of one.
+    Empty where two are no faster."""
 
     def latency_s(side: int, degree: int) -> float:
         shape = Shape(side, side)
@@ -180,7 +180,7 @@ def _by_shape(results: Sequence[ReplayResult], figure: Callable[[ReplayResult], 
 
 
 def _image_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: float) -> float:
-    """From the end of DECODE until the scheduler knows, less what any report takes, per pixel; all sizes together."""
+    """Seconds per pixel from the end of DECODE until the scheduler knows, without those of a report; over all sizes."""
 
     def after_decode_s(result: ReplayResult) -> float:
         facts = result.facts

@@ -32,7 +32,7 @@ class StageSample:
 
     @property
     def seconds(self) -> float:
-        """Per step for DIFFUSE."""
+        """The duration, per step for DIFFUSE."""
         return (self.end_s - self.start_s) / self.steps
 
 

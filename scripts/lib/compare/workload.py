@@ -31,8 +31,8 @@ def make_traces(
     calibration: Calibration,
     seed: int,
 ) -> dict[str, list[TraceRequest]]:
-    """By name. Each has its own rate: `load` times what `num_diffuse` workers can do at once, by the calibration.
-    Raises `ConfigError` when that does not know what a size takes on one worker."""
+    """The traces by name. Each has its own rate: `load` times what `num_diffuse` workers can do at once, by the
+    calibration. Raises `ConfigError` when that does not know what a size takes on one worker."""
     traces = {}
     for number, (name, process, cv, weights) in enumerate(_TRACES):
         shapes = tuple(

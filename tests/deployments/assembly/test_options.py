@@ -1,4 +1,4 @@
-"""What is simulated is what ships: a simulation without options has those of a service without any."""
+"""A simulation has the options that ship: a simulation without options has those of a service without any."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_which_policies_need_no_load(policy: str) -> None:
 
 
 def places(scheduler: Scheduler, seconds: int = 60) -> bool:
-    """Whether heavy denoising, more than one worker can do, brings another placement."""
+    """True when heavy denoising, more than one worker can do, brings another placement."""
     for now_s in range(seconds):
         for index in range(4):
             spec = RequestSpec(f"{now_s}-{index}", "tiny-sd3", Shape(512, 512), 28)

@@ -57,7 +57,7 @@ def test_descriptions_are_sentences(section: str) -> None:
 
 
 def follows_the_load(name: str) -> bool:
-    """Whether a policy wants its placement replanned."""
+    """True when a policy wants its placement replanned."""
     args = AppArgs.model_validate(
         {
             "models": [{"name": "tiny-sd3", "tiny": "sd3"}],

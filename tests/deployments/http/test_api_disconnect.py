@@ -1,4 +1,4 @@
-"""Clients that leave, against a real server: their request is told at once, its iterator is closed."""
+"""Clients that leave, against a real server: their request is cancelled at once, its iterator is closed."""
 
 from __future__ import annotations
 

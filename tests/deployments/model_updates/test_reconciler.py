@@ -1,4 +1,4 @@
-"""The models of a service as its configuration says, over an engine that only remembers what it is told."""
+"""The models of a service as its configuration says, over an engine that only records its calls."""
 
 from __future__ import annotations
 

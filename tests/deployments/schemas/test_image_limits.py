@@ -31,7 +31,7 @@ SENT: dict[str, Any] = {
 
 
 class Gate:
-    """Work that goes on when the gate is opened."""
+    """Work that continues when the gate is opened."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -91,7 +91,7 @@ async def test_the_wait_for_a_decoder_counts() -> None:
     made, start_s = request("r", image=b"png"), time.monotonic()
     waited, _ = await image_field.build_beside_loop(lambda: made, b"x", start_s - 5.0)
     assert 5.0 <= waited.waited_s <= 5.0 + time.monotonic() - start_s
-    assert waited == made[0]  # for who asks again with the same id
+    assert waited == made[0]  # for a client that asks again with the same id
     assert (await image_field.build_beside_loop(lambda: made, None, 0.0))[0].waited_s == 0.0
     backend = FakeBackend()
     async with image_client(backend) as http:

@@ -1,4 +1,4 @@
-"""The Videos deployment as another replica sees it: what clients did wrong is told to them, and no failure of ours."""
+"""The Videos deployment as another replica sees it: clients' mistakes are no failures of the service."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Refusing:
         self.service, self.jobs, self.backend = service, jobs, backend
 
     async def until_refused(self, count: int) -> None:
-        """For so many times, and waiting again."""
+        """Return once the model has refused the job `count` times and the job waits again."""
         await until(lambda: len(self.backend.seen) == count and not self.jobs._worker._runs)
         assert (await self.jobs.get("a"))["status"] == "queued"
 

@@ -300,7 +300,7 @@ class Processes(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.store = VideoStore(Path(self.directory.name) / "jobs.sqlite3")
         self.now_s = 0.0
-        self.leases: dict[int, tuple[str, float]] = {}  # who holds which job, until when
+        self.leases: dict[int, tuple[str, float]] = {}  # the holder of each job, and until when
         self.ended: dict[int, int] = {}
 
     def teardown(self) -> None:

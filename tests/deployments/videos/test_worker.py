@@ -186,7 +186,7 @@ async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_
 
 
 async def silence(jobs: VideoJobs) -> None:
-    """It renews nothing any more, as if it were dead; what it has in hand goes on."""
+    """It renews nothing any more, as if it were dead; the jobs that it has in hand continue."""
     assert jobs._worker._pump is not None
     jobs._worker._pump.cancel()
     await jobs._store.run(lambda store: None)  # A renewal that is under way has ended.

@@ -1,4 +1,4 @@
-"""Batches: who joins whom, how long they take, and that nobody in time becomes late."""
+"""Batches: which requests join, how long they take, and that no request on time becomes late."""
 
 from __future__ import annotations
 

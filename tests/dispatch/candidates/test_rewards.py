@@ -1,4 +1,4 @@
-"""What groups are worth: deadlines first, then aging, communication, GPU-seconds and latency."""
+"""The value of groups: deadlines first, then aging, communication, GPU-seconds and latency."""
 
 from __future__ import annotations
 

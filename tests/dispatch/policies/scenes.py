@@ -45,7 +45,7 @@ def views(
 def started(
     dispatcher: Dispatcher, pending: Sequence[PendingRequest], workers: Sequence[WorkerView], now_s: float = 0.0
 ) -> dict[str, Assignment]:
-    """What the dispatcher starts, by request, in its order."""
+    """The assignments that the dispatcher starts, by request, in its order."""
     decisions = dispatcher.decide(ClusterView(now_s, pending, (), workers))
     return {name: assignment for assignment in decisions.assignments for name in assignment.request_ids}
 

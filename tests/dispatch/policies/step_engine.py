@@ -64,7 +64,7 @@ def running(pending: PendingRequest, *diffuse: WorkerId, yielding: bool = False,
 
 
 def check(view: ClusterView, decisions: Decisions) -> None:
-    """What an engine asks of decisions."""
+    """Check the properties that an engine requires of decisions."""
     pending = {request.spec.request_id: request for request in view.pending}
     workers = {worker.worker_id: worker for worker in view.workers}
     named = [name for each in decisions.assignments for name in each.request_ids]
@@ -132,7 +132,7 @@ class StepEngine:
         for _ in range(100_000):
             now_s = min([run.end_s for run in self.runs] + [request.arrival_s for request in coming[:1]], default=None)
             if now_s is None:
-                assert not self.pending, f"{sorted(self.pending)} wait for ever"
+                assert not self.pending, f"{sorted(self.pending)} wait without end"
                 return
             while coming and coming[0].arrival_s <= now_s:
                 request = coming.pop(0)

@@ -1,4 +1,4 @@
-"""What holds for every policy in every situation: whose workers, how often, which stages; and that it is a function."""
+"""Properties of every policy in every situation: workers, stages, no request twice; and it is a function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PatchedServe in action: slack, throughput mode, the schedulability test, and who is given up."""
+"""PatchedServe in action: slack, throughput mode, the schedulability test, and the requests that are given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every step-level policy, in any view and over whole runs; and how much work a decision is."""
+"""Properties of every step-level policy, in any view and over whole runs; and how much work a decision is."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ problems = st.builds(Problem, classes=st.lists(classes, max_size=3).map(tuple), 
 
 
 def can_place(degrees: list[int], nodes: tuple[int, ...]) -> bool:
-    """Whether groups of these widths fit into nodes with so many idle workers, by trying everything."""
+    """True when groups of these widths fit into nodes with these idle workers, by trying everything."""
     if not degrees:
         return True
     return any(

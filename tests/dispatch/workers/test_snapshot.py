@@ -1,4 +1,4 @@
-"""What is kept from tick to tick changes nothing: a snapshot that has seen changes equals a new one of the same
+"""Keeping a snapshot from tick to tick changes nothing: one that has seen changes equals a new one of the same
 views."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One scene for both engines: a worker is killed while it denoises; the request goes on from the copy of its state."""
+"""One scene for both engines: a worker is killed while it denoises; the request resumes from its state checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODES = {"w0": "n0", "w1": "n0", "w2": "n1", "w3": "n1"}
 
 
 class ThenWider:
-    """Whole requests on the first idle worker; those that go on from a copy at the degree that ends their id."""
+    """Whole requests on the first idle worker; those that resume run at the degree that ends their id."""
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return None
@@ -56,7 +56,7 @@ def scheduler(memory_bytes: int) -> Scheduler:
 
 
 def check(decisions: Sequence[LogEntry], name: str, degree: int) -> int:
-    """A request's decisions are those of a recovery at this degree; returns the step from which it went on."""
+    """A request's decisions are those of a recovery at this degree; returns the step from which it resumed."""
     effects = [effect for decision in decisions for effect in decision.effects]
     plans = [effect.plan for effect in effects if isinstance(effect, ev.RunPlan) and _is_of(effect.plan, name)]
     first, *_ = plans

@@ -130,7 +130,7 @@ def check_shared(decisions: Sequence[LogEntry], names: Sequence[str]) -> None:
 
 
 def check_decoded_by_two(decisions: Sequence[LogEntry], name: str) -> None:
-    """D and C were one plan of two workers, who did both."""
+    """D and C were one plan of two workers, which ran both."""
     (plan,) = (one for one in plans_of(decisions) if Stage.DECODE in one.stages and _name(one.request_ids[0]) == name)
     assert plan.stages == (Stage.DIFFUSE, Stage.DECODE)
     assert plan.workers_of(Stage.DECODE) == plan.workers

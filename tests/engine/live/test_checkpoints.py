@@ -79,7 +79,7 @@ class Service:
         return not any(await asyncio.gather(*(handle.count_parcels() for handle in handles)))
 
     def leader(self, after: int) -> str:
-        """Of the first plan given out since then."""
+        """The leader of the first plan given out since then."""
         effects = (effect for decision in read_log(self.log)[after:] for effect in decision.effects)
         return next(effect.plan.leader for effect in effects if isinstance(effect, ev.RunPlan))
 
@@ -133,7 +133,7 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     assert difference <= (0 if degree == 1 else 1)
     after = len(service.steps_seen) - (recovery.STEPS - saved)
     assert service.steps_seen == [*range(1, after + 1), *range(saved + 1, recovery.STEPS + 1)]
-    await until(service.holds_nothing)  # What is dropped at the end is told, not waited for.
+    await until(service.holds_nothing)  # Drops at the end are reported, not waited for.
     decisions = read_log(service.log)
     assert {decision.event.kind for decision in decisions} >= {"state_saved", "worker_lost", "plan_failed"}
     for logged, effects in replay(decisions, recovery.scheduler(MEMORY_BYTES)):

@@ -1,4 +1,4 @@
-"""Who may join which request, and what becomes of it when clients leave."""
+"""Clients that may join a request, and the request when clients leave."""
 
 from __future__ import annotations
 

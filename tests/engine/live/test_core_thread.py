@@ -51,7 +51,7 @@ class CountsTicks:
 
 
 def test_every_event_is_followed_by_a_tick() -> None:
-    """However short the wait for it is: CPython's `SimpleQueue` would wait for ever now and then."""
+    """However short the wait for it is: CPython's `SimpleQueue` would wait without end now and then."""
     scheduler, tick_s = CountsTicks(), 100e-6
     thread = CoreThread(scheduler, lambda *_: None, lambda error: None, tick_s)
     thread.start()

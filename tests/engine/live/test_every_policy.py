@@ -78,7 +78,7 @@ def args_of(policy: str) -> AppArgs:
 
 @dataclass
 class Switching:
-    """The dispatcher of the policy in force. Every reason names the policy. Fails as often as it is told to."""
+    """The dispatcher of the policy in force. Every reason names the policy. It fails as often as the test asks."""
 
     policy: Policy
     failures_left: int = 0

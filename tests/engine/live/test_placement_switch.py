@@ -162,7 +162,7 @@ def expected(service: Service) -> dict[int, np.ndarray[Any, Any]]:
 
 @pytest.fixture(scope="module")
 async def answers(service: Service) -> list[Update]:
-    """Of the requests during which the placement changes twice."""
+    """The answers to the requests during which the placement changes twice."""
     return await asyncio.gather(*(service.generate(f"r{index}", inputs_of(index % 3)) for index in range(12)))
 
 

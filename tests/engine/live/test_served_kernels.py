@@ -1,4 +1,4 @@
-"""What a deployment says about attention and compilation is what its workers' models do."""
+"""The models of workers use the attention and compilation that the deployment names."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Service:
         return answer, np.asarray(Image.open(io.BytesIO(png)))
 
 
-# The placement changes while it goes on.
+# The placement changes during the tests.
 pytestmark = pytest.mark.in_order
 
 
@@ -168,7 +168,7 @@ async def test_live_workers_decode_one_image_together(service: Service, alone: P
 
 
 async def test_a_lora_changes_the_image_of_its_request_only(service: Service, alone: PipelineAdapter) -> None:
-    """On two workers, who each read the file; the next request on them sees nothing of it."""
+    """On two workers, which each read the file; the next request on them sees nothing of it."""
     styled, plain = inputs_of("in ink", lora="ink"), inputs_of("in ink")
     answer, image = await service.generate("styled", styled)
     assert [len(run.workers) for run in answer.timeline] == [1, 2, 2]

@@ -76,7 +76,7 @@ def test_a_plan_that_does_not_fit_fails_for_good(memory_bytes: int, fits: bool) 
         assert (event.retry, event.code) == (False, OutOfMemoryError.code)
         assert "out of memory: D of m for 2 x 512x512 at degree 1 needs 36 bytes on a" in event.error
         assert [request.outcome for request in result.requests] == ["out_of_memory", "out_of_memory"]
-        assert spans(result)[2] == [("D", 0.0, 1.0)]  # the worker goes on
+        assert spans(result)[2] == [("D", 0.0, 1.0)]  # the worker continues
     assert http_status_of(OutOfMemoryError.code) == 507
 
 

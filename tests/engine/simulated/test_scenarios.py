@@ -101,7 +101,7 @@ def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
 
 def check_what_the_scheduler_heard(scenario: Scenario, events: list[ev.Event]) -> None:
     """Each plan is reported at most once, and the weights that workers are said to hold fit them (what left for an
-    activation is told with the next load)."""
+    activation is reported with the next load)."""
     reports = Counter(e.plan_id for e in events if isinstance(e, ev.StageFinished | ev.PlanStopped | ev.PlanFailed))
     assert set(reports.values()) <= {1}
     if scenario.switch_every_s is not None:

@@ -70,7 +70,7 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
 
 
 def test_encoding_image_is_measured_with_one(tiny_cache: Path) -> None:
-    """What E hands on grows with the size of the output."""
+    """The output of E grows with the size of the output."""
     small, large = Shape(64, 64), Shape(256, 256)
     sweep = Sweep([small, large], stages=[Stage.ENCODE])
     table = measure(Source(ensure_tiny("flux_kontext", tiny_cache), "cpu"), "m", sweep, ONCE)
@@ -144,7 +144,7 @@ def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monke
 def test_a_rank_without_memory_is_distinguished_from_a_broken_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch, diffuse: Callable[..., Sample]
 ) -> None:
-    """The other rank waits for it in vain, and its error is not the one that is told."""
+    """The other rank waits for it in vain, and its error is not the one that is reported."""
     monkeypatch.setattr("profiler.measure.processes.sample_diffuse", diffuse)
     monkeypatch.setattr("profiler.measure.stages._GROUP_TIMEOUT_S", 3.0)
     skipped: list[tuple[ProfilePoint, str]] = []

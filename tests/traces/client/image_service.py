@@ -26,9 +26,9 @@ MODEL = "tiny-sd3"
 
 @dataclass
 class ImageService:
-    """How to behave, by `seed` of the request (other seeds are served well), and what was seen.
+    """How to behave, by `seed` of the request (other seeds are served well), and the requests that came.
 
-    `num_answered`: requests beyond the first so many are held, as are all of them until `holds_until` have come in. A
+    `num_answered`: requests beyond this many are held, as are all of them until `holds_until` have come in. A
     held request is answered once `let_go` is set, as it is at the end. `delay_s`: the least time that an answer takes.
     Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the middle of the answer), "wrong-size",
     "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it says of its models; those of
@@ -59,7 +59,7 @@ class ImageService:
             self.thread.join()
 
     def holds(self, number: int) -> bool:
-        """Whether request `number`, counted from 1, has to wait."""
+        """True when request `number`, counted from 1, has to wait."""
         is_late = self.num_answered is not None and number > self.num_answered
         return not self.let_go.is_set() and (is_late or len(self.bodies) < self.holds_until)
 

@@ -27,7 +27,7 @@ jobs_strategy = st.lists(
 
 
 def fits(jobs: tuple[TimedJob, ...], num_gpus: int) -> bool:
-    """Whether the work of these jobs fits in every window."""
+    """True when the work of these jobs fits in every window."""
     return all(
         sum(job.gpu_seconds for job in jobs if job.arrival_s >= a and job.deadline_s <= b) <= num_gpus * (b - a)
         for a in {job.arrival_s for job in jobs}

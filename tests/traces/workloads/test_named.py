@@ -101,7 +101,7 @@ def test_rescale_keeps_what_is_asked_and_when(count: int, wanted: int, seed: int
     times_s = [one.timestamp_s for one in scaled]
     assert times_s == sorted(times_s)
     assert times_s[-1] <= trace[-1].timestamp_s
-    # Each request comes from the one that came last before it (its seed is told apart from all others').
+    # Each request comes from the one that came last before it (its seed differs from all others').
     for one in scaled:
         source = trace[int(one.seed or 0)]
         assert source.timestamp_s <= one.timestamp_s <= source.timestamp_s + 1.5

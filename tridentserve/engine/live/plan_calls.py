@@ -43,7 +43,7 @@ def estimate_peaks(memory: StageMemory | None, plan: DispatchPlan, specs: Sequen
 
 
 def list_unreported_steps(plan: DispatchPlan, report: PlanReport) -> list[StepNote]:
-    """For each member the step after which the plan ended, which has no note of its own (see `PlanRunner.run_plan`)."""
+    """Note for each member the step at which the plan ended, which has no note of its own (`PlanRunner.run_plan`)."""
     ended_with_d = plan.stages[-1] is Stage.DIFFUSE or report.paused_after is not None
     num_steps = plan.num_steps if report.paused_after is None else report.paused_after
     if report.outcome != "finished" or not ended_with_d or not num_steps:

@@ -75,7 +75,7 @@ class SimulatedCore:
         self._agenda.at(due_s, self._tick, self._due)
 
     def _is_stuck(self) -> bool:
-        """Nothing has happened for long, and nothing will."""
+        """True when nothing has happened for long and no event is left."""
         return not len(self._agenda) and self._agenda.now_s - self._last_change_s > self._options.max_idle_s
 
     def _tick(self, number: int) -> None:

@@ -57,7 +57,7 @@ def parcel_of(nbytes: int = 4096) -> Parcel:
 
 
 def empty(nbytes: int) -> ParcelLayout:
-    """Of so many bytes that hold nothing."""
+    """A layout of `nbytes` bytes that hold nothing."""
     return ParcelLayout((), nbytes, {})
 
 
@@ -279,7 +279,7 @@ async def test_a_copy_of_a_state_is_kept_until_its_request_ends(pair: Pair, host
     used.b.drop_peer("a")
     assert_same(await used.a.fetch_parcel(COPY, "b"), parcel_of())
     assert_same(await used.b.fetch_parcel(COPY, "b"), parcel_of())
-    assert used.b.checkpoints.nbytes == parcel_of().nbytes, "whoever goes on from it may be lost, too"
+    assert used.b.checkpoints.nbytes == parcel_of().nbytes, "the worker that resumes from it may be lost, too"
     used.b.forget_request("request", 4, with_checkpoints=False)
     assert_same(await used.a.fetch_parcel(COPY, "b"), parcel_of())
     for buffer in (used.a, used.b):

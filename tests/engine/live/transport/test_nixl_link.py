@@ -1,4 +1,4 @@
-"""The NIXL link when things go wrong: nobody waits for ever, and memory is free only when nothing is written there."""
+"""The NIXL link when things go wrong: no caller hangs, and memory is free only when nothing is written there."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_nixl_has_no_thread_of_its_own(slabs: list[torch.Tensor], monkeypatch: p
 
 
 def test_it_always_hears_that_nothing_came(links: tuple[NixlLink, NixlLink], monkeypatch: pytest.MonkeyPatch) -> None:
-    """However short its waits are: CPython's `SimpleQueue` would wait for ever now and then."""
+    """However short its waits are: CPython's `SimpleQueue` would wait without end now and then."""
     monkeypatch.setattr(nixl_link, "_POLL_S", 1e-6)
     for index in range(6000):
         note = f"{index}".encode()

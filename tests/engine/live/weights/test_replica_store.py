@@ -155,7 +155,7 @@ def test_a_copy_of_another_checkpoint_or_format_is_another_copy(source: ModelSou
     assert not changed.has(C)
     changed.make_all([C])
     assert len(list((tmp_path / "host").glob("*.bin"))) == 2, "the older copy is removed, that in bfloat16 is not"
-    assert first.get(C).buffer.sum() > 0, "who has mapped the older one keeps it"
+    assert first.get(C).buffer.sum() > 0, "a worker that has mapped the older one keeps it"
 
 
 def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(
@@ -197,7 +197,7 @@ async def test_loaded_from_the_host_copy(host: HostCopies, source: ModelSource, 
     assert_right(store, source, D)
     mapped = host.get(D).tensors(host.get(D).buffer)
     shared = {tensor.data_ptr() == mapped[name].data_ptr() for name, tensor in named_tensors(store.adapter(D)).items()}
-    assert shared == {fetch != "host"}, "pages are shared unless told otherwise"
+    assert shared == {fetch != "host"}, "pages are shared unless set otherwise"
     assert await loads_of(store, E, D) == []
 
 

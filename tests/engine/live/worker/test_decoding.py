@@ -1,4 +1,4 @@
-"""C of a batch on a worker and on several: one request after the other, all alike in who is left and how."""
+"""C of a batch on a worker and on several: one request after the other; all workers agree on which are left and how."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def decode(
     stopped: int | None,
 ) -> Any:
     """`of_rank`: the members that each rank has not heard to have left. `tight`: the rank that is short of memory;
-    `stopped`: the one that is told to stop."""
+    `stopped`: the one that is asked to stop."""
     if folder not in member.decoders:
         member.decoders[folder] = load_adapter(folder, frozenset({Stage.DECODE}))
     decoding = Decoding(PLAN, member.decoders[folder], member.group("decoding"))

@@ -25,9 +25,9 @@ class Outgoing:
     """A parcel that can be written to a peer."""
 
     parts: Callable[[], Parts]
-    """To be called when the receiver has a slot; the memory stays as it is until `close`."""
+    """Called when the receiver has a slot; the memory stays as it is until `close`."""
     close: Callable[[], None]
-    """To be called when the write has ended."""
+    """Called when the write has ended."""
 
 
 def prepare_outgoing(

@@ -154,7 +154,7 @@ class NixlLink:
     def write_memory(
         self, peer: str, source: Memory, target: Memory | None, note: bytes
     ) -> tuple[Future[None], Future[None]]:
-        """As `write`, between registered memory here and as much of the peer's (None: the peer is not known)."""
+        """Like `write`, from registered memory here to as much of the peer's (None: the peer is not known)."""
         return self._write(peer, [source], [target] if target is not None else [], note, [])
 
     def _write(
