@@ -1,4 +1,4 @@
-"""The options of a service, in the form in which the rooms hold them: as its configuration says, else as shipped."""
+"""The options of a service, in the form in which each package holds them: as its configuration says, else as shipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tridentserve.scheduling.scheduler import SchedulerOptions
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """All options that a scheduler and its workers are made with. Each default is that of the room that holds it, so
+    """All options that a scheduler and its workers are made with. Each default is that of the package that holds it, so
     that a simulation without options of its own has those of a service without any."""
 
     policy: str = DEFAULT_POLICY

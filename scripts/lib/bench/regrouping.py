@@ -1,4 +1,4 @@
-"""How long a set of workers takes to become one instance: from asking for its group to the first collective."""
+"""The time in which workers become one group: from asking for its process group to the first collective."""
 
 from __future__ import annotations
 
