@@ -1,4 +1,4 @@
-"""The options of a service, in the form in which each package holds them: as its configuration says, else as shipped."""
+"""The options of a service, as each package holds them: those of its configuration, else those that ship."""
 
 from __future__ import annotations
 
