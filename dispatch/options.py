@@ -32,6 +32,7 @@ class RewardOptions:
     )
     late: float = Field(
         default=100.0,
+        gt=0,
         description="Reward for a request whose deadline is out of reach, times one plus its overtime in units of its "
         "own runtime.",
     )
@@ -51,7 +52,8 @@ class RewardOptions:
     latency: float = Field(
         default=1.0,
         description="Price of a plan's latency, in units of the request's latency at the narrowest degree: idle width "
-        "that is efficient is used. With both prices equal, a width is worth it when its efficiency is above 0.75.",
+        "that is efficient is used. With both prices equal, and E, C and waiting aside, degree k costs less than "
+        "degree 1 when its efficiency is above (1 + 1/k) / 2: 0.75 at degree 2, 0.625 at degree 4.",
     )
     size: float = Field(
         default=20.0,
@@ -81,7 +83,7 @@ class DispatchOptions:
         gt=0,
         le=1,
         description="Lowest parallel efficiency, T(1) / (k T(k)), at which a wider degree is used although a narrower "
-        "one would meet the deadline (constraint C0).",
+        "one would meet the deadline (constraint C0). A higher value means narrower degrees.",
     )
     max_degree: Degree | None = Field(
         default=None,

@@ -62,7 +62,12 @@ class ReplanOptions:
         description="Ratio of these speeds below which the imbalance is over; it is not above `trigger_ratio`.",
     )
     hold_s: float = Field(default=5, ge=0, description="How long the imbalance must last, in seconds.")
-    min_interval_s: float = Field(default=30, ge=0, description="Shortest time between two placements, in seconds.")
+    min_interval_s: float = Field(
+        default=30,
+        ge=0,
+        description="Shortest time from any planning, also one that was declined, to the next one for the load, in "
+        "seconds. Placements for workers that are lost or come back do not wait for it.",
+    )
     check_interval_s: float = Field(default=1, ge=0, description="Time between two looks at the window, in seconds.")
     min_gain: float = Field(
         default=0.15, ge=0, description="How much faster the slowest stage must get, as a share (0.15 is 15 %)."

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Replays a trace against a running service, open loop, or in the simulator, and reports what became of it.
 
-A trace holds no images: a model that starts from one (edits, videos from a image) is sent one for each request,
+A trace holds no images: a model that starts from one (edits, videos from an image) is sent one for each request,
 soft spots of colour made from the request's seed and size.
 
 Exit status: 0 when all requests completed, 1 when any failed, 2 for bad usage (unreadable trace, no service, a size

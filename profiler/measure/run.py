@@ -124,7 +124,7 @@ def _taken_over(known: ProfileTable | None, model: str, device: str, settings: s
 def _weights_row(
     model: str, stage: Stage, weights_bytes: int, best: Mapping[ProfilePoint, Sample], known: WeightsRow | None
 ) -> WeightsRow:
-    """Latents and pixels grow with the tokens; a condition does only as far as a image is in it."""
+    """Latents and pixels grow with the tokens; a condition does only as far as an image is in it."""
     outputs = [
         (point.shape, sample.output_bytes / point.batch)
         for point, sample in best.items()

@@ -116,7 +116,7 @@ def set_threads(num_threads: int) -> None:
 
 
 def request_of(source: Source, shape: Shape, steps: int) -> GenerationInputs:
-    """The request that is measured, with a image of noise where the family starts from one."""
+    """The request that is measured, with an image of noise where the family starts from one."""
     family = detect_family(source.folder)
     image = _noise(shape) if family.takes_image else None
     return GenerationInputs(_PROMPT, shape, steps, family.default_guidance_scale, seed=0, image=image)

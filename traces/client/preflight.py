@@ -20,14 +20,14 @@ MAX_SIDE = 16384
 @dataclass(frozen=True, slots=True)
 class Served:
     """A model of a service. `makes_videos`: None where the service does not say, and may make both. `takes_image`: its
-    requests start from a image."""
+    requests start from an image."""
 
     name: str
     makes_videos: bool | None = None
     takes_image: bool = False
 
     def fits(self, request: TraceRequest) -> bool:
-        """A video of one frame is one too; a image has no more."""
+        """A video of one frame is one too; an image has no more."""
         return request.num_frames == 1 or self.makes_videos is not False
 
     def gives_video(self, request: TraceRequest) -> bool:

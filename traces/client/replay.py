@@ -32,7 +32,7 @@ async def replay(
     on_done: Callable[[ReplayResult], None] | None = None,
 ) -> list[ReplayResult]:
     """Sends request i at `timestamp_s / speed` seconds, to `{url}/v1/images/generations` or, as its model makes it, to
-    `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from a image get one
+    `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from an image get one
     that is made from the request's seed.
 
     `model` is asked for instead of what the rows name. `on_sent` and `on_done` are called on the event loop as requests

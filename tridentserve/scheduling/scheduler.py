@@ -54,7 +54,10 @@ class SchedulerOptions:
         "entry have 2.5, as in the paper.",
     )
     max_retries: int = Field(
-        default=2, ge=0, description="How often a request starts again after a failed plan or a lost worker."
+        default=2,
+        ge=0,
+        description="How often a request is put back into the queue after a failed plan or a lost worker. It resumes "
+        "from its last state checkpoint, or starts again where there is none.",
     )
     decode_order: DecodeOrder = Field(
         default="urgent",

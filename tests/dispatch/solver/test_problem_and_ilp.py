@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch import DispatchOptions
+from dispatch import DispatchOptions, RewardOptions
 from dispatch.solver import ilp
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.ilp import solve
@@ -344,3 +344,10 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_options_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DispatchOptions(**settings)
+
+
+def test_a_late_reward_of_nothing_is_refused() -> None:
+    """The dispatcher divides by it."""
+    for late in (0.0, -1.0):
+        with pytest.raises(ConfigError, match=f"late is {late}"):
+            RewardOptions(late=late)

@@ -49,19 +49,25 @@ class WorkerMetrics:
         path_tags = ("worker", "path")
         self._handoff_bytes = Counter(
             "tridentserve_handoff_bytes_total",
-            "Bytes that were sent to the worker of the next stage.",
+            "Bytes of stage outputs and state checkpoints that a worker has sent, or taken from itself (path local).",
             tag_keys=path_tags,
         )
         self._handoff_seconds = Counter(
-            "tridentserve_handoff_seconds_total", "Seconds that handoffs took.", tag_keys=path_tags
+            "tridentserve_handoff_seconds_total",
+            "Seconds that sending stage outputs and state checkpoints took; those of path local take no time.",
+            tag_keys=path_tags,
         )
-        self._handoffs = Counter("tridentserve_handoffs_total", "Handoffs that were sent.", tag_keys=path_tags)
+        self._handoffs = Counter(
+            "tridentserve_handoffs_total",
+            "Stage outputs and state checkpoints that a worker has sent, or taken from itself (path local).",
+            tag_keys=path_tags,
+        )
         self._handoff_used = Gauge(
             "tridentserve_handoff_used_bytes", "Bytes of the handoff buffer that are in use.", tag_keys=("worker",)
         )
         self._handoff_parcels = Gauge(
             "tridentserve_handoff_parcels",
-            "Stage outputs that a worker keeps until their requests end.",
+            "Parcels that a worker holds: its stage outputs, what it has received, and state checkpoints for others.",
             tag_keys=("worker",),
         )
         self._copies = Counter(
@@ -174,7 +180,7 @@ class EngineMetrics:
         )
         self._slo = Counter(
             "tridentserve_slo_total",
-            "Requests that have ended, by whether they met their deadline.",
+            "Requests that have ended, by whether they met their deadline; cancelled and invalid ones are left out.",
             tag_keys=("model", "met"),
         )
         self._latency = Histogram(
