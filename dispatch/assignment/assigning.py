@@ -141,21 +141,20 @@ class Assigner:
         decode = StageEstimate(candidate.decode_s, candidate.decode_degree)
         if not candidate.decodes_there:
             decode = self._elsewhere(together, Stage.DECODE, candidate.latents_s)
-        built = self._builder.build(
+        return self._builder.build(
             members,
             candidate.primary,
             diffuse,
             encode,
             candidate.diffuse_s,
             decode,
-            reason="",
+            reason=lambda end_s: _explain(members, candidate, end_s, found_by),
             fetch_s=(
                 0.0 if work.needs_encode else self._estimate_fetch_s(members[0], together, diffuse),
                 candidate.load_s,
             ),
             occupies=False,  # that was done for all choices at once
         )
-        return replace(built, reason=_explain(members, candidate, built.expected_finish_s, found_by))
 
     def _elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
         """E or C on auxiliaries."""

@@ -5,7 +5,7 @@ TridentServe, arXiv 2510.02838, section 6.2, "Solution for E and C". All dispatc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
@@ -43,14 +43,15 @@ class AssignmentBuilder:
         encode: StageEstimate | None,
         diffuse_s: float,
         decode: StageEstimate | None,
-        reason: str,
+        reason: str | Callable[[float], str],
         num_steps: int | None = None,
         fetch_s: tuple[float, float] = (0.0, 0.0),
         occupies: bool = True,
     ) -> Assignment:
         """The assignment of these requests to D's workers `diffuse`. `encode` is None when all members have their
-        condition, `decode` when D stops before its last step (after `num_steps`). `fetch_s`: seconds to bring the state
-        of a stopped request, and to load weights, before D begins. `occupies`: D's workers count as busy afterwards."""
+        condition, `decode` when D stops before its last step (after `num_steps`). `reason` may be a function of the
+        time at which the assignment is expected to end. `fetch_s`: seconds to bring the state of a stopped request, and
+        to load weights, before D begins. `occupies`: D's workers count as busy afterwards."""
         model, near = members[0].spec.model, self._auxiliaries.node_of[diffuse[0]]
         encoded_on: tuple[WorkerId, ...] = ()
         decoded_on: tuple[WorkerId, ...] = ()
@@ -80,6 +81,6 @@ class AssignmentBuilder:
             diffuse=diffuse,
             decode=decoded_on,
             expected_finish_s=end_s,
-            reason=reason,
+            reason=reason if isinstance(reason, str) else reason(end_s),
             num_steps=num_steps,
         )
