@@ -1,4 +1,4 @@
-"""Files that the documents name exist, and so do the pages that they link to."""
+"""Files that the documents name exist, pages that they link to, and names that docs/find-your-way.md finds in files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from lib.docs.configuration import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -36,3 +37,43 @@ def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# The entries of the page that leads to the code: each question with its answer.
+ENTRIES = re.split(r"^##+ ", (ROOT / "docs" / "find-your-way.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+ANSWERS = {question: answer for question, _, answer in (entry.partition("\n") for entry in ENTRIES) if "?" in question}
+
+
+def test_every_question_has_one_answer() -> None:
+    assert len(ANSWERS) >= 50
+    assert len(ANSWERS) == sum("?" in entry.partition("\n")[0] for entry in ENTRIES)
+    assert all(answer.strip() for answer in ANSWERS.values())
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_an_answer_names_few_files(question: str) -> None:
+    files = rf"(?<![\w./-])(?:{ROOMS})/[\w./-]+\.\w+|[\w-]+\.md(?![\w-])"
+    assert 1 <= len(set(re.findall(files, ANSWERS[question]))) <= 3
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_names_behind_a_file_are_defined_there(question: str) -> None:
+    lost: list[tuple[str, str]] = []
+    for path, names in re.findall(rf"`((?:{ROOMS})/[\w./-]+\.py)`\s+\((`[^)]*)\)", ANSWERS[question]):
+        code = (ROOT / path).read_text(encoding="utf-8")
+        lost += [(path, name) for name in re.findall(r"`([^`]+)`", names) if not is_defined(name, code)]
+    assert not lost
+
+
+def is_defined(name: str, code: str) -> bool:
+    """Whether a module has a class, function, attribute or constant of this name."""
+    definition = rf"^\s*(?:(?:async )?def |class ){re.escape(name)}\b|^\s*(?:self\.)?{re.escape(name)}\s*[:=]"
+    return re.search(definition, code, re.MULTILINE) is not None
+
+
+def test_keys_of_the_configuration_exist() -> None:
+    known = {f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields}
+    sections = "|".join(re.escape(section) for section in SECTIONS)
+    named = set(re.findall(rf"`((?:{sections})\.\w+)(?:: \w+)?`", "".join(ANSWERS.values())))
+    assert len(named) > 20
+    assert named <= known
