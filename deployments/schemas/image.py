@@ -100,7 +100,9 @@ class GenerationRequest(BaseModel):
         description="Milliseconds from arrival to the deadline of the result. The default is the service's.",
     )
     request_id: Annotated[Text, AfterValidator(_check_request_id)] | None = Field(
-        default=None, description="The id of the request. A request with the id of a running or finished one joins it."
+        default=None,
+        description="The id of the request. A request that asks for the same as one with this id that runs, or that "
+        "completed a short while ago, joins it; one that asks for something else is refused.",
     )
     quality: Literal["auto", "standard"] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."

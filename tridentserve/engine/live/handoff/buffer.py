@@ -1,7 +1,7 @@
 """The handoff buffer: outputs are pushed into the next worker's slab before it asks (arXiv 2510.02838, section 5.2).
 
 The receiver's slots are the backpressure: where none is free, or NIXL cannot be used, the bytes go to host memory.
-A producer keeps what it made until the request ends, so a push that was lost can be asked for again.
+A producer keeps what it made until the plan that uses it has ended, so a push that was lost can be asked for again.
 All methods run on the worker's event loop.
 """
 

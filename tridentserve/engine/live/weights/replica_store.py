@@ -161,7 +161,8 @@ class ReplicaStore:
         """Have all replicas that a plan needs in memory, with room for its activations.
 
         `queued` are the replicas that waiting plans need, `keep` those that must stay. `tell` is called for each load.
-        Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is fetched."""
+        Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is evicted or
+        loaded."""
         missing = [replica for replica in needed if replica not in self._resident]
         opened = {replica: await self._on_device(self._open, replica) for replica in missing}
         sizes = {replica: resident.buffer.nbytes for replica, resident in self._resident.items()}
