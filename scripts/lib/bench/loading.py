@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import statistics
 from typing import Any
 
@@ -18,10 +20,13 @@ async def measure_load(workers: Workers, model: str, runs: int) -> dict[str, Any
     """Medians by source; the structure of the models exists already, as on a worker that has held them before, but for
     `disk`, which is all that a worker does without a host copy. Files are in the page cache: a cold disk is slower."""
     replica = Replica(model, Stage.DIFFUSE)
+    await asyncio.to_thread(os.sync)
     disk = [await workers.call("w0", "read_checkpoint", replica) for _ in range(runs)]
     # The peer, with a copy in memory of its own.
     await workers.call("w1", "fetch_by", "host")
     await workers.call("w1", "load", replica)
+    # The host copy has just been made; writing it to a slow disk would stall the loads.
+    await asyncio.to_thread(os.sync)
     result: dict[str, Any] = {}
     for fetch in _WAYS:
         await workers.call("w0", "fetch_by", fetch)
