@@ -150,7 +150,7 @@ class CostModel:
 
     def load_seconds(self, model: str, stage: Stage, source: LoadSource = "host") -> float:
         """Seconds to make the weights of a stage resident on a worker, from a worker of the node (`peer`), the host's
-        copy or the checkpoint. `ProfileError` if the model is unknown."""
+        copy or the model folder. `ProfileError` if the model is unknown."""
         return self._links.load_seconds(self.weights_bytes(model, stage), source)
 
     def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:

@@ -21,9 +21,9 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from lib.bench.checkpoint import make_checkpoint
 from lib.bench.handing_off import measure_handoff
 from lib.bench.loading import measure_load
+from lib.bench.model_folder import make_model_folder
 from lib.bench.pausing import measure_pause, measure_service_pause
 from lib.bench.ray_cluster import ray_cluster
 from lib.bench.regrouping import measure_regroup
@@ -94,7 +94,7 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     sources = {"tiny": ModelSource("tiny", ensure_tiny("sd3", cache_dir()))}
     if {"load", "switch"}.intersection(options.only):
-        sources["large"] = ModelSource("large", make_checkpoint(folder / "large", options.layers))
+        sources["large"] = ModelSource("large", make_model_folder(folder / "large", options.layers))
     if {"regroup", "handoff", "load", "pause_resume"}.intersection(options.only):
         count = max(2, *options.group_sizes)
         async with started(count, sources, folder / "host", handoff_bytes=_HANDOFF_BYTES) as workers:

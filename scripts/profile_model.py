@@ -2,7 +2,7 @@
 """Measures the stages of a model on this machine and writes the profile table that planning uses.
 
 MODEL is a model folder saved by diffusers, tiny-sd3, tiny-flux, ... for the tiny random-weight pipelines, or with
---random-weights the name of a published model (flux.1-dev), which is then made in full size without a checkpoint.
+--random-weights the name of a published model (flux.1-dev), which is then made in full size without its files.
 Several models go into one table. Writes OUT and, next to it, the weights of each stage (NAME.weights.csv), both anew
 after every point. See docs/planning.md.
 

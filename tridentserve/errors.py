@@ -98,10 +98,10 @@ class TraceError(TridentServeError):
     code = "bad_trace"
 
 
-class CheckpointError(ConfigError):
+class ModelFolderError(ConfigError):
     """A model folder is missing, incomplete, or of a family that is not supported."""
 
-    code = "bad_checkpoint"
+    code = "bad_model_folder"
 
 
 class HandoffError(TridentServeError):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from deployments.config.app import ModelArgs
 from deployments.model_updates.catalogue import Catalogue
 from deployments.models.served import ServedModel, build_served_models
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class CatalogueClient(Mapping[str, ServedModel]):
         self._poll = poll
         self._models: dict[str, ServedModel] = {}
         for model in first:
-            with suppress(CheckpointError):  # it may have been removed since, together with its model folder
+            with suppress(ModelFolderError):  # it may have been removed since, together with its model folder
                 self._models |= build_served_models([model])
         self._task: asyncio.Task[None] | None = None
 

@@ -53,7 +53,7 @@ class KnownModel:
 
 
 def build_known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
-    """Raises `CheckpointError`."""
+    """Raises `ModelFolderError`."""
     load = tuple(load for load in args.expected_load if load.model == model.name)
     return KnownModel(build_served_model(model), model, load, state)
 

@@ -38,7 +38,7 @@ class ModelReconciler:
         specs: Sequence[WorkerSpec],
         placement: PlacementPlan,
     ) -> None:
-        """The service has been started with `args` and `placement`. Raises `CheckpointError`."""
+        """The service has been started with `args` and `placement`. Raises `ModelFolderError`."""
         self._in_force = self._wanted = args
         self._changes = changes
         self._times = times  # belongs to the scheduler's thread

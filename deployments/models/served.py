@@ -170,19 +170,19 @@ class ServedModel:
 
 
 def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
-    """The models by name, in the order of the configuration (the first is the default). Raises `CheckpointError`."""
+    """The models by name, in the order of the configuration (the first is the default). Raises `ModelFolderError`."""
     return {model.name: build_served_model(model) for model in models}
 
 
 def build_served_model(model: ModelArgs) -> ServedModel:
-    """The model of one entry of the configuration. Raises `CheckpointError`."""
+    """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
     loras = lora_names(Path(model.path)) if model.path is not None and family.loras else ()
     return ServedModel(model.name, family, model.limits, loras)
 
 
 def find_family(model: ModelArgs) -> Family:
-    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `CheckpointError`."""
+    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `ModelFolderError`."""
     return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
 
 

@@ -15,7 +15,7 @@ from deployments.serve.ray_errors import translate_ray_errors
 from deployments.serve.scheduler_deployment import RemoteBackend
 from deployments.videos.jobs import VideoJobs, choose_storage_url
 from deployments.videos.storage import find_local_file
-from tridentserve.errors import CheckpointError, TridentServeError, WorkerError
+from tridentserve.errors import ModelFolderError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 _MAX_ONGOING_REQUESTS = 10_000
@@ -108,7 +108,7 @@ def needs_videos(args: AppArgs) -> bool:
 def _makes_videos(model: ModelArgs) -> bool:
     try:
         return find_family(model).frame_multiple is not None
-    except CheckpointError:  # the Scheduler reports a model folder that cannot be read
+    except ModelFolderError:  # the Scheduler reports a model folder that cannot be read
         return False
 
 

@@ -16,7 +16,7 @@ from deployments.config.base import describe_problems
 from deployments.config.live import live_args
 from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
-from tridentserve.errors import CheckpointError, ConfigError, ProfileError
+from tridentserve.errors import ConfigError, ModelFolderError, ProfileError
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.events import Reject, RequestArrived
@@ -63,7 +63,7 @@ def problems_of(parsed: AppArgs) -> list[str]:
             models[model.name] = build_served_model(model)
             if model.path is not None:
                 weights[model.name] = stage_weights_bytes(model.path, _element_bytes(model, parsed.cluster.device))
-        except CheckpointError as error:
+        except ModelFolderError as error:
             problems.append(f"models[{index}].path: {error}")
     # Requests that the configuration allows or expects; the id of each is the key that does.
     probes: list[RequestSpec] = []

@@ -1,7 +1,7 @@
 """The stated figures behind the modelled rows of the shipped L20 table: the device, and four models.
 
 Weights are the parameter counts of TridentServe, arXiv 2510.02838, Table 2, in bfloat16, but for CogVideoX, whose text
-encoder Table 2 gives as 0.35 B: its checkpoint holds a T5-XXL encoder of 4.8 B, as SD3 and Flux do. Widths, channels
+encoder Table 2 gives as 0.35 B: its model folder holds a T5-XXL encoder of 4.8 B, as SD3 and Flux do. Widths, channels
 and compression factors are those of the published model configurations.
 """
 

@@ -9,7 +9,7 @@ import torch
 
 from profiler.measure.configs import config_value
 from profiler.measure.stages import Source
-from tridentserve.errors import CheckpointError, ProfileError
+from tridentserve.errors import ModelFolderError, ProfileError
 from tridentserve.models.family import Family
 from tridentserve.models.model_folder import component_classes, detect_family, read_json, stage_weights_bytes
 from tridentserve.requests import Shape
@@ -60,7 +60,7 @@ class Sweep:
 
 def check_measurable(source: Source, sweep: Sweep) -> None:
     """Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
-    not allow, `CheckpointError` for a model folder that is not complete. Cheap: nothing is loaded."""
+    not allow, `ModelFolderError` for a model folder that is not complete. Cheap: nothing is loaded."""
     family = detect_family(source.folder)
     if source.random_weights:
         component_classes(source.folder)
@@ -109,5 +109,5 @@ def _transformer_number(source: Source, key: str) -> int | None:
         return None  # a U-Net
     value = config_value(component_classes(source.folder)["transformer"][1], read_json(path), key)
     if value is not None and not isinstance(value, int):
-        raise CheckpointError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
+        raise ModelFolderError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
     return value

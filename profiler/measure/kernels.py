@@ -49,7 +49,7 @@ def compare_kernels(
 ) -> Iterator[tuple[Shape, list[Timing]]]:
     """Time the steps of one request at each size by each way: first by `STOCK`, the reference for the others.
 
-    Raises `CheckpointError` and `MemoryError` for a model that cannot be loaded.
+    Raises `ModelFolderError` and `MemoryError` for a model that cannot be loaded.
     """
     requests = [request_of(source, shape, 1 + WARM_UP + rounds * steps_per_round) for shape in shapes]
     conditions = [safetensors.torch.load(condition_of(source, inputs, cheap=True)) for inputs in requests]

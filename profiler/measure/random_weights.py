@@ -89,7 +89,7 @@ def random_adapter(
 ) -> PipelineAdapter:
     """Load an adapter from the configurations alone, with random weights of a variance that activations survive.
 
-    Raises `CheckpointError` where `load_adapter` does, and `MemoryError` for weights that a CPU has not the memory for.
+    Raises `ModelFolderError` where `load_adapter` does, and `MemoryError` for weights that a CPU has no memory for.
     """
     adapter = load_adapter(folder, stages, device=device, dtype=dtype, weights=False)
     wanted = _named(adapter)

@@ -14,7 +14,7 @@ class LinkSpeeds:
     """Bytes per second that one worker gets, and seconds before the first byte. Infinite speeds are allowed.
 
     `intra_node`: between two workers of a node. `inter_node`: between nodes. `host`: host memory to device.
-    `disk`: the checkpoint to device. `transfer_latency_s` comes with each stage output that moves, `load_latency_s`
+    `disk`: the model folder to device. `transfer_latency_s` comes with each stage output that moves, `load_latency_s`
     with each stage whose weights are loaded. Raises `ProfileError` for speeds that are not above 0, and for latencies
     that are negative or not finite.
     """

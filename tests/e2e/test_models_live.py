@@ -43,7 +43,7 @@ class Live:
         self.file = folder / "live.yaml"
         self.dashboard = f"http://{ray.init(ignore_reinit_error=True).dashboard_url}"
         (self.cache).mkdir()
-        for name in ("tiny-sd3-v1", "tiny-flux-v1"):  # host copies of its own, checkpoints of all
+        for name in ("tiny-sd3-v1", "tiny-flux-v1"):  # host copies of its own, model folders of all
             (self.cache / name).symlink_to(Path(service.args["cache_dir"]) / name)
         host, port = service.url.removeprefix("http://").split(":")
         self.config: dict[str, Any] = {

@@ -26,7 +26,7 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
-from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.model_folder import detect_family
 from tridentserve.pipelines import DenoisingState, load_adapter
 from tridentserve.stages import Stage
@@ -149,11 +149,11 @@ def test_requests_may_take_turns_on_one_adapter(model: Model) -> None:
 def test_stages_that_were_not_loaded_say_so(model: Model) -> None:
     folder, inputs = model("sd3"), make_inputs()
     condition = load_stage(folder, Stage.ENCODE).encode(inputs)
-    with pytest.raises(CheckpointError, match=r"decode stage of this sd3 model was not loaded \(loaded: encode\)"):
+    with pytest.raises(ModelFolderError, match=r"decode stage of this sd3 model was not loaded \(loaded: encode\)"):
         load_stage(folder, Stage.ENCODE).decode({}, inputs)
-    with pytest.raises(CheckpointError, match="diffuse stage"):
+    with pytest.raises(ModelFolderError, match="diffuse stage"):
         load_stage(folder, Stage.DECODE).prepare(condition, inputs)
-    with pytest.raises(CheckpointError, match="encode stage"):
+    with pytest.raises(ModelFolderError, match="encode stage"):
         load_stage(folder, Stage.DIFFUSE).encode(inputs)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.pipelines.models import edit_json, load_stage, make_inputs
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
 
@@ -38,8 +38,8 @@ def test_only_the_tokenizer_of_a_processor_is_loaded(model: Model, published: Pa
 def test_a_tokenizer_that_cannot_write_chats_is_named(published: Path) -> None:
     (published / "tokenizer" / "chat_template.jinja").unlink()
     # Without a template nothing else says how many tokens to pad to.
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json gives no model_max_length"):
+    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json gives no model_max_length"):
         load_adapter(published, ENCODE)
     edit_json(published / "tokenizer" / "tokenizer_config.json", model_max_length=512)
-    with pytest.raises(CheckpointError, match=r"no chat template; copy the folder again, chat_template\.jinja too"):
+    with pytest.raises(ModelFolderError, match=r"no chat template; copy the folder again, chat_template\.jinja too"):
         load_adapter(published, ENCODE)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.pipelines.models import edit_json, final_latents, load_stage, make_inputs, stock_result
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
 
@@ -55,11 +55,11 @@ def test_a_distilled_model_makes_one_pass_at_any_scale(copy: Path, changes: dict
 @pytest.mark.parametrize("changes", [{"guidance_rescale": 0.7}, {"stop": 0.5}, {"use_original_formulation": True}])
 def test_other_guidance_is_refused(copy: Path, changes: dict[str, Any]) -> None:
     edit_json(copy / "guider" / "guider_config.json", **changes)
-    with pytest.raises(CheckpointError, match=r"guider is a ClassifierFreeGuidance \(\{.*\}\), and only a Classifier"):
+    with pytest.raises(ModelFolderError, match=r"guider is a ClassifierFreeGuidance \(\{.*\}\), and only a Classifier"):
         load_adapter(copy, frozenset({Stage.ENCODE}))
 
 
 def test_a_guider_that_is_missing_is_named(copy: Path) -> None:
     shutil.rmtree(copy / "guider")
-    with pytest.raises(CheckpointError, match="guider is missing although"):
+    with pytest.raises(ModelFolderError, match="guider is missing although"):
         load_adapter(copy, frozenset({Stage.ENCODE}))

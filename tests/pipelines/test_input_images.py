@@ -25,7 +25,7 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
-from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
 
@@ -111,12 +111,12 @@ def test_a_first_frame_that_is_the_images_own(model: Model) -> None:
 def test_transformers_that_want_what_is_not_there_are_refused(tmp_path: Path) -> None:
     folder = model_folder("wan_i2v", tmp_path)
     edit_json(folder / "model_index.json", image_encoder=[None, None], image_processor=[None, None])
-    with pytest.raises(CheckpointError, match="image_encoder"):
+    with pytest.raises(ModelFolderError, match="image_encoder"):
         load_adapter(folder, frozenset({Stage.ENCODE}))
     edit_json(folder / "model_index.json", image_encoder=["transformers", "CLIPVisionModel"])
-    with pytest.raises(CheckpointError, match="'image_encoder' without 'image_processor'"):
+    with pytest.raises(ModelFolderError, match="'image_encoder' without 'image_processor'"):
         load_adapter(folder, frozenset({Stage.ENCODE}))
     edit_json(folder / "transformer" / "config.json", pos_embed_seq_len=10)
     edit_json(folder / "model_index.json", image_processor=["transformers", "CLIPImageProcessor"])
-    with pytest.raises(CheckpointError, match="last image"):
+    with pytest.raises(ModelFolderError, match="last image"):
         load_adapter(folder, frozenset({Stage.DIFFUSE}), weights=False)

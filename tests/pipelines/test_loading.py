@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.pipelines.models import edit_json
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.stages import Stage
@@ -58,31 +58,31 @@ def test_several_stages_share_one_adapter_and_a_dtype_can_be_chosen(model: Model
 
 
 def test_no_stage_at_all_is_refused(model: Model) -> None:
-    with pytest.raises(CheckpointError, match="name at least one of encode, diffuse, decode"):
+    with pytest.raises(ModelFolderError, match="name at least one of encode, diffuse, decode"):
         load_adapter(model("sd3"), frozenset())
 
 
 def test_a_missing_model_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere/model_index\.json is missing"):
+    with pytest.raises(ModelFolderError, match=r"nowhere/model_index\.json is missing"):
         load_adapter(tmp_path / "nowhere", DIFFUSE)
 
 
 def test_an_unsupported_pipeline_is_named(copy: Path) -> None:
     edit_json(copy / "model_index.json", _class_name="KandinskyPipeline")
-    with pytest.raises(CheckpointError, match=r"'KandinskyPipeline', which is not supported; use .*FluxPipeline"):
+    with pytest.raises(ModelFolderError, match=r"'KandinskyPipeline', which is not supported; use .*FluxPipeline"):
         load_adapter(copy, DIFFUSE)
 
 
 def test_a_missing_component_is_named(copy: Path) -> None:
     shutil.rmtree(copy / "transformer")
-    with pytest.raises(CheckpointError, match=r"transformer is missing although .*model_index\.json lists it"):
+    with pytest.raises(ModelFolderError, match=r"transformer is missing although .*model_index\.json lists it"):
         load_adapter(copy, DIFFUSE)
 
 
 def test_weights_that_are_no_safetensors_are_not_loaded(copy: Path) -> None:
     weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(CheckpointError, match=r"only safetensors are loaded: save .* safe_serialization=True"):
+    with pytest.raises(ModelFolderError, match=r"only safetensors are loaded: save .* safe_serialization=True"):
         load_adapter(copy, DIFFUSE)
 
 
@@ -97,7 +97,7 @@ def test_weights_of_other_stages_may_be_absent(copy: Path) -> None:
 def test_a_damaged_weight_file_is_named(copy: Path) -> None:
     weights = copy / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="transformer cannot be loaded as SD3Transformer2DModel"):
+    with pytest.raises(ModelFolderError, match="transformer cannot be loaded as SD3Transformer2DModel"):
         load_adapter(copy, DIFFUSE)
 
 
@@ -119,14 +119,14 @@ WEIGHTS = [
 @pytest.mark.parametrize(("stage", "file", "tensor"), WEIGHTS)
 def test_a_missing_tensor_is_named_and_not_made_up(copy: Path, stage: Stage, file: str, tensor: str) -> None:
     rewrite(copy / file, lambda tensors: tensors.pop(tensor))
-    with pytest.raises(CheckpointError, match=rf"{Path(file).parent} lack tensors of \w+: .*{tensor}.*; copy"):
+    with pytest.raises(ModelFolderError, match=rf"{Path(file).parent} lack tensors of \w+: .*{tensor}.*; copy"):
         load_adapter(copy, frozenset({stage}))
 
 
 @pytest.mark.parametrize(("stage", "file", "tensor"), WEIGHTS)
 def test_a_tensor_of_another_shape_is_named(copy: Path, stage: Stage, file: str, tensor: str) -> None:
     rewrite(copy / file, lambda tensors: tensors.update({tensor: torch.zeros(3, 3)}))
-    with pytest.raises(CheckpointError, match=rf"{Path(file).parent} [^/]*{tensor}"):
+    with pytest.raises(ModelFolderError, match=rf"{Path(file).parent} [^/]*{tensor}"):
         load_adapter(copy, frozenset({stage}))
 
 
@@ -150,7 +150,7 @@ def test_tied_embeddings_may_be_stored_under_either_name_or_both(copy: Path, nam
 def test_a_model_of_another_class_is_refused_before_it_is_made(copy: Path, stage: Stage) -> None:
     edit_json(copy / "model_index.json", vae=["diffusers", "FluxTransformer2DModel"])
     message = r"wants FluxTransformer2DModel for 'vae' but .*vae/config\.json is of 'AutoencoderKL'"
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(ModelFolderError, match=message):
         load_adapter(copy, frozenset({stage}))
 
 
@@ -166,7 +166,7 @@ def test_a_model_of_another_class_is_refused_before_it_is_made(copy: Path, stage
 )
 def test_a_class_that_cannot_be_this_component_is_named(copy: Path, component: str, entry: list[str]) -> None:
     edit_json(copy / "model_index.json", **{component: entry})
-    with pytest.raises(CheckpointError, match=rf"{'.'.join(entry)} for '{component}', which is not known here as a "):
+    with pytest.raises(ModelFolderError, match=rf"{'.'.join(entry)} for '{component}', which is not known here as a "):
         load_adapter(copy, frozenset(Stage))
 
 
@@ -174,29 +174,29 @@ def test_a_class_that_cannot_be_this_component_is_named(copy: Path, component: s
 def test_an_empty_tokenizer_directory_is_named(copy: Path, component: str) -> None:
     shutil.rmtree(copy / component)
     (copy / component).mkdir()
-    with pytest.raises(CheckpointError, match=rf"{component} has neither tokenizer\.json nor .*; copy this folder"):
+    with pytest.raises(ModelFolderError, match=rf"{component} has neither tokenizer\.json nor .*; copy this folder"):
         load_adapter(copy, frozenset({Stage.ENCODE}))
 
 
 def test_a_tokenizer_without_a_length_is_named(copy: Path) -> None:
     (copy / "tokenizer" / "tokenizer_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json gives no model_max_length"):
+    with pytest.raises(ModelFolderError, match=r"tokenizer_config\.json gives no model_max_length"):
         load_adapter(copy, frozenset({Stage.ENCODE}))
 
 
 def test_weights_of_another_shape_are_refused(copy: Path) -> None:
     edit_json(copy / "transformer" / "config.json", attention_head_dim=32)
-    with pytest.raises(CheckpointError, match="transformer cannot be loaded"):
+    with pytest.raises(ModelFolderError, match="transformer cannot be loaded"):
         load_adapter(copy, DIFFUSE)
 
 
 def test_a_missing_config_of_a_stub_is_named(copy: Path) -> None:
     (copy / "vae" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match="vae cannot be loaded as AutoencoderKL"):
+    with pytest.raises(ModelFolderError, match="vae cannot be loaded as AutoencoderKL"):
         load_adapter(copy, DIFFUSE)
 
 
 def test_an_unknown_component_class_is_named(copy: Path) -> None:
     edit_json(copy / "model_index.json", transformer=["my_models", "BigTransformer"])
-    with pytest.raises(CheckpointError, match=r"wants my_models\.BigTransformer for 'transformer'; use a"):
+    with pytest.raises(ModelFolderError, match=r"wants my_models\.BigTransformer for 'transformer'; use a"):
         load_adapter(copy, DIFFUSE)

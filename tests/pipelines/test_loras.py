@@ -14,7 +14,7 @@ import torch
 
 from tests.pipelines.loras import RANK, denoiser, random_lora, save_lora
 from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs, start, stock_result
-from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
@@ -194,7 +194,7 @@ def test_what_cannot_be_used_is_refused_with_its_name(copied: Model) -> None:
     (folder / "loras" / "damaged.safetensors").write_bytes(b"no")
     adapter = load_stage(folder, Stage.DIFFUSE)
     for name in ("wide", "text", "elsewhere", "half", "empty", "damaged"):
-        with pytest.raises(CheckpointError, match=f"{name}.safetensors"):
+        with pytest.raises(ModelFolderError, match=f"{name}.safetensors"):
             adapter.step(start(folder, make_inputs(lora=name)))
     for name in ("absent", "../loras/wide", ""):
         with pytest.raises(InvalidRequestError, match="there are: damaged, elsewhere, empty, half, text, wide"):
@@ -220,7 +220,7 @@ ODD_HEADERS: dict[str, dict[str, str]] = {
 def test_metadata_is_not_trusted(copied: Model, metadata: dict[str, str]) -> None:
     folder = copied("sd3")
     save_lora(folder, "odd", random_lora(folder), metadata)
-    with pytest.raises(CheckpointError, match=r"odd\.safetensors cannot be read as a LoRA"):
+    with pytest.raises(ModelFolderError, match=r"odd\.safetensors cannot be read as a LoRA"):
         load_stage(folder, Stage.DIFFUSE).step(start(folder, make_inputs(lora="odd")))
 
 
@@ -230,5 +230,5 @@ def test_alphas_in_tensors_are_not_trusted(copied: Model) -> None:
     for alpha in (torch.tensor(torch.nan), torch.ones(2)):
         save_lora(folder, "odd", {key: alpha.clone() if "alpha" in key else tensor for key, tensor in file.items()})
         adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
-        with pytest.raises(CheckpointError, match=r"odd\.safetensors cannot be read as a LoRA"):
+        with pytest.raises(ModelFolderError, match=r"odd\.safetensors cannot be read as a LoRA"):
             adapter.step(start(folder, make_inputs(variant="sdxl", lora="odd")))

@@ -16,8 +16,8 @@ from diffusers import schedulers
 from safetensors.torch import save_file
 
 from tests.pipelines.models import ALL, edit_json, families
-from tridentserve.errors import CheckpointError
-from tridentserve.models import model_folder as checkpoints
+from tridentserve.errors import ModelFolderError
+from tridentserve.models import model_folder
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.model_folder import detect_family, safetensors_bytes, stage_weights_bytes
 from tridentserve.pipelines import load_adapter
@@ -69,7 +69,7 @@ def test_shards_are_added_up(model: Model, tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **index}))
     assert stage_weights_bytes(tmp_path) == {Stage.ENCODE: 80, Stage.DIFFUSE: 60, Stage.DECODE: 60}
     (tmp_path / "vae" / "diffusion_pytorch_model-2.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"lists shards that are missing: \['diffusion_pytorch_model-2"):
+    with pytest.raises(ModelFolderError, match=r"lists shards that are missing: \['diffusion_pytorch_model-2"):
         stage_weights_bytes(tmp_path)
 
 
@@ -81,7 +81,7 @@ def test_shards_are_added_up(model: Model, tmp_path: Path) -> None:
 def test_files_that_are_no_safetensors_are_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors file"):
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is no readable safetensors file"):
         safetensors_bytes(path)
 
 
@@ -90,21 +90,21 @@ def test_a_truncated_file_is_noticed_without_reading_it(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(100)}, path)
     assert safetensors_bytes(path) == 400
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="is cut short"):
+    with pytest.raises(ModelFolderError, match="is cut short"):
         safetensors_bytes(path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "\x00"])
 def test_an_index_that_is_no_object_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "model_index.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"model_index\.json (holds no JSON object|cannot be read)"):
+    with pytest.raises(ModelFolderError, match=r"model_index\.json (holds no JSON object|cannot be read)"):
         detect_family(tmp_path)
 
 
 def test_an_index_without_a_class_is_refused(model: Model, tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     edit_json(tmp_path / "model_index.json", vae=["diffusers", "AutoencoderKL"])
-    with pytest.raises(CheckpointError, match="names the pipeline class 'None'"):
+    with pytest.raises(ModelFolderError, match="names the pipeline class 'None'"):
         detect_family(tmp_path)
 
 
@@ -114,14 +114,14 @@ def test_only_optional_components_may_be_left_out(model: Model, tmp_path: Path, 
     folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
     edit_json(folder / "model_index.json", **{component: value})
     for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset(Stage))):
-        with pytest.raises(CheckpointError, match=rf"model_index\.json names no library and class for '{component}'"):
+        with pytest.raises(ModelFolderError, match=rf"model_index\.json names no library and class for '{component}'"):
             look(folder)
 
 
 def test_a_text_encoder_needs_its_tokenizer(model: Model, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model("sd3"), tmp_path / "model"))
     edit_json(folder / "model_index.json", tokenizer_3=[None, None])
-    with pytest.raises(CheckpointError, match="names 'text_encoder_3' without 'tokenizer_3'; leave out both"):
+    with pytest.raises(ModelFolderError, match="names 'text_encoder_3' without 'tokenizer_3'; leave out both"):
         stage_weights_bytes(folder)
 
 
@@ -133,7 +133,7 @@ def test_a_scheduler_that_runs_the_model_more_than_once_per_step_is_refused(
     edit_json(folder / "model_index.json", scheduler=["diffusers", scheduler])
     for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset({Stage.DIFFUSE}))):
         with pytest.raises(
-            CheckpointError, match=rf"model_index\.json names the scheduler {scheduler}, .* not supported"
+            ModelFolderError, match=rf"model_index\.json names the scheduler {scheduler}, .* not supported"
         ):
             look(folder)
 
@@ -161,16 +161,16 @@ def test_those_that_are_refused_are_all_of_diffusers() -> None:
         ):
             made[name] = steps_made(kind)
     others = {name for name, steps in made.items() if steps not in (None, 20)}
-    assert others <= checkpoints._NOT_STEP_BY_STEP
+    assert others <= model_folder._NOT_STEP_BY_STEP
     assert {"HeunDiscreteScheduler", "PNDMScheduler"} <= others
-    assert checkpoints._NOT_STEP_BY_STEP.isdisjoint(name for name, steps in made.items() if steps == 20)
+    assert model_folder._NOT_STEP_BY_STEP.isdisjoint(name for name, steps in made.items() if steps == 20)
 
 
 def test_a_boundary_needs_a_second_transformer(model: Model, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model("wan"), tmp_path / "model"))
     edit_json(folder / "model_index.json", boundary_ratio=0.9)
     for look in (stage_weights_bytes, lambda folder: load_adapter(folder, frozenset({Stage.DIFFUSE}))):
-        with pytest.raises(CheckpointError, match=r"model_index\.json has a boundary_ratio, but no 'transformer_2'"):
+        with pytest.raises(ModelFolderError, match=r"model_index\.json has a boundary_ratio, but no 'transformer_2'"):
             look(folder)
 
 
@@ -179,7 +179,7 @@ def test_the_size_multiple_is_the_model_folders(model: Model, tmp_path: Path) ->
     assert detect_family(model("wan")) == FAMILIES["wan"]
     folder = Path(shutil.copytree(model("wan"), tmp_path / "model"))
     edit_json(folder / "vae" / "config.json", scale_factor_spatial="8")
-    with pytest.raises(CheckpointError, match=r"vae/config\.json says scale_factor_spatial is '8'"):
+    with pytest.raises(ModelFolderError, match=r"vae/config\.json says scale_factor_spatial is '8'"):
         detect_family(folder)
 
 
@@ -189,7 +189,7 @@ def test_an_index_of_shards_that_is_none_is_named(model: Model, tmp_path: Path, 
     index = folder / "vae" / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(
-        CheckpointError, match=r"index\.json holds no weight_map from tensors to the files in its directory"
+        ModelFolderError, match=r"index\.json holds no weight_map from tensors to the files in its directory"
     ):
         stage_weights_bytes(folder)
 
@@ -208,5 +208,5 @@ def test_a_damaged_entry_of_a_header_is_named(tmp_path: Path, entry: object) -> 
     header = json.dumps({"w": entry}).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is no readable safetensors file"):
+    with pytest.raises(ModelFolderError, match=r"model\.safetensors is no readable safetensors file"):
         safetensors_bytes(path, element_bytes=2)

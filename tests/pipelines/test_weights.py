@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.pipelines.models import ALL, families, load_stage, make_inputs, model_folder
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.weights import attach, detach, named_tensors
 from tridentserve.stages import Stage
@@ -54,5 +54,5 @@ def test_detached_weights_are_gone_and_come_back(tiny_cache: Path) -> None:
 
 def test_weights_of_another_model_are_refused(tiny_cache: Path) -> None:
     adapter = load_adapter(model_folder("flux", tiny_cache), frozenset({Stage.DECODE}), weights=False)
-    with pytest.raises(CheckpointError, match="not of this model"):
+    with pytest.raises(ModelFolderError, match="not of this model"):
         attach(adapter, {"vae.nothing": torch.zeros(1)})

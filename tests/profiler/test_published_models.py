@@ -118,7 +118,7 @@ def test_a_model_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) 
     assert detect_family(folder).name == "sd3"
     assert component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")
     sizes = random_weights_bytes(folder, torch.bfloat16)
-    # 2.03 B parameters; a CLIP-L, a bigG and a T5-XXL; the VAE has an encoder too, as a checkpoint has.
+    # 2.03 B parameters; a CLIP-L, a bigG and a T5-XXL; the VAE has an encoder too, as a model folder has.
     assert sizes[Stage.DIFFUSE] == pytest.approx(2 * 2.03e9, rel=0.03)
     assert sizes[Stage.ENCODE] == pytest.approx(2 * 5.58e9, rel=0.01)
     assert sizes[Stage.DECODE] == pytest.approx(2 * 83.8e6, rel=0.01)
@@ -156,7 +156,7 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", published_names())
 def test_every_published_model_loads_by_its_adapter(tmp_path: Path, name: str) -> None:
-    """Without memory for its weights, from the files that a checkpoint has."""
+    """Without memory for its weights, from the files that a model folder has."""
     folder, components = write_published(name, tmp_path / "full"), published_model(name).components
     sizes = random_weights_bytes(folder, torch.float32)
     denoisers = sum(billions(part) for key, part in components.items() if key.startswith(("transformer", "unet")))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.models.families import FAMILIES, family_of_pipeline
 from tridentserve.models.family import Family
 from tridentserve.stages import Stage
@@ -45,17 +45,17 @@ _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file of a model folder. Raises `CheckpointError` when there is none."""
+    """Read the object in a JSON file of a model folder. Raises `ModelFolderError` when there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{path} is missing; {path.parent} must be a folder saved by diffusers' save_pretrained"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}); copy the file again") from error
+        raise ModelFolderError(f"{path} cannot be read as JSON ({error}); copy the file again") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds no JSON object; copy the file again")
+        raise ModelFolderError(f"{path} holds no JSON object; copy the file again")
     return content
 
 
@@ -63,14 +63,14 @@ def detect_family(folder: Path) -> Family:
     """Find the family of a model folder by the `_class_name` in its model_index.json, with the model's own
     `size_multiple`.
 
-    Raises `CheckpointError` when the folder has no model_index.json, when its pipeline class is not supported, or when
+    Raises `ModelFolderError` when the folder has no model_index.json, when its pipeline class is not supported, or when
     a config that determines the multiple is missing or makes no sense.
     """
     class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
     family = family_of_pipeline(class_name)
     if family is None:
         supported = ", ".join(sorted(family.pipeline_class for family in FAMILIES.values()))
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{folder / MODEL_INDEX} names the pipeline class {class_name!r}, which is not supported; "
             f"use a folder of one of: {supported}"
         )
@@ -84,7 +84,7 @@ def _size_factor(folder: Path, component: str, key: str, default: int) -> int:
     value = read_json(path).get(key, default)
     factor = value[-1] if isinstance(value, list) and value else value
     if not isinstance(factor, int) or factor < 1:
-        raise CheckpointError(f"{path} says {key} is {value!r}, which is no number of pixels; copy the file again")
+        raise ModelFolderError(f"{path} says {key} is {value!r}, which is no number of pixels; copy the file again")
     return factor
 
 
@@ -92,7 +92,7 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
     """The library and class name of each component that a model folder has. Optional components that are absent
     (`[null, null]` in model_index.json, such as the T5 of some SD3 models) are left out.
 
-    Raises `CheckpointError` when another component is absent, when an entry is not a pair of a known library and a
+    Raises `ModelFolderError` when another component is absent, when an entry is not a pair of a known library and a
     class, or when the scheduler is not supported.
     """
     index, family = read_json(folder / MODEL_INDEX), detect_family(folder)
@@ -104,12 +104,12 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
         pair = value if isinstance(value, list) and len(value) == 2 else [None, None]
         library, class_name = pair
         if not (isinstance(library, str) and library and isinstance(class_name, str) and class_name):
-            raise CheckpointError(
+            raise ModelFolderError(
                 f"{folder / MODEL_INDEX} names no library and class for {name!r} (there: {json.dumps(value)[:80]}), "
                 f"which a {family.pipeline_class} needs; save the whole pipeline again"
             )
         if library not in _WEIGHT_NAMES:
-            raise CheckpointError(
+            raise ModelFolderError(
                 f"{folder / MODEL_INDEX} wants {library}.{class_name} for {name!r}; use a folder whose components are "
                 f"classes of {' or '.join(_WEIGHT_NAMES)}"
             )
@@ -119,7 +119,7 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
     for name in classes:
         reader = name.replace("text_encoder", "tokenizer").replace("image_encoder", "image_processor")
         if reader in known and reader not in classes:
-            raise CheckpointError(
+            raise ModelFolderError(
                 f"{folder / MODEL_INDEX} names {name!r} without {reader!r}; leave out both or neither"
             )
     return classes
@@ -128,17 +128,17 @@ def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
 def _check_denoising(
     folder: Path, index: Mapping[str, Any], family: Family, classes: Mapping[str, tuple[str, str]]
 ) -> None:
-    """Raise `CheckpointError` for models that give wrong outputs, or that fail no earlier than at the first step."""
+    """Raise `ModelFolderError` for models that give wrong outputs, or that fail no earlier than at the first step."""
     scheduler = classes["scheduler"][1]
     if scheduler in _NOT_STEP_BY_STEP:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{folder / MODEL_INDEX} names the scheduler {scheduler}, which does not run the model once for each "
             "inference step, and is not supported; save the pipeline with one that does, such as "
             "EulerDiscreteScheduler, DPMSolverMultistepScheduler or (flow matching) FlowMatchEulerDiscreteScheduler"
         )
     has_boundary = "boundary_ratio" in family.options and index.get("boundary_ratio") is not None
     if has_boundary and "transformer_2" not in classes:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{folder / MODEL_INDEX} has a boundary_ratio, but no 'transformer_2' for the steps below it; copy the "
             "whole model again, or set boundary_ratio to null for one of a single transformer"
         )
@@ -147,11 +147,11 @@ def _check_denoising(
 def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
     """The safetensors files of a component, in order. Components without weights (tokenizers, schedulers) have none.
 
-    Raises `CheckpointError` when the component's directory, its safetensors file or one of the shards is missing.
+    Raises `ModelFolderError` when the component's directory, its safetensors file or one of the shards is missing.
     """
     base = folder / component
     if not base.is_dir():
-        raise CheckpointError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
+        raise ModelFolderError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
     # Only the name tells tokenizers and schedulers from models, since both libraries have both.
     if component.startswith(_WITHOUT_WEIGHTS):
         return ()
@@ -160,24 +160,24 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     if index.is_file():
         return _shards(index)
     if not single.is_file():
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{single} is missing; only safetensors are loaded: save the model again with safe_serialization=True"
         )
     return (single,)
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
-    """The files that an index of shards lists. Raises `CheckpointError` unless all of them exist."""
+    """The files that an index of shards lists. Raises `ModelFolderError` unless all of them exist."""
     weight_map = read_json(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) and name and Path(name).name == name for name in names):
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{index} holds no weight_map from tensors to the files in its directory; copy the file again"
         )
     shards = [index.parent / name for name in sorted(set(names))]
     absent = [shard.name for shard in shards if not shard.is_file()]
     if absent:
-        raise CheckpointError(f"{index} lists shards that are missing: {absent}; copy them into {index.parent}")
+        raise ModelFolderError(f"{index} lists shards that are missing: {absent}; copy them into {index.parent}")
     return tuple(shards)
 
 
@@ -186,7 +186,7 @@ def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
 
     `element_bytes` is the number of bytes to count for each element of a floating-point tensor (2 for bfloat16). None
     counts tensors as stored.
-    Raises `CheckpointError` when the header is damaged or the file is shorter than its header says.
+    Raises `ModelFolderError` when the header is damaged or the file is shorter than its header says.
     """
     try:
         header_bytes, header = _header(path)
@@ -197,10 +197,10 @@ def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
         ]
         file_bytes = path.stat().st_size
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
-        raise CheckpointError(f"{path} is no readable safetensors file ({error}); copy it again") from error
+        raise ModelFolderError(f"{path} is no readable safetensors file ({error}); copy it again") from error
     expected_bytes = header_bytes + max((end for *_, end in tensors), default=0)
     if file_bytes < expected_bytes:
-        raise CheckpointError(f"{path} is cut short: {file_bytes} of {expected_bytes} bytes; copy it again")
+        raise ModelFolderError(f"{path} is cut short: {file_bytes} of {expected_bytes} bytes; copy it again")
     return sum(
         elements * element_bytes if element_bytes is not None and dtype in _FLOATING_DTYPES else end - start
         for dtype, elements, start, end in tensors
@@ -217,7 +217,7 @@ def _offsets(value: Any) -> tuple[int, int]:
 def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[Stage, int]:
     """Bytes of the weights of each stage, as stored or at `element_bytes` per floating-point element.
 
-    Raises `CheckpointError` when the folder is incomplete or a file is damaged.
+    Raises `ModelFolderError` when the folder is incomplete or a file is damaged.
     """
     classes = component_classes(folder)
     return {

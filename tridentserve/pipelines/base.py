@@ -35,7 +35,7 @@ class PipelineAdapter(ABC):
     """One family of pipelines with the components of some stages, which `tridentserve.pipelines.loading` loads.
 
     The result equals the stock diffusers pipeline for the same seed. Methods of stages that were not loaded raise
-    `CheckpointError`. Inside `tridentserve.parallel.sequence_parallel(...)`, `step` runs on all members of the group,
+    `ModelFolderError`. Inside `tridentserve.parallel.sequence_parallel(...)`, `step` runs on all members of the group,
     each with the same state, and leaves all of them with the same state.
     """
 

@@ -15,7 +15,7 @@ import transformers
 from diffusers.guiders import BaseGuidance
 from diffusers.utils import is_accelerate_available
 
-from tridentserve.errors import CheckpointError, TridentServeError
+from tridentserve.errors import ModelFolderError, TridentServeError
 from tridentserve.models.family import Family
 from tridentserve.models.model_folder import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
@@ -74,12 +74,12 @@ def load_adapter(
     """Load the components of `stages` from the local safetensors of a model folder, and return their adapter.
 
     `dtype` None means float32 on the CPU and bfloat16 elsewhere. Without `weights` the models are on torch's meta
-    device and get their tensors later (`tridentserve.pipelines.weights`). Raises `CheckpointError` when the folder is
+    device and get their tensors later (`tridentserve.pipelines.weights`). Raises `ModelFolderError` when the folder is
     missing, incomplete, damaged, or of a family that is not supported; the message names the file and states what to
     do.
     """
     if not stages:
-        raise CheckpointError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
+        raise ModelFolderError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
     family = detect_family(folder)
     target = torch.device(device)
     dtype = dtype or default_dtype(target)
@@ -100,7 +100,7 @@ def load_adapter(
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # Any error of diffusers here means that the components do not fit together.
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{folder} does not make a {family.pipeline_class} ({error}); compare its model_index.json with the "
             "original's"
         ) from error
@@ -179,20 +179,20 @@ def _lower(model: torch.nn.Module, kept: list[str], dtype: torch.dtype) -> None:
 
 
 def _check_complete(path: Path, class_name: str, info: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` unless every tensor of the model came from the files. Tied tensors (T5's embeddings) are
+    """Raise `ModelFolderError` unless every tensor of the model came from the files. Tied tensors (T5's embeddings) are
     not among the missing keys."""
     for what, keys in (("lack", info["missing_keys"]), ("have another shape for", info["mismatched_keys"])):
         names = sorted(key if isinstance(key, str) else str(key[0]) for key in keys)
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise CheckpointError(
+            raise ModelFolderError(
                 f"the weights in {path} {what} tensors of {class_name}: {', '.join(names[:3])}{more}; copy this folder "
                 "again, with the config.json that belongs to it"
             )
 
 
 def _check_tokenizer(path: Path, component: Any) -> None:
-    """Raise `CheckpointError` unless a tokenizer's vocabulary came from files: transformers makes an empty one where
+    """Raise `ModelFolderError` unless a tokenizer's vocabulary came from files: transformers makes an empty one where
     there are none."""
     if not isinstance(component, transformers.PreTrainedTokenizerBase):
         return
@@ -202,9 +202,9 @@ def _check_tokenizer(path: Path, component: Any) -> None:
     fast = files.pop("tokenizer_file", "tokenizer.json")
     absent = [file for file in files.values() if not (path / file).is_file()]
     if not (path / fast).is_file() and (absent or not files):
-        raise CheckpointError(f"{path} has neither {fast} nor {' and '.join(files.values())}; copy this folder again")
+        raise ModelFolderError(f"{path} has neither {fast} nor {' and '.join(files.values())}; copy this folder again")
     if component.chat_template is None and component.model_max_length > _MAX_TOKENS:
-        raise CheckpointError(f"{path / 'tokenizer_config.json'} gives no model_max_length; copy this folder again")
+        raise ModelFolderError(f"{path / 'tokenizer_config.json'} gives no model_max_length; copy this folder again")
 
 
 def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:
@@ -240,7 +240,7 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
     except ImportError:  # The class has dependencies that are not installed.
         component_class = None
     if not (isinstance(component_class, type) and issubclass(component_class, role)):
-        raise CheckpointError(
+        raise ModelFolderError(
             f"{folder / 'model_index.json'} wants {library}.{class_name} for {name!r}, which is not known here as a "
             f"{role.__name__}; use a folder whose components are diffusers and transformers classes of the installed "
             "versions"
@@ -250,7 +250,7 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
         # A model of another class would be built at that class's default size before the difference shows.
         saved = read_json(config).get("_class_name", class_name)
         if saved != class_name:
-            raise CheckpointError(
+            raise ModelFolderError(
                 f"{folder / 'model_index.json'} wants {class_name} for {name!r} but {config} is of {saved!r}; "
                 "copy both again from one model"
             )
@@ -265,4 +265,4 @@ def _loading(path: Path, class_name: str) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be loaded as {class_name} ({error}); copy this folder again") from error
+        raise ModelFolderError(f"{path} cannot be loaded as {class_name} ({error}); copy this folder again") from error

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter, Tensors
 
@@ -24,10 +24,10 @@ def named_tensors(adapter: PipelineAdapter) -> Tensors:
 def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
     """Put these tensors into the models without a copy. Names with the same tensor object are tied.
 
-    Raises `CheckpointError` unless the names are those of `named_tensors`."""
+    Raises `ModelFolderError` unless the names are those of `named_tensors`."""
     holders = list(_holders(adapter))
     if different := {name for name, _, _ in holders} ^ set(tensors):
-        raise CheckpointError(f"these weights are not of this model: {', '.join(sorted(different)[:3])} differ")
+        raise ModelFolderError(f"these weights are not of this model: {', '.join(sorted(different)[:3])} differ")
     parameters = {id(tensor): torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors.values()}
     for name, holder, attribute in holders:
         is_parameter = isinstance(holder[attribute], torch.nn.Parameter)

@@ -1,4 +1,4 @@
-"""How long a worker takes to get the weights of D: from the checkpoint, the host copy, or a peer."""
+"""How long a worker takes to get the weights of D: from the model folder, the host copy, or a peer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def measure_load(workers: Workers, model: str, runs: int) -> dict[str, Any
     `disk`, which is all that a worker does without a host copy. Files are in the page cache: a cold disk is slower."""
     replica = Replica(model, Stage.DIFFUSE)
     await asyncio.to_thread(os.sync)
-    disk = [await workers.call("w0", "read_checkpoint", replica) for _ in range(runs)]
+    disk = [await workers.call("w0", "read_model_folder", replica) for _ in range(runs)]
     # The peer, with a copy in memory of its own.
     await workers.call("w1", "fetch_by", "host")
     await workers.call("w1", "load", replica)

@@ -96,7 +96,7 @@ class BenchWorker(StageWorker):
         """Where replicas are fetched from, from now on."""
         self._parts.replicas._fetch = fetch
 
-    async def read_checkpoint(self, replica: Replica) -> float:
+    async def read_model_folder(self, replica: Replica) -> float:
         """Seconds to read the stage from its model folder into models of its own, as without a host copy."""
         source = self._parts.config.sources[replica.model]
 

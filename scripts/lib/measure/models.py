@@ -37,7 +37,7 @@ def shapes(text: str) -> list[Shape]:
 
 def add_model_options(parser: Parser) -> None:
     """All but the models themselves."""
-    parser.add_argument("--random-weights", action="store_true", help="read configurations only, no checkpoint")
+    parser.add_argument("--random-weights", action="store_true", help="read configurations only, no weights")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
     parser.add_argument("--threads", type=whole_number, default=1, metavar="N", help="torch threads of one worker (1)")

@@ -18,7 +18,7 @@ from deployments.model_updates.reconciler import ModelReconciler
 from tests.deployments.fake_backend import MODELS
 from tests.waiting import until
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.errors import CheckpointError, WorkerError
+from tridentserve.errors import ModelFolderError, WorkerError
 from tridentserve.models.cache import tiny_folder
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageMemory
@@ -49,12 +49,12 @@ class FakeChanges:
     async def prepare(self, source: ModelSource) -> None:
         self.told.append(f"prepare {source.name}")
         if source.name in self.unreadable:
-            raise CheckpointError(f"{source.folder} is damaged")
+            raise ModelFolderError(f"{source.folder} is damaged")
 
     async def rehearse(self, source: ModelSource) -> None:
         self.told.append(f"rehearse {source.name}")
         if source.name in self.unreadable:
-            raise CheckpointError(f"{source.folder} is damaged")
+            raise ModelFolderError(f"{source.folder} is damaged")
 
     async def drop_rehearsed(self, source: ModelSource) -> None:
         self.told.append(f"drop {source.name} in {source.dtype}")

@@ -108,7 +108,7 @@ def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
     assert abs(model.frames_near(asked) - max(1.0, asked)) <= multiple / 2
 
 
-def test_a_checkpoint_may_want_larger_multiples_than_its_family(tmp_path: Path) -> None:
+def test_a_model_may_want_larger_multiples_than_its_family(tmp_path: Path) -> None:
     """Wan 2.2 TI2V-5B: also of a size that nobody asked for."""
     for name, content in {
         "model_index.json": {"_class_name": "WanImageToVideoPipeline"},

@@ -1,4 +1,4 @@
-"""Models of random weights are, but for the numbers, what a checkpoint makes; and profiling with them works."""
+"""Models of random weights are, but for the numbers, what a model folder makes; and profiling with them works."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_what_they_make_is_finite_and_of_the_right_form(tiny_cache: Path) -> Non
     assert adapter.decode(latents, inputs).shape == (1, 64, 64, 3)
 
 
-def test_their_bytes_are_those_of_a_checkpoint(tiny_cache: Path) -> None:
+def test_their_bytes_are_those_of_a_model_folder(tiny_cache: Path) -> None:
     folder = ensure_tiny("flux", tiny_cache)
     assert random_weights_bytes(folder, torch.float32).keys() == stage_weights_bytes(folder).keys()
     for stage, num_bytes in stage_weights_bytes(folder, 2).items():
-        # Buffers that are computed are in no checkpoint, and take memory all the same.
+        # Buffers that are computed are in no model folder, and take memory all the same.
         assert num_bytes <= random_weights_bytes(folder, torch.bfloat16)[stage] <= 1.1 * num_bytes + 1e5
 
 

@@ -14,7 +14,7 @@ from profiler.measure.memory import peak_bytes
 from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.stages import Sample, Source, sample_decode
 from tests.profiler.measure import short_of_memory
-from tridentserve.errors import CheckpointError, ProfileError
+from tridentserve.errors import ModelFolderError, ProfileError
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_named(folder: Path, tmp_path: Path) -> None:
         measure(source, "m", Sweep([Shape(64, 64)], [3]), ONCE)
     with pytest.raises(ProfileError, match="4 attention heads cannot be shared by 8 workers"):
         measure(source, "m", Sweep([Shape(64, 64)], [2, 8]), ONCE)
-    with pytest.raises(CheckpointError, match=r"model_index.json is missing"):
+    with pytest.raises(ModelFolderError, match=r"model_index.json is missing"):
         measure(Source(tmp_path, "cpu"), "m", Sweep([Shape(64, 64)], [1]), ONCE)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
 from tridentserve.parallel import is_first, rows
@@ -277,7 +277,7 @@ class DiffusersAdapter(PipelineAdapter):
     def _running(self, stage: Stage) -> Iterator[None]:
         if stage not in self.stages:
             held = ", ".join(sorted(self.stages)) or "none"
-            raise CheckpointError(f"the {stage} stage of this {self.family} model was not loaded (loaded: {held})")
+            raise ModelFolderError(f"the {stage} stage of this {self.family} model was not loaded (loaded: {held})")
         with torch.no_grad():
             yield
 

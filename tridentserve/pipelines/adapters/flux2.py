@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.flux2_klein import Flux2KleinAdapter
 from tridentserve.pipelines.base import Tensors
@@ -31,7 +31,7 @@ class Flux2Adapter(Flux2KleinAdapter):
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         super().__init__(pipe, stages, device)
         if Stage.ENCODE in stages and pipe.tokenizer.chat_template is None:
-            raise CheckpointError("its tokenizer has no chat template; copy the folder again, chat_template.jinja too")
+            raise ModelFolderError("its tokenizer has no chat template; copy the folder again, chat_template.jinja too")
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         return None

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import retrieve_timesteps
 
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.video_adapter import VideoAdapter
@@ -121,11 +121,11 @@ class HunyuanVideo15Adapter(VideoAdapter):
 
 
 def _check_guider(guider: Any) -> None:
-    """Raises `CheckpointError` for guidance other than the plain classifier-free one."""
+    """Raises `ModelFolderError` for guidance other than the plain classifier-free one."""
     name = type(guider).__name__
     other = {key: guider.config.get(key) for key, plain in _PLAIN_GUIDANCE.items() if guider.config.get(key) != plain}
     if name != "ClassifierFreeGuidance" or other:
-        raise CheckpointError(
+        raise ModelFolderError(
             f"guider is a {name} ({other}), and only a ClassifierFreeGuidance with {_PLAIN_GUIDANCE} is served"
         )
 

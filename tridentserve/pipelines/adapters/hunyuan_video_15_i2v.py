@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.models.input_image import open_input_image
 from tridentserve.pipelines.adapters.hunyuan_video_15 import HunyuanVideo15Adapter
 from tridentserve.pipelines.adapters.image_conditioned import ImageConditionedAdapter, expand_to_outputs
@@ -28,7 +28,7 @@ class HunyuanVideo15ImageAdapter(ImageConditionedAdapter, HunyuanVideo15Adapter)
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         if pipe.transformer.config.use_meanflow:
-            raise CheckpointError(
+            raise ModelFolderError(
                 "this transformer wants two timesteps at each step (use_meanflow), which is not served"
             )
         super().__init__(pipe, stages, device)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers import WanPipeline
 
-from tridentserve.errors import CheckpointError
+from tridentserve.errors import ModelFolderError
 from tridentserve.models.input_image import open_input_image
 from tridentserve.pipelines.adapters.image_conditioned import (
     ImageConditionedAdapter,
@@ -38,9 +38,9 @@ class WanImageAdapter(ImageConditionedAdapter, WanAdapter):
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         config = pipe.transformer.config
         if config.pos_embed_seq_len is not None:
-            raise CheckpointError("this transformer wants a last image too (pos_embed_seq_len), which is not served")
+            raise ModelFolderError("this transformer wants a last image too (pos_embed_seq_len), which is not served")
         if Stage.ENCODE in stages and config.image_dim is not None and pipe.image_encoder is None:
-            raise CheckpointError("this transformer wants what an image_encoder makes of images (image_dim)")
+            raise ModelFolderError("this transformer wants what an image_encoder makes of images (image_dim)")
         super().__init__(pipe, stages, device)
 
     def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:

@@ -18,7 +18,7 @@ import torch
 from diffusers.utils import convert_unet_state_dict_to_peft
 from torch.nn import functional
 
-from tridentserve.errors import CheckpointError, InvalidRequestError
+from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.lora_files import lora_file, lora_names
 from tridentserve.pipelines.lora.scales import Scales, scales_by_alphas, scales_by_config
 
@@ -73,7 +73,7 @@ class Loras:
 
     @contextmanager
     def applied(self, name: str | None) -> Iterator[None]:
-        """Inside the context, the model denoises with this LoRA. Raises `CheckpointError` when its file does not
+        """Inside the context, the model denoises with this LoRA. Raises `ModelFolderError` when its file does not
         fit."""
         if name is None:
             yield
@@ -113,13 +113,13 @@ class Loras:
             down, up = tensors.pop(key), tensors.pop(path + _B, None)
             layer = layers.get(path)
             if up is None or not isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) or not _fits(layer, down, up):
-                raise CheckpointError(f"{file} is not for this model: it changes {path} otherwise than that could be")
+                raise ModelFolderError(f"{file} is not for this model: it changes {path} otherwise than that could be")
             dtype = layer.weight.dtype
             scale = scale_of(path, up.shape[1])
             changes.append(_LayerChange(layer, down.to(self._device, dtype), up.to(self._device, dtype), scale))
         if tensors or not changes:
             kinds = ", ".join(sorted(tensors)[:3]) or "no LoRA at all"
-            raise CheckpointError(
+            raise ModelFolderError(
                 f"{file} cannot be used as a LoRA of {self._component}: it has {kinds}; LoRAs of text encoders, DoRA "
                 "and biases are not supported"
             )
@@ -132,7 +132,7 @@ class Loras:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # A file of an unknown format may raise any error.
-            raise CheckpointError(f"{file} cannot be read as a LoRA: {error}") from error
+            raise ModelFolderError(f"{file} cannot be read as a LoRA: {error}") from error
 
     def _parse(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
         state, *alphas, metadata = self._pipe.lora_state_dict(

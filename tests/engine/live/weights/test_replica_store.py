@@ -53,14 +53,14 @@ def host(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> HostC
 
 
 @functools.cache
-def from_checkpoint(folder: Path, stage: Stage) -> dict[str, torch.Tensor]:
+def read_model_folder(folder: Path, stage: Stage) -> dict[str, torch.Tensor]:
     return named_tensors(load_adapter(folder, frozenset({stage})))
 
 
 def assert_right(store: ReplicaStore, source: ModelSource, replica: Replica) -> None:
-    """The tensors are the checkpoint's, bit for bit, and aligned as the stock pipeline's: matrix libraries choose their
-    code by the alignment of their operands, and different code rounds differently."""
-    expected, got = from_checkpoint(source.folder, replica.stage), named_tensors(store.adapter(replica))
+    """The tensors are the model folder's, bit for bit, and aligned as the stock pipeline's: matrix libraries choose
+    their code by the alignment of their operands, and different code rounds differently."""
+    expected, got = read_model_folder(source.folder, replica.stage), named_tensors(store.adapter(replica))
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         assert got[name].dtype == tensor.dtype
@@ -136,12 +136,12 @@ def test_a_copy_is_made_once_by_whoever_comes_first(
 
 def test_tied_tensors_are_kept_once(host: HostCopies, source: ModelSource) -> None:
     copy = host.get(E)
-    tensors = from_checkpoint(source.folder, Stage.ENCODE)
+    tensors = read_model_folder(source.folder, Stage.ENCODE)
     assert len(copy.names) == len(tensors) > len(copy.layout.slots)
     assert copy.layout.nbytes < sum(tensor.nbytes for tensor in tensors.values())
 
 
-def test_a_copy_of_another_checkpoint_or_format_is_another_copy(source: ModelSource, tmp_path: Path) -> None:
+def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelSource, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(source.folder, folder)
     mine = ModelSource("flux", folder)
@@ -168,7 +168,7 @@ def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_al
     assert slots != for_cpu.get(D).layout.slots
     assert [slot.offset % 512 for slot in slots] == [0] * len(slots)
     assert for_gpu.has(D), "the copy for the CPU does not replace it"
-    expected, got = from_checkpoint(source.folder, Stage.DIFFUSE), for_gpu.get(D).tensors(for_gpu.get(D).buffer)
+    expected, got = read_model_folder(source.folder, Stage.DIFFUSE), for_gpu.get(D).tensors(for_gpu.get(D).buffer)
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
 
 

@@ -32,7 +32,7 @@ import torch
 
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
-from tridentserve.errors import CheckpointError, ConfigError
+from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
 from tridentserve.pipelines.loading import default_dtype, load_adapter
 from tridentserve.pipelines.weights import named_tensors
@@ -80,7 +80,7 @@ class HostCopies:
     def source(self, replica: Replica) -> ModelSource:
         source = self._sources.get(replica.model)
         if source is None:
-            raise CheckpointError(f"no model named {replica.model!r}; this worker knows {sorted(self._sources)}")
+            raise ModelFolderError(f"no model named {replica.model!r}; this worker knows {sorted(self._sources)}")
         return source
 
     def add_model(self, source: ModelSource) -> None:
@@ -106,7 +106,7 @@ class HostCopies:
             self._make(replica)
 
     def get(self, replica: Replica) -> HostCopy:
-        """The copy, mapped; made first when it is not there. Raises `CheckpointError` for a damaged model folder."""
+        """The copy, mapped; made first when it is not there. Raises `ModelFolderError` for a damaged model folder."""
         if replica not in self._open:
             self._make(replica)
             self._open[replica] = self._map(self._stem(replica))

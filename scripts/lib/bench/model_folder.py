@@ -1,4 +1,4 @@
-"""A checkpoint of random weights that is large enough for its loads to be measured."""
+"""A model folder of random weights that are large enough for its loads to be measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 _HEADS, _HEAD_DIM = 8, 64
 
 
-def make_checkpoint(folder: Path, layers: int) -> Path:
+def make_model_folder(folder: Path, layers: int) -> Path:
     """The tiny SD3 with a transformer of `layers` layers of 512 channels, in `folder`."""
     shutil.copytree(ensure_tiny("sd3", cache_dir()), folder)
     target = folder / "transformer"
