@@ -81,7 +81,7 @@ class Loras:
         handles = [change.layer.register_forward_hook(change.make_hook()) for change in self._changes(name)]
         try:
             # Compiled code ignores hooks that are registered later.
-            with torch.compiler.set_stance("force_eager"):
+            with torch.compiler.set_stance("force_eager"), _frozen(getattr(self._pipe, self._component)):
                 yield
         finally:
             for handle in handles:
@@ -116,7 +116,9 @@ class Loras:
                 raise ModelFolderError(f"{file} is not for this model: it changes {path} otherwise than that could be")
             dtype = layer.weight.dtype
             scale = scale_of(path, up.shape[1])
-            changes.append(_LayerChange(layer, down.to(self._device, dtype), up.to(self._device, dtype), scale))
+            # As in PEFT's modules, see `_frozen`; detached, since views ask their base whether it requires a gradient.
+            down, up = (tensor.to(self._device, dtype).detach().requires_grad_() for tensor in (down, up))
+            changes.append(_LayerChange(layer, down, up, scale))
         if tensors or not changes:
             kinds = ", ".join(sorted(tensors)[:3]) or "no LoRA at all"
             raise ModelFolderError(
@@ -152,6 +154,21 @@ class Loras:
         if metadata:
             return own | others, scales_by_config(_strip_prefix(prefix, metadata))
         return own | others, scales_by_alphas(_strip_prefix(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
+
+
+@contextmanager
+def _frozen(model: torch.nn.Module) -> Iterator[None]:
+    """Inside the context no parameter requires a gradient, as in a model into which PEFT has put a LoRA, whose own
+    matrices do. Nothing is trained here, but torch chooses by it whether an input that is not contiguous is multiplied
+    as one matrix or sample by sample, and these round differently."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
 
 
 def _fits(layer: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torch.Tensor) -> bool:
