@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from dispatch.options import DispatchOptions
 from dispatch.solver import ilp
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, RAY_TOO_SLOW
 
 # How long an example takes says more of the machine than of the code. Every run has the same examples, but for those of
 # `make fuzz`, which looks for new ones.
@@ -82,14 +82,26 @@ def ray_cluster() -> Iterator[None]:
     import ray
     from ray._private import worker
 
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=True,  # the state API, and the Actors tab behind it
-        log_to_driver=True,
-        object_store_memory=512 << 20,
-        configure_logging=False,
-    )
+    def start() -> None:
+        ray.init(
+            address="local",
+            num_cpus=8,
+            include_dashboard=True,  # the state API, and the Actors tab behind it
+            log_to_driver=True,
+            object_store_memory=512 << 20,
+            configure_logging=False,
+        )
+
+    for _ in range(3):
+        try:
+            start()
+            break
+        except Exception as error:
+            if RAY_TOO_SLOW not in str(error):
+                raise
+            ray.shutdown()
+    else:
+        start()
     node: Any = worker._global_node
     processes = [info.process for infos in node.all_processes.values() for info in infos]
     yield

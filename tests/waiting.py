@@ -9,6 +9,8 @@ from inspect import isawaitable
 
 # Far longer than anything takes, also on one busy core: it only keeps a test that hangs from hanging without end.
 PATIENCE_S = 600.0
+# Ray gives its processes 30 s to start, which no setting changes; on one busy core that may be too little.
+RAY_TOO_SLOW = "The current node timed out during startup"
 
 
 def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0.05) -> None:
