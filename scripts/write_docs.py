@@ -1,7 +1,7 @@
-"""Writes the tables of docs/configuration.md anew, from the models of the configuration.
+"""Writes the tables of docs/configuration.md and docs/metrics.md anew, from the code.
 
 Example: python scripts/write_docs.py
-Exit status: 0; 1 with --check when the page is not as the code says.
+Exit status: 0; 1 with --check when a page is not as the code says.
 """
 
 from __future__ import annotations
@@ -13,28 +13,35 @@ from pathlib import Path
 
 from lib.command_line import Parser
 from lib.docs.configuration import with_tables
+from lib.docs.metrics import with_metrics
 
 from tridentserve.errors import TridentServeError
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="write_docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="change nothing, and say whether the page is up to date")
+    parser.add_argument("--check", action="store_true", help="change nothing, and say whether the pages are up to date")
     check = parser.parse_args(argv).check
     try:
-        text = PAGE.read_text(encoding="utf-8")
-        wanted = with_tables(text)
-        if check and text != wanted:
-            print(f"write_docs: {PAGE} is out of date; run python scripts/write_docs.py", file=sys.stderr)
-            return 1
-        if not check:
-            PAGE.write_text(wanted, encoding="utf-8")
+        is_stale = [write_page(name, check) for name in ("configuration.md", "metrics.md")]
     except (TridentServeError, OSError) as error:
         print(f"write_docs: {error}", file=sys.stderr)
         return 1
-    return 0
+    return 1 if check and any(is_stale) else 0
+
+
+def write_page(name: str, check: bool) -> bool:
+    """Writes a page anew, unless `check` is set. Returns whether its tables are not as the code says."""
+    path = ROOT / "docs" / name
+    text = path.read_text(encoding="utf-8")
+    wanted = with_tables(text) if name == "configuration.md" else with_metrics(text, ROOT)
+    if check and text != wanted:
+        print(f"write_docs: {path} is out of date; run python scripts/write_docs.py", file=sys.stderr)
+    if not check and text != wanted:
+        path.write_text(wanted, encoding="utf-8")
+    return text != wanted
 
 
 if __name__ == "__main__":

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
+import pytest
+from lib.docs.metrics import list_metrics, with_metrics
+
+from tridentserve.errors import ConfigError
+
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "metrics.md"
-START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
-HEADER = "| metric | kind | tags | meaning |\n| --- | --- | --- | --- |\n"
-KINDS = {"Counter", "Gauge", "Histogram"}
-
-
-def metrics() -> list[tuple[str, str, str, str]]:
-    """Name, kind, tags and description of every metric that the live engine and the deployments make."""
-    found = []
-    for folder in ("tridentserve/engine/live", "deployments"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            if "from ray.util.metrics import" not in text:
-                continue
-            tree = ast.parse(text)
-            # Tags that several metrics share stand in a variable.
-            shared = {
-                target.id: ast.literal_eval(node.value)
-                for node in ast.walk(tree)
-                if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
-                for target in node.targets
-                if isinstance(target, ast.Name) and all(isinstance(one, ast.Constant) for one in node.value.elts)
-            }
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
-                    name, meaning = (ast.literal_eval(argument) for argument in node.args)
-                    tags = next((one.value for one in node.keywords if one.arg == "tag_keys"), ast.Tuple(elts=[]))
-                    values = shared[tags.id] if isinstance(tags, ast.Name) else ast.literal_eval(tags)
-                    found.append((name, node.func.id.lower(), ", ".join(values), meaning))
-    return sorted(found)
+TEXT = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def test_the_table_lists_all_metrics() -> None:
-    rows = [f"| `ray_{name}` | {kind} | {tags} | {text} |\n" for name, kind, tags, text in metrics()]
-    there = PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0]
-    table = HEADER + "".join(rows)
-    assert there == table, f"put this into {PAGE}:\n{table}"
+    assert with_metrics(TEXT, ROOT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
+    rows = [line for line in TEXT.splitlines() if line.startswith("| `ray_tridentserve_")]
+    assert len(rows) == len(list_metrics(ROOT))
+
+
+def test_a_stale_table_is_replaced() -> None:
+    stale = TEXT.replace("| `ray_tridentserve_queue_length` | gauge |", "| `ray_tridentserve_queue` | counter |")
+    assert stale != TEXT
+    assert with_metrics(stale, ROOT) == TEXT
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="add the marks"):
+        with_metrics(TEXT.replace("<!-- table: end -->", ""), ROOT)
 
 
 def test_every_metric_has_the_prefix_and_a_sentence() -> None:
-    found = metrics()
+    found = list_metrics(ROOT)
     assert len(found) > 20
-    assert all(name.startswith("tridentserve_") and text.endswith(".") for name, _, _, text in found)
-    assert len({name for name, *_ in found}) == len(found)
+    assert all(one.name.startswith("tridentserve_") and one.meaning.endswith(".") for one in found)
+    assert len({one.name for one in found}) == len(found)
