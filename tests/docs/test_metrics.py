@@ -26,7 +26,7 @@ def test_a_stale_table_is_replaced() -> None:
 
 
 def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="add the marks"):
+    with pytest.raises(ConfigError, match="add these marks"):
         with_metrics(TEXT.replace("<!-- table: end -->", ""), ROOT)
 
 

@@ -31,14 +31,16 @@ class DeclaredMetric:
 
 
 def with_metrics(page: str, root: Path) -> str:
-    """The page with the table of all metrics that the code below `root` exports. Raises `ConfigError` if the page has no
-    marks around its table."""
+    """The page with the table of all metrics that the code below `root` exports. Raises `ConfigError` if the page
+    has no marks around its table."""
     before, start, rest = page.partition(_START)
     _, end, after = rest.partition(_END)
     if not start or not end:
-        raise ConfigError(f"docs/metrics.md has no table between {_START.strip()!r} and {_END.strip()!r}; add the marks")
-    rows = (f"| `ray_{one.name}` | {one.kind} | {', '.join(one.tags)} | {one.meaning} |\n" for one in list_metrics(root))
-    return before + start + _HEADER + "".join(rows) + end + after
+        raise ConfigError(f"docs/metrics.md has no table between {_START!r} and {_END!r}; add these marks")
+    table = _HEADER
+    for one in list_metrics(root):
+        table += f"| `ray_{one.name}` | {one.kind} | {', '.join(one.tags)} | {one.meaning} |\n"
+    return before + start + table + end + after
 
 
 def list_metrics(root: Path) -> list[DeclaredMetric]:
