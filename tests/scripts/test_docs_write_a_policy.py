@@ -24,6 +24,10 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
 
 
+def test_the_policy_of_the_page_is_short() -> None:
+    assert len(blocks("python")[0].splitlines()) <= 30
+
+
 def test_the_commands_of_the_page_run(tmp_path: Path, environment: dict[str, str]) -> None:
     out = tmp_path / "out"
     export, *commands = blocks("sh")[0].splitlines()
