@@ -25,9 +25,9 @@ from tridentserve.requests import RequestSpec
 class TickPlan:
     """The decisions of one tick."""
 
-    assignments: Sequence[Assignment] = ()
+    assignments: Sequence[Assignment]
     """Earliest deadline first."""
-    gap: float = 0.0
+    gap: float
     """The proved bound on how much more another choice for D could be worth, relative to this one."""
 
 
@@ -50,12 +50,12 @@ class IlpDispatcher:
     def plan(self, view: ClusterView) -> TickPlan:
         """The assignments of `decide`, with how good they are."""
         if not view.pending or not view.workers:
-            return TickPlan()
+            return TickPlan((), 0.0)
         known, workers = self._snapshot, view.workers
         self._snapshot = known.seen(workers) if known is not None else take_snapshot(workers, self._memory.unit_of)
         tick = self._tick(self._snapshot, view.now_s)
         if not tick.any_idle:
-            return TickPlan()
+            return TickPlan((), 0.0)
         waiting = group_by_work(view.pending, tick.models_with_idle())
         tick.narrowing = narrow = narrowing(waiting, tick, self._options.rewards)
         overdue = []
@@ -67,7 +67,7 @@ class IlpDispatcher:
                 tick.narrowing = narrow
         members, problem = build_problem(waiting, overdue, tick)
         if not problem.classes:
-            return TickPlan()
+            return TickPlan((), 0.0)
         solution = solve(problem, self._options)
         assigner = Assigner(self._times, self._options, tick, waiting)
         assignments = assigner.assign(_choices(solution, members, tick), solution.found_by)

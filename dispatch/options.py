@@ -7,10 +7,14 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from profiler.cost_model import EFFICIENCY_THRESHOLD
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.options import options
 
 DEFAULT_POLICY = "default"
 SolverName = Literal["highs", "cbc"]
+# The largest batch where each request runs alone, as images are exact only then: in batches a pixel may differ by 1 of
+# 255.
+NO_BATCHES = 1
 
 
 def _power_of_two(degree: int) -> int:
@@ -92,7 +96,7 @@ class DispatchOptions:
         "and fit a node are used.",
     )
     handoff_reserve_bytes: int = Field(
-        default=0,
+        default=WorkerOptions().reserve_bytes,
         ge=0,
         description="What the handoff buffer and the process groups take of each worker's memory, in bytes.",
     )
@@ -123,3 +127,9 @@ class DispatchOptions:
         "more than this share above it; with fewer, the best one is looked for.",
     )
     rewards: RewardOptions = Field(default_factory=RewardOptions, description="Weights of the objective.")
+
+    @property
+    def batch_limit(self) -> int:
+        """The number of requests that may run as one batch. In a policy that was made by its name `max_batch` is set
+        (`PolicySpec.resolve`); a dispatcher that is built with options that leave it out makes no batches."""
+        return NO_BATCHES if self.max_batch is None else self.max_batch

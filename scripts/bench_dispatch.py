@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, whole_number
+from lib.command_line import PROFILES, Parser, whole_number
 
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.options import SolverName
@@ -170,7 +170,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--ticks", type=whole_number, default=30, help="measured ticks per size")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--profiles", default="l20", help="a profile table that comes with TridentServe")
+    parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
     parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
     parser.add_argument("--solver", choices=get_args(SolverName), default=DispatchOptions().solver)
     parser.add_quick(gpus=[128, 256], ticks=2)

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, not_negative, policy_name, positive
+from lib.command_line import PROFILES, Parser, not_negative, policy_name, positive
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, grid
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
@@ -29,7 +29,8 @@ from tqdm import tqdm
 
 from deployments.assembly.options import options_line
 from dispatch.policies import POLICIES
-from traces.workloads.named import MODELS, WORKLOADS
+from traces.workloads.named import DURATION_S, MODELS, WORKLOADS
+from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import TridentServeError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,12 +141,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--cluster", metavar="FILE", help="cluster as YAML (deployments/clusters); default: nodes of 8 NVIDIA L20")
     add("--seeds", type=whole, default=1, help="traces per model and workload (default 1)")
     add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
-    add("--duration-s", type=real, default=1800.0, metavar="S", help="arrivals last so long (default 1800)")
-    add("--profiles", default="l20", metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
+    add("--duration-s", type=real, default=DURATION_S, metavar="S", help="arrivals last so long (default 1800)")
+    add("--profiles", default=PROFILES, metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
     add(
         "--solve-time-s",
         type=not_negative,
-        default=0.0,
+        default=SimulationOptions().solve_time,
         metavar="S",
         help="what a decision costs in simulated time (default 0)",
     )

@@ -17,9 +17,9 @@ from lib.command_line import Parser, whole_number
 
 from traces import WORKLOADS, DrawnTrace, load_mix, make_workload, mix_names, read_external, rescale, write_trace
 from traces.workloads.arrivals import Process
+from traces.workloads.named import DURATION_S
 from tridentserve.errors import TridentServeError
 
-_DURATION_S = 1800.0
 _WITH_CV: tuple[Process, ...] = ("gamma", "weibull")
 # Options that only one of the two sources has, with their defaults.
 _OF_EXTERNAL = {"start_s": 0.0}
@@ -80,7 +80,7 @@ def _make(arguments: argparse.Namespace) -> DrawnTrace:
         arguments.workload,
         arguments.model,
         arguments.seed,
-        _DURATION_S if arguments.duration_s is None else arguments.duration_s,
+        DURATION_S if arguments.duration_s is None else arguments.duration_s,
         arguments.rate_scale,
         arrivals=arguments.arrivals,
         cv=arguments.cv,

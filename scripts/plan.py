@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib.command_line import Parser, policy_name, positive, whole_number
+from lib.command_line import PROFILES, Parser, policy_name, positive, whole_number
 
 from deployments.assembly.options import device_of
 from dispatch.options import DEFAULT_POLICY
@@ -120,7 +120,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cluster", type=Path, required=True, help="a YAML file, see deployments/clusters")
     parser.add_argument("--workload", required=True, help="a shipped mix by its name, or a YAML file (see traces/data)")
     parser.add_argument(
-        "--profiles", nargs="+", default=["l20"], help="shipped tables by name, CSV files or directories (default: l20)"
+        "--profiles",
+        nargs="+",
+        default=[PROFILES],
+        help="shipped tables by name, CSV files or directories (default: l20)",
     )
     parser.add_argument(
         "--handoff-mb",

@@ -88,8 +88,20 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--decode-degrees", type=_degrees, default=[1], help="of decode (default 1)")
     parser.add_argument("--batches", type=_counts, default=[1], help="requests at once, such as 1,2,4 (default 1)")
     parser.add_argument("--stages", type=_stages, default=list(Stage), help="some of encode,diffuse,decode")
-    parser.add_argument("--steps-per-point", type=whole_number, default=10, metavar="N", help="timed runs (default 10)")
-    parser.add_argument("--passes", type=whole_number, default=1, metavar="N", help="times over; the lowest count (1)")
+    parser.add_argument(
+        "--steps-per-point",
+        type=whole_number,
+        default=MeasureOptions().repeats,
+        metavar="N",
+        help="timed runs (default 10)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=whole_number,
+        default=MeasureOptions().passes,
+        metavar="N",
+        help="times over; the lowest count (1)",
+    )
     parser.add_argument("--name", help="model name in the table (default: the model folder's name); one MODEL only")
     parser.add_argument(
         "--attention", choices=ATTENTIONS, default=Kernels().attention, help="kernel (default: torch chooses)"

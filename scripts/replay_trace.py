@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lib.command_line import Parser, not_negative, positive
+from lib.command_line import PROFILES, Parser, not_negative, positive
 
 from traces.formats.ours import read_trace
 from traces.reports.report import summary_table, write_report
@@ -29,7 +29,7 @@ from tridentserve.errors import TridentServeError
 _OF_LIVE = {"timeout_s": 600.0}
 _OF_SIMULATED = {
     "policy": None,  # the default policy; its name is in `dispatch`, which the live way does not import
-    "profiles": ["l20"],
+    "profiles": [PROFILES],
     "decision_log": None,
     "jitter": 0.0,
     "seed": 0,

@@ -108,8 +108,9 @@ def mix_of(arrivals: Sequence[Arrival]) -> list[LoadShare]:
 
 
 def with_deadlines(arrivals: Sequence[Arrival], times: StageTimes, slo_scale: float | None = None) -> list[Arrival]:
-    """The trace with an SLO on every request: its own, else `slo_scale` (2.5) times its latency at the optimal degrees
-    (section 8.1), by the profile as it stands: so all policies meet the same deadlines, whatever they learn."""
+    """The trace with an SLO on every request: its own, else `slo_scale` times its latency at the optimal degrees
+    (section 8.1; without one `DEFAULT_SLO_SCALE`), by the profile as it stands: so all policies meet the same
+    deadlines, whatever they learn."""
     scale = DEFAULT_SLO_SCALE if slo_scale is None else slo_scale
     return [(arrival_s, _with_slo(spec, times, scale)) for arrival_s, spec in arrivals]
 

@@ -11,7 +11,7 @@ from dispatch.candidates.classes import Waiting, by_deadline
 from dispatch.candidates.survey import Candidate
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
-from dispatch.options import DispatchOptions
+from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.workers.auxiliaries import AuxiliaryGroup, TransferSeconds
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import find_resident
@@ -34,8 +34,7 @@ class Assigner:
 
     def __init__(self, times: StageTimes, options: DispatchOptions, tick: TickView, waiting: Waiting) -> None:
         self._times = times
-        # Each request alone, as images are exact only then: in batches a pixel may differ by 1 of 255.
-        self._max_batch = options.max_batch or 1
+        self._max_batch = options.batch_limit
         self._tick = tick
         self._waiting = waiting
         self._now_s = tick.now_s
@@ -77,7 +76,7 @@ class Assigner:
 
     def _left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
-        if self._max_batch == 1:
+        if self._max_batch == NO_BATCHES:
             return {}
         served = set(taken)
         return {

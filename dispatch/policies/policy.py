@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
-from dispatch.options import DispatchOptions
+from dispatch.options import NO_BATCHES, DispatchOptions
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.errors import ConfigError
 from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan
@@ -44,7 +46,7 @@ class Policy:
     """Which decode goes first where several wait for an auxiliary."""
     one_pool: bool = True
     """True when the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
-    decodes_in_tiles: bool = True
+    decodes_in_tiles: bool = SimulationOptions().decodes_in_tiles
     """True when simulated workers that are short of memory decode in tiles, as live ones always do. Stock pipelines run
     out of memory instead."""
     name: str = ""
@@ -67,33 +69,41 @@ class PolicySpec:
     supports_units: bool = False
     """True when it plans with units of workers that hold a stage's weights together (`placement.units`). For the others
     a model that needs this does not fit."""
-    default_max_batch: int = 1
+    default_max_batch: int = NO_BATCHES
     """How many requests may run as one batch in a service whose configuration does not say. Above 1 for policies that
     live on batches only: in a batch, latents of tiny models differ by 2e-6, which is up to 1 of 255 in pixels."""
     one_load: bool = False
     """True when its dispatcher is sized by the load of the start, so that models cannot come and go."""
+
+    def resolve(self, options: DispatchOptions) -> DispatchOptions:
+        """The options with which the policy is made: its own `max_batch` where they set none."""
+        if options.max_batch is not None:
+            return options
+        return replace(options, max_batch=self.default_max_batch)
+
+
+class PolicyFacts(TypedDict, total=False):
+    """The arguments of `register_policy`: fields of `PolicySpec`, which documents them and has their defaults."""
+
+    needs_load: bool
+    supports_units: bool
+    default_max_batch: int
+    one_load: bool
 
 
 # Filled by `register_policy`, in the order of the calls.
 _SPECS: dict[str, PolicySpec] = {}
 
 
-def register_policy(
-    name: str,
-    *,
-    needs_load: bool = False,
-    supports_units: bool = False,
-    default_max_batch: int = 1,
-    one_load: bool = False,
-) -> Callable[[PolicyFactory], PolicyFactory]:
+def register_policy(name: str, **facts: Unpack[PolicyFacts]) -> Callable[[PolicyFactory], PolicyFactory]:
     """Decorates a function that builds a policy, which can be chosen by this name from then on; the function itself
-    stays as it is. The arguments are the fields of `PolicySpec`. Raises `ConfigError` when the name is taken."""
+    stays as it is. `facts` are fields of `PolicySpec`. Raises `ConfigError` when the name is taken."""
 
     def register(make: PolicyFactory) -> PolicyFactory:
         if name in _SPECS:
             module = _SPECS[name].make.__module__
             raise ConfigError(f"a policy of {module} is named {name!r} already; choose another name")
-        _SPECS[name] = PolicySpec(name, make, needs_load, supports_units, default_max_batch, one_load)
+        _SPECS[name] = PolicySpec(name, make, **facts)
         return make
 
     return register

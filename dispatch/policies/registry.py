@@ -61,7 +61,5 @@ def make_policy(
     spec = find_policy(name)
     if not workers:
         raise ConfigError(f"policy {name} needs a cluster; give at least one worker")
-    options = options or DispatchOptions()
-    if options.max_batch is None:
-        options = replace(options, max_batch=spec.default_max_batch)
-    return replace(spec.make(PolicyContext(times, workers, load, options)), name=name)
+    resolved = spec.resolve(options or DispatchOptions())
+    return replace(spec.make(PolicyContext(times, workers, load, resolved)), name=name)

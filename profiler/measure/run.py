@@ -18,6 +18,7 @@ from profiler.measure.processes import Processes
 from profiler.measure.random_weights import random_weights_bytes
 from profiler.measure.stages import Sample, Source, set_threads
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.pipelines.loading import default_dtype
@@ -31,7 +32,7 @@ class MeasureOptions:
 
     repeats: int = 10
     passes: int = 1
-    num_threads: int = 1
+    num_threads: int = WorkerOptions().num_threads
 
 
 def measure(

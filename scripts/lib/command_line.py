@@ -9,6 +9,9 @@ from typing import NoReturn
 
 from tridentserve.errors import ConfigError
 
+# The profile table that plans, simulations and benchmarks use when no other is named.
+PROFILES = "l20"
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the whole usage, and exits with 2. All scripts use it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dispatch import DispatchOptions
 from tests.profiler.synthetic import EDC_BYTES
 from tridentserve.plans import Replica
 from tridentserve.protocols import Assignment, ClusterView, Dispatcher, PendingRequest, WorkerView
@@ -18,9 +19,11 @@ def worker(
     free_at_s: float | None = None,
     memory_bytes: int = EDC_BYTES,
 ) -> WorkerView:
-    """`held` are `model:type`, or a type of model `one`; `free_at_s` makes the worker busy until then."""
+    """`held` are `model:type`, or a type of model `one`; `free_at_s` makes the worker busy until then. `memory_bytes`
+    is its memory beyond what handoff buffer and process groups take."""
     pairs = [entry.split(":") if ":" in entry else ["one", entry] for entry in held]
     replicas = frozenset(Replica(model, stage) for model, kind in pairs for stage in PlacementType(kind).stages)
+    memory_bytes += DispatchOptions().handoff_reserve_bytes
     return WorkerView(worker_id, node, memory_bytes, replicas, free_at_s is None, free_at_s or 0.0)
 
 

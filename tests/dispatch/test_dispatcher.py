@@ -129,7 +129,8 @@ def test_memory_decides_the_type_and_the_degree() -> None:
     )
     dc = worker("dc", "DC", memory_bytes=2436 * MIB)
     assert IDLE.can_ever_run(spec, [*tight, dc, worker("e", "E")]) is None
-    reserved = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=1))
+    one_more = DispatchOptions().handoff_reserve_bytes + 1
+    reserved = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=one_more))
     assert reserved.can_ever_run(spec, workers(1, "EDC", memory_bytes=1300 * MIB + in_tiles)) is not None
     # D alone: 800 + 196 MiB at degree 2 fits, 800 + 391 at degree 1 does not.
     pair = [*workers(2, "D", memory_bytes=1100 * MIB), worker("e", "E"), worker("c", "C")]

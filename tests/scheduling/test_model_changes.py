@@ -275,7 +275,13 @@ def test_the_same_on_simulated_workers(
     arrivals = [(i * 1.7, replace(make_request(f"{m}{i}"), model=m)) for i in range(12) for m in ("a", "b")]
     failures = () if lost_s is None else (WorkerFailure(lost_s, f"w{seed % 3}", 2.0),)
     options = SimulationOptions(
-        jitter=0.2, seed=seed, handoff_capacity_bytes=16, failures=failures, keep_plans=True, group_setup_s=0.1
+        jitter=0.2,
+        seed=seed,
+        handoff_capacity_bytes=16,
+        group_bytes=0,
+        failures=failures,
+        keep_plans=True,
+        group_setup_s=0.1,
     )
     engine = SimulatedEngine(Bench.fresh(), WORKERS, placement_of(["a"]), FixedTimes(), options)
     removed_s = max(added_s, drained_s + grace_s)

@@ -59,7 +59,7 @@ def test_a_policy_is_simulated_in_one_call() -> None:
 def test_times_and_failures_can_be_chosen() -> None:
     times = FixedTimes(encode_s=0.0, step_s=0.5, decode_s=1.0)
     failures = (WorkerFailure(time_s=1.0, worker_id="a", down_s=2.0),)
-    options = SimulationOptions(handoff_capacity_bytes=16, keep_plans=True, failures=failures)
+    options = SimulationOptions(keep_plans=True, failures=failures)
     result, workers = simulate_dispatcher(FirstComeFirstServed(), {"a": "EDC"}, {"r": 0.0}, times, options=options)
     assert find_violations(result, workers) == []
     assert (result.counts.worker_losses, result.counts.retries, result.outcomes["finished"]) == (1, 1, 1)

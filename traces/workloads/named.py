@@ -69,13 +69,15 @@ def _registry() -> dict[str, Workload]:
 
 
 WORKLOADS = _registry()
+# How long a trace lasts that is asked for without a length, in seconds.
+DURATION_S = 1800.0
 
 
 def make_workload(
     name: str,
     model: str | None = None,
     seed: int = 0,
-    duration_s: float = 1800.0,
+    duration_s: float = DURATION_S,
     rate_scale: float = 1.0,
     *,
     arrivals: Process | None = None,

@@ -18,10 +18,21 @@ Transport = Literal["nixl", "host"]
 
 
 @options
-class EngineOptions:
-    """Options of the live engine beyond those of the scheduler."""
+class LoopOptions:
+    """What both engines do: they call the scheduler and write down what it decides."""
 
     tick_s: float = Field(default=TICK_S, gt=0, description="Shortest time between two ticks, in seconds.")
+    decision_log: Path | None = Field(
+        default=None,
+        description="File to which all events and effects are written as JSON lines, for "
+        "`scripts/replay_decisions.py`; without it none is written.",
+    )
+
+
+@options
+class EngineOptions(LoopOptions):
+    """Options of the live engine beyond those of the scheduler."""
+
     max_requests: int = Field(
         default=256,
         ge=1,
@@ -31,11 +42,6 @@ class EngineOptions:
         default=60,
         ge=0,
         description="How long a finished request's result can be asked for again by its `request_id`, in seconds.",
-    )
-    decision_log: Path | None = Field(
-        default=None,
-        description="File to which all events and effects are written as JSON lines, for "
-        "`scripts/replay_decisions.py`; without it none is written.",
     )
 
 

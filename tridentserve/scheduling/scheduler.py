@@ -27,7 +27,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.assignment_runner import AssignmentRunner
 from tridentserve.scheduling.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
-from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
 from tridentserve.scheduling.runs import LazyViews, Request
@@ -51,7 +51,7 @@ class SchedulerOptions:
     slo_scale: Mapping[str, float] = Field(
         default_factory=dict,
         description="Default SLO of each model, as a multiple of the latency at the optimal degrees; models without an "
-        "entry have 2.5, as in the paper.",
+        f"entry have {DEFAULT_SLO_SCALE:g}, as in the paper.",
     )
     max_retries: int = Field(
         default=2,

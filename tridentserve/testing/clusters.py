@@ -1,4 +1,9 @@
-"""Small clusters and requests, and the simulation of a policy on them."""
+"""Small clusters and requests, and the simulation of a policy on them.
+
+The authors of policies need nothing but `tridentserve` for a test, which may not import the assembly of `deployments`.
+So the scheduler and the engine are put together here, around a dispatcher that need not have a name; what the workers
+reserve is that of `WorkerOptions`, as in the service.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,13 @@ from tridentserve.testing.fixed_times import FixedTimes
 # The model that the workers hold and the requests ask for.
 MODEL = "m"
 _SHAPE = Shape(512, 512)
+# Memory of a worker, in the small numbers of `FixedTimes`.
+_MEMORY_BYTES = 100
 
 
-def make_cluster(types: Mapping[WorkerId, str], memory_bytes: int = 100) -> tuple[list[WorkerSpec], PlacementPlan]:
+def make_cluster(
+    types: Mapping[WorkerId, str], memory_bytes: int = _MEMORY_BYTES
+) -> tuple[list[WorkerSpec], PlacementPlan]:
     """Workers by id and placement type ("" for none), each with `memory_bytes`, and their placement. A worker "n1/a" is
     on node n1, a worker "a" on node n0."""
     specs = [WorkerSpec(name, name.rpartition("/")[0] or "n0", memory_bytes) for name in types]
@@ -30,7 +39,7 @@ def make_cluster(types: Mapping[WorkerId, str], memory_bytes: int = 100) -> tupl
 
 
 def make_request(request_id: str, steps: int = 4, slo_s: float | None = None, shape: Shape = _SHAPE) -> RequestSpec:
-    """A request for one output. Without `slo_s` its deadline is 2.5 times its latency at the optimal degrees."""
+    """A request for one output. Without `slo_s` its deadline is the default of `SchedulerOptions.slo_scale`."""
     return RequestSpec(request_id, MODEL, shape, steps, slo_s=slo_s)
 
 
@@ -40,7 +49,7 @@ def simulate_dispatcher(
     arrivals: Mapping[str, float],
     times: StageTimes | None = None,
     *,
-    memory_bytes: int = 100,
+    memory_bytes: int = _MEMORY_BYTES,
     replanner: Replanner | None = None,
     scheduler_options: SchedulerOptions | None = None,
     options: SimulationOptions | None = None,
@@ -48,10 +57,13 @@ def simulate_dispatcher(
     """Simulate a cluster (see `make_cluster`) on which a policy decides, and requests of four steps that arrive at
     these times, in seconds, by request id. Returns the result and the workers, as `find_violations` takes them.
 
-    `times` are the stage times of the cluster (default: `FixedTimes()`); the dispatcher may hold the same object."""
+    `times` are the stage times of the cluster (default: `FixedTimes()`); the dispatcher may hold the same object.
+    `memory_bytes` is what each worker has for weights and activations. The handoff buffer and the process groups come
+    on top, so that a policy has to know of them, as it has in the service: a worker's memory is `memory_bytes` and
+    `SimulationOptions.reserve_bytes`, by default `WorkerOptions().reserve_bytes`."""
     times = times or FixedTimes()
-    options = options or SimulationOptions(handoff_capacity_bytes=16, keep_plans=True)
-    workers, placement = make_cluster(types, memory_bytes)
+    options = options or SimulationOptions(keep_plans=True)
+    workers, placement = make_cluster(types, memory_bytes + options.reserve_bytes)
     scheduler = Scheduler(workers, placement, times, dispatcher, scheduler_options, replanner)
     engine = SimulatedEngine(scheduler, workers, placement, times, options)
     result = engine.run((at_s, make_request(name)) for name, at_s in arrivals.items())

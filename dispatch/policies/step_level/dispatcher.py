@@ -28,7 +28,7 @@ from tridentserve.stages import PlacementType, Stage
 
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
-# The largest batch without `max_batch`, for policies that make batches: they live on them.
+# The largest batch of the policies that live on batches, where the options set no other.
 MAX_BATCH = 8
 # Requests of one batch kind can run in one batch.
 BatchKind = tuple[str, Shape, int, BatchKey]
@@ -45,7 +45,7 @@ class StepLevelDispatcher:
     def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         self._times = times
         self._options = options or DispatchOptions()
-        self._max_batch = self._options.max_batch or MAX_BATCH
+        self._max_batch = self._options.batch_limit
         self._feasibility = IlpDispatcher(times, self._options)
         self._memory = MemoryCheck(times, self._options)
         # The workers as last seen: most have not changed at the next tick.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from deployments.assembly.options import ServiceOptions, describe_options
 from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
@@ -41,7 +41,7 @@ class Settings:
     duration_s: float
     profiles: str
     cluster: str | None = None
-    solve_time_s: float = 0.0
+    solve_time_s: Literal["measured"] | float = SimulationOptions().solve_time
     solve_limit_s: float | None = None
 
     def options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
@@ -67,8 +67,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """`slo_scale` multiplies the deadlines of the workload: 1 leaves them as they are (2.5 times the latency at the
-    optimal degrees, where the workload says nothing else)."""
+    """`slo_scale` multiplies the deadlines of the workload: 1 leaves them as they are (`DEFAULT_SLO_SCALE` times the
+    latency at the optimal degrees, where the workload says nothing else)."""
 
     model: str
     workload: str

@@ -13,6 +13,7 @@ import pandas as pd
 
 from lib.evaluate.cells import PAPER_WORKLOADS, Cell
 from lib.evaluate.rows import COLUMNS, CellResult
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 Results = Mapping[Cell, CellResult]
 # The columns that policies are compared within.
@@ -117,8 +118,8 @@ def cells_table(results: Results) -> Table:
     )
     note = (
         "Latencies are of completed requests; in the mean of all, a request without a result counts until the end of "
-        "the simulation. SLO scale 1 is the workload's own deadline (2.5 x the latency at the optimal degrees). Bound: "
-        "the most that any schedule could finish on time. Failed includes OOM."
+        f"the simulation. SLO scale 1 is the workload's own deadline ({DEFAULT_SLO_SCALE:g} x the latency at the "
+        "optimal degrees). Bound: the most that any schedule could finish on time. Failed includes OOM."
     )
     return Table("All cells", header, tuple(rows), note)
 

@@ -11,6 +11,7 @@ from lib.command_line import Parser, whole_number
 from profiler.measure.random_weights import write_published
 from profiler.measure.stages import Source
 from profiler.published_models import published_names
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Kernels
@@ -40,7 +41,13 @@ def add_model_options(parser: Parser) -> None:
     parser.add_argument("--random-weights", action="store_true", help="read configurations only, no weights")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
-    parser.add_argument("--threads", type=whole_number, default=1, metavar="N", help="torch threads of one worker (1)")
+    parser.add_argument(
+        "--threads",
+        type=whole_number,
+        default=WorkerOptions().num_threads,
+        metavar="N",
+        help="torch threads of one worker (1)",
+    )
     parser.add_argument(
         "--cache-dir",
         type=Path,

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from dispatch import DispatchOptions
+from dispatch.policies.step_level.dispatcher import MAX_BATCH
 from profiler import CostModel
 from tests.profiler.synthetic import row, step_seconds, table
 from tridentserve.plans import WorkerId
@@ -46,6 +48,8 @@ def batching_model() -> CostModel:
 
 
 TIMES = batching_model()
+# As in policies that live on batches.
+BATCHES = DispatchOptions(max_batch=MAX_BATCH)
 
 
 def running(pending: PendingRequest, *diffuse: WorkerId, yielding: bool = False, batch: int = 1) -> RunningRequest:

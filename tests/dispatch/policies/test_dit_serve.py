@@ -5,10 +5,10 @@ from __future__ import annotations
 from dispatch import DispatchOptions
 from dispatch.policies.related.dit_serve import DitServe
 from tests.dispatch.cluster import request, worker, workers
-from tests.dispatch.policies.step_engine import LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
+from tests.dispatch.policies.step_engine import BATCHES, LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
 from tridentserve.protocols import ClusterView
 
-POLICY = DitServe(TIMES)
+POLICY = DitServe(TIMES, BATCHES)
 ONE_BUSY = [worker("n0-w0", "EDC", free_at_s=9.0)]
 
 
@@ -37,7 +37,7 @@ def test_a_request_joins_a_running_batch_at_its_next_step_boundary() -> None:
     (preemption,) = POLICY.decide(view).preemptions
     assert preemption.request_id == "old"
     assert "new joins" in preemption.reason
-    engine = StepEngine(DitServe(TIMES), workers(1, "EDC"))
+    engine = StepEngine(DitServe(TIMES, BATCHES), workers(1, "EDC"))
     engine.play([request("old", SMALL, steps=20), request("new", SMALL, steps=5, arrival_s=0.03)])
     batches = [set(each.request_ids) for _, each in engine.log]
     assert batches == [{"old"}, {"old", "new"}, {"old"}]

@@ -7,12 +7,12 @@ import math
 from dispatch.policies.related.genserve import GenServe
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round, score_images
 from tests.dispatch.cluster import request, worker, workers
-from tests.dispatch.policies.step_engine import MIDDLE, SMALL, TIMES, VIDEO, StepEngine, running
+from tests.dispatch.policies.step_engine import BATCHES, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, running
 from tests.profiler.synthetic import step_seconds
 from tridentserve.protocols import ClusterView, PendingRequest, RunningRequest, WorkerView
 from tridentserve.stages import Stage
 
-POLICY = GenServe(TIMES)
+POLICY = GenServe(TIMES, BATCHES)
 IMAGE_S = 0.02 + 20 * step_seconds(SMALL, 1) + TIMES.seconds("one", Stage.DECODE, SMALL)
 VIDEO_REST_S = 40 * step_seconds(VIDEO, 1) + TIMES.seconds("one", Stage.DECODE, VIDEO)
 
@@ -77,7 +77,7 @@ def test_images_of_one_size_run_together_unless_the_first_would_be_late() -> Non
 
 
 def test_a_paused_video_comes_back_and_all_are_in_time() -> None:
-    engine = StepEngine(GenServe(TIMES), workers(1, "EDC"))
+    engine = StepEngine(GenServe(TIMES, BATCHES), workers(1, "EDC"))
     requests = [request("v", VIDEO, 8.0, steps=50)]
     requests += [request(f"i{i}", SMALL, 0.4, arrival_s=0.5 + i * 0.9) for i in range(3)]
     engine.play(requests)

@@ -6,13 +6,13 @@ import pytest
 
 from dispatch.policies.related.patchedserve import PatchedServe
 from tests.dispatch.cluster import request, worker, workers
-from tests.dispatch.policies.step_engine import LARGE, SMALL, TIMES, StepEngine, running
+from tests.dispatch.policies.step_engine import BATCHES, LARGE, SMALL, TIMES, StepEngine, running
 from tests.profiler.synthetic import step_seconds
 from tridentserve.protocols import ClusterView, PendingRequest
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
-POLICY = PatchedServe(TIMES)
+POLICY = PatchedServe(TIMES, BATCHES)
 ONE_BUSY = [worker("n0-w0", "EDC", free_at_s=9.0)]
 
 
@@ -48,7 +48,7 @@ def test_a_request_joins_unless_somebody_in_the_batch_gets_late(slack_s: float, 
 
 
 def test_a_joined_batch_resumes_where_it_was() -> None:
-    engine = StepEngine(PatchedServe(TIMES), workers(2, "EDC"))
+    engine = StepEngine(PatchedServe(TIMES, BATCHES), workers(2, "EDC"))
     requests = [request("a", SMALL, steps=40), request("b", LARGE), request("c", SMALL, steps=30, arrival_s=0.04)]
     engine.play(requests)
     where = {each.diffuse for _, each in engine.log if "a" in each.request_ids}

@@ -14,7 +14,7 @@ from dispatch.policies.related.genserve import GenServe
 from dispatch.policies.related.patchedserve import PatchedServe
 from dispatch.policies.related.tetriserve import TetriServe
 from tests.dispatch.cluster import request, worker, workers
-from tests.dispatch.policies.step_engine import LARGE, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, check, running
+from tests.dispatch.policies.step_engine import BATCHES, LARGE, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, check, running
 from tests.profiler.synthetic import EDC_BYTES, MIB
 from tests.work import calls_in
 from tridentserve.protocols import ClusterView, Dispatcher, PendingRequest, WorkerView
@@ -22,9 +22,9 @@ from tridentserve.requests import Shape
 
 MAKERS: list[Callable[[], Dispatcher]] = [
     lambda: TetriServe(TIMES),
-    lambda: GenServe(TIMES),
-    lambda: DitServe(TIMES),
-    lambda: PatchedServe(TIMES),
+    lambda: GenServe(TIMES, BATCHES),
+    lambda: DitServe(TIMES, BATCHES),
+    lambda: PatchedServe(TIMES, BATCHES),
 ]
 NAMES = ["tetriserve", "genserve", "dit-serve", "patchedserve"]
 each_policy = pytest.mark.parametrize("make", MAKERS, ids=NAMES)

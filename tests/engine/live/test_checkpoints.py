@@ -44,7 +44,9 @@ def test_requests_on_simulated_workers_resume_from_the_checkpoint(tmp_path: Path
     """E takes half a second, a step one, and the way to the other node two: E's and D's part of the state."""
     log = tmp_path / "decisions.jsonl"
     failures = (WorkerFailure(47.0, "w0", 20.0), WorkerFailure(542.4, "w0", 20.0))
-    options = SimulationOptions(failures=failures, decision_log=log, keep_plans=True, handoff_capacity_bytes=16)
+    options = SimulationOptions(
+        failures=failures, decision_log=log, keep_plans=True, handoff_capacity_bytes=16, group_bytes=0
+    )
     specs = recovery.specs_of(100)
     engine = SimulatedEngine(recovery.scheduler(100), specs, recovery.placement(), FixedTimes(), options)
     result = engine.run([(0.0, spec_of("r-1")), (500.0, spec_of("r-2"))])

@@ -65,6 +65,7 @@ class Scenario:
             slowdown=self.slowdown,
             group_setup_s=0.1,
             handoff_capacity_bytes=16,
+            group_bytes=0,
             failures=self._failures(),
             keep_plans=True,
             decision_log=decision_log,

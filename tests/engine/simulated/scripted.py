@@ -84,7 +84,7 @@ def simulate(
     **options: object,
 ) -> SimulationResult:
     """Requests of four steps come at these times. The handoff buffer takes 16 bytes of the memory."""
-    settings = SimulationOptions(**{"handoff_capacity_bytes": 16, "keep_plans": True, **options})  # type: ignore[arg-type]
+    settings = SimulationOptions(**{"handoff_capacity_bytes": 16, "group_bytes": 0, "keep_plans": True, **options})  # type: ignore[arg-type]
     specs, placement = make_cluster(types, memory_bytes)
     engine = SimulatedEngine(script, specs, placement, FixedTimes(), settings)
     return engine.run((at_s, make_request(name)) for name, at_s in arrivals.items())

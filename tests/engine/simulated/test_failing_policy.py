@@ -19,7 +19,12 @@ def simulate(failures: int, log: Path | None = None, solve_time: float = 0.0) ->
     scheduler, dispatcher, specs, placement = failing_scheduler()
     dispatcher.failures_left = failures
     options = SimulationOptions(
-        handoff_capacity_bytes=16, max_idle_s=10.0, decision_log=log, keep_plans=True, solve_time=solve_time
+        handoff_capacity_bytes=16,
+        group_bytes=0,
+        max_idle_s=10.0,
+        decision_log=log,
+        keep_plans=True,
+        solve_time=solve_time,
     )
     engine = SimulatedEngine(scheduler, specs, placement, FakeTimes(), options)
     return engine.run((0.0, make_request(name)) for name in REQUESTS), dispatcher

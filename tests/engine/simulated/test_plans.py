@@ -77,7 +77,9 @@ def test_what_does_not_fit_the_handoff_buffer_waits_in_host_memory() -> None:
     script = Script(
         {"t": [run(1, "D", "a", "r s t", push_to="c")]}, {1: [run(2, "C", "c", "r s t", after=1, source="a")]}
     )
-    result = simulate(script, {"a": "D", "c": "C"}, {"r": 0.0, "s": 0.0, "t": 0.0}, handoff_capacity_bytes=16)
+    result = simulate(
+        script, {"a": "D", "c": "C"}, {"r": 0.0, "s": 0.0, "t": 0.0}, handoff_capacity_bytes=16, group_bytes=0
+    )
     # Two of three fit, and come by themselves. The third is fetched then, from the host: 10 bytes in 3 s, as weights.
     assert spans(result)[2][0][1] == pytest.approx(12.25 + 0.25 + 8 / 10 * 3)
     assert (result.counts.spills, result.counts.transfers) == (1, 3)

@@ -49,7 +49,7 @@ class SimulatedEngine:
         self._num_workers = len(workers)
         self._agenda = Agenda()
         actual = self._times = ActualTimes(times, self._options.jitter, self._options.seed)
-        self._devices = Devices(workers, actual, self._options.handoff_capacity_bytes + self._options.group_bytes)
+        self._devices = Devices(workers, actual, self._options.reserve_bytes)
         self._handoff = Handoff(self._devices, actual, self._options.handoff_capacity_bytes)
         self._recorder = Recorder(self._options.keep_plans, self._options.on_progress)
         self._has_run = False

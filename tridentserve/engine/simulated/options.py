@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tridentserve.engine.options import EngineOptions, WorkerOptions
+from tridentserve.engine.options import LoopOptions, WorkerOptions
 from tridentserve.errors import ConfigError
 from tridentserve.options import options
 from tridentserve.plans import WorkerId
@@ -31,12 +30,9 @@ class WorkerFailure:
 
 
 @options
-class SimulationOptions:
+class SimulationOptions(LoopOptions):
     """Behaviour and costs of a simulated service, in seconds of the simulation."""
 
-    tick_s: float = Field(
-        default=EngineOptions().tick_s, ge=0, description="Shortest time between two ticks, in seconds."
-    )
     retry_s: float = Field(
         default=RETRY_S,
         gt=0,
@@ -81,7 +77,9 @@ class SimulationOptions:
         "does not fit waits in the host memory of the worker that made it.",
     )
     group_bytes: int = Field(
-        default=0, ge=0, description="What its process groups take of each worker's memory, in bytes."
+        default=WorkerOptions().group_bytes,
+        ge=0,
+        description="What its process groups take of each worker's memory, in bytes.",
     )
     failures: tuple[WorkerFailure, ...] = Field(default=(), description="Workers that are lost, and when.")
     max_idle_s: float = Field(
@@ -98,13 +96,15 @@ class SimulationOptions:
         default=True,
         description="A worker that is short of memory decodes in tiles and encodes one request after another.",
     )
-    decision_log: Path | None = Field(
-        default=None, description="File to which all events and effects are written as JSON lines."
-    )
     on_progress: Callable[[float, int], None] | None = Field(
         default=None,
         description="Is called with the time and the number of requests that have ended, whenever one ends.",
     )
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes of each worker's memory that the handoff buffer and the process groups take."""
+        return self.handoff_capacity_bytes + self.group_bytes
 
     def __post_init__(self) -> None:
         for failure in self.failures:

@@ -94,7 +94,7 @@ def make_store(
     memory_bytes: int = PLENTY,
     peers: PeerWeights | None = None,
 ) -> ReplicaStore:
-    return ReplicaStore(host, CPU, MemoryBudget(memory_bytes, RESERVE), fetch, BLOCK, at_once, peers)
+    return ReplicaStore(host, CPU, MemoryBudget(memory_bytes, RESERVE, 0), fetch, BLOCK, at_once, peers)
 
 
 def size_of(host: HostCopies, *replicas: Replica) -> int:

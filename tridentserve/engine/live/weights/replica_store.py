@@ -48,7 +48,7 @@ class MemoryBudget:
     total_bytes: int
     handoff_bytes: int
     """Memory of the handoff buffer."""
-    group_bytes: int = 0
+    group_bytes: int
     """Memory of process groups."""
 
     @property
