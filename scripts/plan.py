@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print the placement that the Orchestrator makes for a cluster and a workload, and why. With --attainment: how many
+"""Print the placement with which a policy starts on a cluster, for a workload, and why. With --attainment: how many
 such GPUs the workload needs, by simulation.
 
 Example: python scripts/plan.py --cluster deployments/clusters/l20-128.yaml --workload flux.1-dev-heavy
@@ -14,25 +14,26 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lib.command_line import PROFILES, Parser, policy_name, positive, whole_number
+from lib.sizing import Question, answer
 
-from deployments.assembly.options import device_of
+from deployments.assembly.options import ServiceOptions
+from deployments.assembly.planning import divide_stages, plan_placement
+from deployments.assembly.simulation import cluster_options, times_of
 from dispatch.options import DEFAULT_POLICY
-from placement import LoadShare, Orchestrator
+from placement import LoadShare
 from placement.cluster_file import ClusterSpec, read_cluster
 from placement.describe import describe_placement
-from placement.units import choose_units, describe_divided_stages
-from profiler import load_cost_model
+from placement.units import describe_divided_stages
 from traces.workloads.mixes import Mix, load_figure, load_mix
-from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import ConfigError, TridentServeError
-from tridentserve.stages import Stage
 
 _MIB = 2**20
 # Options of --attainment, with their defaults.
-_OF_WHAT_IF = {"policy": DEFAULT_POLICY, "duration_s": 600.0, "max_gpus": 1024, "seed": 0}
+_OF_WHAT_IF = {"duration_s": 600.0, "max_gpus": 1024, "seed": 0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,11 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> tuple[list[str], bool]:
-    # Imported here: a placement alone needs no simulator.
-    from lib.sizing import Question, answer
-
-    from deployments.assembly.simulation import times_of
-
     question = Question(
         mix, arguments.attainment, arguments.duration_s, arguments.policy, arguments.seed, arguments.max_gpus
     )
@@ -69,14 +65,11 @@ def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> t
 
 
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
-    times = load_cost_model(arguments.profiles, cluster.gpu)
-    workers, load, reserve_bytes = cluster.workers(), _load(mix), _reserve_bytes(arguments, cluster)
-    units = choose_units(times, load, workers, reserve_bytes)
+    times = times_of(cluster, arguments.profiles)()
+    workers, load, options = cluster.workers(), _load(mix), _options(arguments, cluster)
+    units = divide_stages(options, times, workers, load)
     times = times.divided(units) if units else times
-    largest_node = max(group.gpus_per_node for group in cluster.groups)
-    degrees = {degree for model in mix.models for degree in times.degrees(model, Stage.DIFFUSE)}
-    orchestrator = Orchestrator(times, reserve_bytes, sorted(degree for degree in degrees if degree <= largest_node))
-    plan = orchestrator.plan(load, workers)
+    plan = plan_placement(options, times, workers, load)
     sizes = ", ".join(str(size) for size in sorted({group.gpus_per_node for group in cluster.groups}))
     needed = load_figure(mix, times, len(workers))
     return [
@@ -92,15 +85,16 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
     ]
 
 
-def _reserve_bytes(arguments: argparse.Namespace, cluster: ClusterSpec) -> int:
-    """Bytes that a service keeps free on each GPU for its handoff buffer and process groups."""
-    shipped = WorkerOptions(torch_device=device_of(cluster.gpu))
+def _options(arguments: argparse.Namespace, cluster: ClusterSpec) -> ServiceOptions:
+    """The options that ship, with the policy and the handoff buffer that are asked for."""
+    shipped = cluster_options(cluster, arguments.policy)
     if arguments.handoff_mb is None:
-        return shipped.reserve_bytes
+        return shipped
     handoff_mb: float = arguments.handoff_mb
     if not 0 <= handoff_mb < math.inf:
         raise ConfigError(f"--handoff-mb is {handoff_mb:g}; it must be a number from 0 up")
-    return shipped.group_bytes + round(handoff_mb * _MIB)
+    # Workers have a buffer of one byte at least.
+    return replace(shipped, worker=replace(shipped.worker, handoff_bytes=max(1, round(handoff_mb * _MIB))))
 
 
 def _load(mix: Mix) -> list[LoadShare]:
@@ -134,12 +128,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=positive(float), metavar="R", help="requests per second, instead of the workload's"
     )
+    parser.add_argument(
+        "--policy",
+        type=policy_name,
+        default=DEFAULT_POLICY,
+        metavar="P",
+        help="dispatch policy, by name or dotted path (default: default)",
+    )
     what_if = parser.add_argument_group("how many GPUs are needed")
     what_if.add_argument(
         "--attainment", type=_share, metavar="A", help="the share of requests to be on time, like 0.95"
-    )
-    what_if.add_argument(
-        "--policy", type=policy_name, metavar="P", help="dispatch policy, by name or dotted path (default: default)"
     )
     what_if.add_argument(
         "--duration-s",

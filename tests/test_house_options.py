@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import get_type_hints
 
 import pytest
 from pydantic import BaseModel
@@ -176,7 +177,7 @@ def test_homonyms_are_there(name: str) -> None:
 
 def test_keys_of_the_configuration_refer_to_the_options_of_the_rooms() -> None:
     owners = {mark.owner for section in sections(AppArgs) for mark in marks(section)}
-    names = {plain(name) for owner in owners for name in owner.__dataclass_fields__}
+    names = {plain(name) for owner in owners for name in get_type_hints(owner)}
     own = {
         (section.__name__, key)
         for section in sections(AppArgs)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from deployments.assembly.options import ServiceOptions, service_options
 from deployments.config.app import AppArgs
-from dispatch.policies import Policy, make_policy
+from dispatch.policies import Policy, find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, build_fixed_placement
+from placement.units import choose_units
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import Replanner, StageTimes
 from tridentserve.scheduling.estimation.hot_groups import HotGroup, hot_set
 from tridentserve.scheduling.scheduler import Scheduler
@@ -42,6 +43,23 @@ def assemble(
     follows = _follows_load(options, policy, is_planned=True)
     replanner = _replanner(options, times, workers, load, policy) if follows else None
     return Planners(policy, placement, _scheduler(options, times, workers, policy, placement, replanner))
+
+
+def plan_placement(
+    options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+) -> PlacementPlan:
+    """The placement that `assemble` starts with, which depends on the policy. Raises what `assemble` raises."""
+    return _planned(options, times, workers, load, _policy(options, times, workers, load))
+
+
+def divide_stages(
+    options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+) -> dict[Replica, int]:
+    """The stages whose weights units of workers have to hold together, with the sizes of the units
+    (`placement.units.choose_units`); none under a policy that has no units."""
+    if not find_policy(options.policy).supports_units:
+        return {}
+    return choose_units(times, load, workers, options.worker.reserve_bytes)
 
 
 def assemble_service(

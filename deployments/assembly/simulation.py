@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from deployments.assembly.options import ServiceOptions, device_of, service_options
-from deployments.assembly.planning import Planners, assemble, assemble_service, service_workers
+from deployments.assembly.planning import Planners, assemble, assemble_service, divide_stages, service_workers
 from deployments.config.app import AppArgs
-from dispatch.policies import find_policy
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
-from placement.units import choose_units
 from profiler import CostModel, load_tables
 from profiler.loading import TableSource
 from tridentserve.cluster import WorkerSpec
@@ -64,9 +62,7 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
     times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
-    if find_policy(options.policy).supports_units and (
-        units := choose_units(times, load, workers, options.worker.reserve_bytes)
-    ):
+    if units := divide_stages(options, times, workers, load):
         times, truth = times.divided(units), truth.divided(units)
     planners = assemble(options, times, workers, load)
     engine = replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles)

@@ -113,7 +113,7 @@ def test_options_out_of_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize("option", ["--policy=b1", "--duration-s=60", "--max-gpus=8", "--seed=1"])
+@pytest.mark.parametrize("option", ["--duration-s=60", "--max-gpus=8", "--seed=1"])
 def test_options_of_a_question_that_is_not_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:

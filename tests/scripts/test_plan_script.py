@@ -42,6 +42,14 @@ def test_several_models_are_numbered(capsys: pytest.CaptureFixture[str]) -> None
     assert "1:EDC 29.1" in out
 
 
+def test_the_placement_is_that_of_the_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--cluster", str(CLUSTERS / "l20-8.yaml"), "--workload", "flux.1-dev-medium", "--policy")
+    whole, stages = (run(capsys, *arguments, policy) for policy in ("b3", "b6"))
+    assert (whole[0], stages[0]) == (0, 0)
+    assert whole[1].count("EDC 14.2") == 8
+    assert "EDC" not in stages[1]
+
+
 @pytest.mark.parametrize(
     ("cluster", "arguments", "message"),
     [
