@@ -41,6 +41,12 @@ for name in ("RAY_ADDRESS", "TRIDENTSERVE_CACHE", *(f"{kind}_proxy" for kind in 
     os.environ.pop(name.upper(), None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--requests-seed", default="", help="any text: gives tests/e2e/test_exactness.py other random requests"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where the tests are shuffled, those of a module that tells one scene keep their order."""
     scenes: dict[Path, list[pytest.Function]] = {}

@@ -25,7 +25,7 @@ def started(
     with the block, whatever happens there, and so does everything that it started, in whatever session. For the main
     thread only."""
     mark, pipe = uuid.uuid4().hex, subprocess.PIPE if is_heard else None
-    with _signals_of_a_terminal():
+    with signals_of_a_terminal():
         process = subprocess.Popen(
             command,
             cwd=cwd,
@@ -65,9 +65,9 @@ def output_of(command: Sequence[str], cwd: Path | None = None, env: Mapping[str,
 
 
 @contextmanager
-def _signals_of_a_terminal() -> Iterator[None]:
+def signals_of_a_terminal() -> Iterator[None]:
     """Processes that are started here have the default handlers. They would inherit what this one ignores, and shells
-    ignore SIGINT for what scripts run in the background (`make test &`), `nohup` SIGHUP."""
+    ignore SIGINT for what scripts run in the background (`make test &`), `nohup` SIGHUP. For the main thread only."""
     ignored = [number for number in _OF_TERMINALS if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:  # A handler is not inherited; this one ignores, too.
         signal.signal(number, lambda *_: None)

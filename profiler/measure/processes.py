@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -44,7 +47,7 @@ class Processes:
         self._groups_made = 0
         context = multiprocessing.get_context("spawn")
         self._ranks = [
-            self._stack.enter_context(ProcessPoolExecutor(1, context, initializer=set_threads, initargs=(num_threads,)))
+            self._stack.enter_context(ProcessPoolExecutor(1, context, initializer=_start_rank, initargs=(num_threads,)))
             for _ in range(1, max_degree)
         ]
 
@@ -130,6 +133,27 @@ class Processes:
     def _free_ranks(self) -> None:
         for future in [rank.submit(release) for rank in self._ranks]:
             future.result()
+
+
+def end_with_parent() -> None:
+    """End this process, which multiprocessing started, as soon as its parent has ended, however it ended.
+
+    A killed parent cannot stop its processes, and a process that itself holds the other end of its queue never sees
+    that nobody is left to write to it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this process is not started by multiprocessing"
+
+    def wait() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
+
+
+def _start_rank(num_threads: int) -> None:
+    end_with_parent()
+    set_threads(num_threads)
 
 
 def _on_rank(source: Source, rank: int) -> Source:

@@ -1,5 +1,7 @@
 """Random requests to the running service have the stock pipeline's result bit for bit, for every family.
 
+They are the same in every run, but for those of `--requests-seed`, which `make fuzz` gives.
+
 The last bits depend on the code that matrix libraries choose, and this choice depends on shapes, on the alignment of
 weights and activations and on the number of threads: only the service itself has all of these as they are served.
 """
@@ -28,6 +30,11 @@ from tridentserve.requests import GenerationInputs, Shape
 SHARED = tuple(family for family in QUICK if family != "flux")
 # The lowest and the highest guidance scale. At 1 and below, most families leave out the pass of the negative prompt.
 GUIDANCE = {"below 1": (0.0, 0.99), "at 1": (1.0, 1.0), "above 1": (1.01, 8.0)}
+# Requests whose results once differed from the stock pipeline's.
+REPORTED = [
+    make_inputs(128, 128, 20, negative_prompt="", guidance_scale=1.0, seed=1234),
+    make_inputs(256, 256, 8, negative_prompt="", guidance_scale=1.0, seed=1234),
+]
 PROMPTS = ("a red fox", "Ünïcode 灯台 at dawn", "a long road, " * 12)
 
 
@@ -71,13 +78,25 @@ def test_random_requests_have_the_stock_pipelines_result(
     app, asked = ("tridentserve", service)
     if family not in SHARED:
         app, asked = ("exactness", request.getfixturevalue("all_families"))
-    draw = Random(f"{family}, guidance {guidance}")
+    seed = request.config.getoption("requests_seed")
+    draw = Random(f"{family}, guidance {guidance}" + (f", seed {seed}" if seed else ""))
     for num_outputs in (1, 1, draw.choice((2, 3))):
         inputs = draw_inputs(draw, family, guidance, num_outputs)
-        expected = np.stack(stock_result(ensure_tiny(family, tiny_cache), inputs, "pil"))
         served = get_frames(app, family, inputs) if family in VIDEOS else get_images(asked, family, inputs)
-        different = np.count_nonzero(served != expected)
-        assert different == 0, f"{different} of {served.size} values differ: {inputs}"
+        check_result(served, tiny_cache, family, inputs, f"pytest --requests-seed={seed} repeats it")
+
+
+@pytest.mark.parametrize("inputs", REPORTED, ids=lambda inputs: f"{inputs.shape}-{inputs.num_inference_steps}-steps")
+def test_reported_requests_have_the_stock_pipelines_result(
+    service: Service, tiny_cache: Path, inputs: GenerationInputs
+) -> None:
+    check_result(get_images(service, "sd3", inputs), tiny_cache, "sd3", inputs)
+
+
+def check_result(served: NDArray[Any], cache: Path, family: str, inputs: GenerationInputs, note: str = "") -> None:
+    expected = np.stack(stock_result(ensure_tiny(family, cache), inputs, "pil"))
+    different = np.count_nonzero(served != expected)
+    assert different == 0, f"{different} of {served.size} values differ: {inputs}; {note}"
 
 
 def draw_inputs(draw: Random, family: str, guidance: str, num_outputs: int) -> GenerationInputs:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from profiler.measure.processes import end_with_parent
+from tests.processes import signals_of_a_terminal
 from tests.waiting import PATIENCE_S
 from tridentserve.parallel import SequenceGroup, connect_store, make_group
 from tridentserve.pipelines import PipelineAdapter, load_adapter
@@ -54,7 +56,7 @@ class Member:
 
 
 class Pool:
-    """`size` processes, which the tests' own process serves the store for."""
+    """`size` processes, which the tests' own process serves the store for. They end with it, whatever ends it."""
 
     def __init__(self, size: int) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -100,12 +102,14 @@ class Pool:
     def _start(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs, self.store.port), daemon=True)
-        process.start()
+        with signals_of_a_terminal():
+            process.start()
         theirs.close()
         return process, ours
 
 
 def _serve(connection: Connection, store_port: int) -> None:
+    end_with_parent()
     torch.set_num_threads(1)
     member = Member(connect_store(port=store_port))
     while True:
