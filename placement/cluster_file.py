@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from profiler.tables.links import LinkSpeeds
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
-from tridentserve.validation import problem_text
+from tridentserve.validation import describe_problem
 
 _GB = 10**9
 
@@ -94,4 +94,4 @@ def read_cluster(path: Path | str) -> ClusterSpec:
         first = error.errors(include_url=False, include_input=False)[0]
         place = first["loc"][2:] if single and first["loc"][:1] == ("groups",) else first["loc"]
         key = ".".join(map(str, place)) or "the cluster"
-        raise ConfigError(f"{path}: {key}: {problem_text(first)}") from None
+        raise ConfigError(f"{path}: {key}: {describe_problem(first)}") from None

@@ -130,7 +130,7 @@ class GroupError(WorkerError):
     code = "group_failed"
 
 
-def error_class(code: str) -> type[TridentServeError]:
+def find_error_class(code: str) -> type[TridentServeError]:
     """The class with this code; `TridentServeError` for a code that no class has."""
     todo: list[type[TridentServeError]] = [TridentServeError]
     while todo:
@@ -143,10 +143,10 @@ def error_class(code: str) -> type[TridentServeError]:
 
 def http_status_of(code: str) -> int:
     """The HTTP status of the error class with this code; 500 for a code that no class has."""
-    return error_class(code).http_status
+    return find_error_class(code).http_status
 
 
 def make_error(code: str, message: str, param: str | None = None) -> TridentServeError:
     """An error of the class with this code; `param` is used where the class names a field at fault."""
-    kind = error_class(code)
+    kind = find_error_class(code)
     return kind(message, param) if issubclass(kind, InvalidRequestError) else kind(message)

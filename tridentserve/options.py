@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from tridentserve.errors import ConfigError
-from tridentserve.validation import problem_text
+from tridentserve.validation import describe_problem
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ def options(cls: type[T]) -> type[T]:
         try:
             check(self, *args, **kwargs)
         except ValidationError as error:
-            raise ConfigError("; ".join(map(_problem, error.errors(include_url=False)))) from None
+            raise ConfigError("; ".join(map(_describe_problem, error.errors(include_url=False)))) from None
 
     checked.__init__ = __init__
     made: type[T] = checked
     return made
 
 
-def _problem(detail: ErrorDetails) -> str:
+def _describe_problem(detail: ErrorDetails) -> str:
     path = ".".join(map(str, detail["loc"]))
-    return f"{path} is {detail['input']!r}; {problem_text(detail)}"
+    return f"{path} is {detail['input']!r}; {describe_problem(detail)}"

@@ -143,7 +143,7 @@ class StageSpan:
     def gpu_seconds(self) -> float:
         return len(self.workers) * self.seconds
 
-    def shifted(self, by_s: float) -> StageSpan:
+    def shift(self, by_s: float) -> StageSpan:
         """The same span on a clock that is `by_s` ahead."""
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 

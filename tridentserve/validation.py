@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic_core import ErrorDetails
 
 
-def problem_text(detail: ErrorDetails) -> str:
+def describe_problem(detail: ErrorDetails) -> str:
     """The problem of a value, in words that follow the path of its key."""
     if detail["type"] == "extra_forbidden":
         return "unknown key; check its spelling"

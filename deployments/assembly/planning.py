@@ -17,7 +17,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import Replanner, StageTimes
-from tridentserve.scheduling.estimation.hot_groups import HotGroup, hot_set
+from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
 
@@ -126,7 +126,7 @@ def hot_groups(
 ) -> tuple[HotGroup, ...]:
     """The process groups to make at the start: up to the widest degree in use, and no more than workers keep."""
     widest = max(degree for model in args.models for degree in times.degrees(model.name, Stage.DIFFUSE))
-    return tuple(hot_set(specs, placement, min(widest, 2**args.cluster.max_groups)))
+    return tuple(list_hot_groups(specs, placement, min(widest, 2**args.cluster.max_groups)))
 
 
 def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from tridentserve.validation import problem_text
+from tridentserve.validation import describe_problem
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
 # Units of keys, in those of the fields that they stand for.
@@ -107,7 +107,7 @@ def describe_problems(error: ValidationError, prefix: str) -> list[str]:
     lines = []
     for detail in error.errors(include_url=False, include_input=False):
         path = prefix + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"])
-        text = problem_text(detail)
+        text = describe_problem(detail)
         if detail["type"] == "config":
             key = str(detail["ctx"]["key"])
             path += key if key.startswith("[") or not key else f".{key}"

@@ -200,7 +200,7 @@ class ModelReconciler:
         """Wait until a model has no requests, or for `timeout_s` seconds after its closing. The result is False when
         another configuration comes first."""
         left_s = max(0.0, self._known[name].closed_s + timeout_s - time.monotonic())
-        ended = asyncio.ensure_future(self._changes.drained(name))
+        ended = asyncio.ensure_future(self._changes.wait_until_drained(name))
         changed = asyncio.ensure_future(self._changed.wait())
         try:
             await asyncio.wait((ended, changed), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)

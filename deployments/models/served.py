@@ -11,7 +11,7 @@ from typing import Any
 from deployments.config.app import Limits, ModelArgs
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
-from tridentserve.models.lora_files import lora_names
+from tridentserve.models.lora_files import list_loras
 from tridentserve.models.model_folder import detect_family
 from tridentserve.requests import Shape
 
@@ -177,7 +177,7 @@ def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
-    loras = lora_names(Path(model.path)) if model.path is not None and family.loras else ()
+    loras = list_loras(Path(model.path)) if model.path is not None and family.loras else ()
     return ServedModel(model.name, family, model.limits, loras)
 
 

@@ -77,7 +77,7 @@ class SchedulerDeployment:
         return self._require_engine().cancel(request_id)
 
     async def health(self) -> dict[str, Any]:
-        alive = self._require_engine().workers_alive()
+        alive = self._require_engine().list_live_workers()
         total = self._args.cluster.num_workers
         status = "ready" if len(alive) == total else "degraded" if alive else "starting"
         placement = self._require_engine().placement

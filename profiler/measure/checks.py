@@ -11,7 +11,7 @@ from profiler.measure.configs import config_value
 from profiler.measure.stages import Source
 from tridentserve.errors import ModelFolderError, ProfileError
 from tridentserve.models.family import Family
-from tridentserve.models.model_folder import component_classes, detect_family, read_json, stage_weights_bytes
+from tridentserve.models.model_folder import detect_family, read_component_classes, read_json, stage_weights_bytes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -63,7 +63,7 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
     not allow, `ModelFolderError` for a model folder that is not complete. Cheap: nothing is loaded."""
     family = detect_family(source.folder)
     if source.random_weights:
-        component_classes(source.folder)
+        read_component_classes(source.folder)
     else:
         stage_weights_bytes(source.folder)
     for shape in sweep.shapes:
@@ -107,7 +107,7 @@ def _transformer_number(source: Source, key: str) -> int | None:
     path = source.folder / "transformer" / "config.json"
     if not path.parent.is_dir():
         return None  # a U-Net
-    value = config_value(component_classes(source.folder)["transformer"][1], read_json(path), key)
+    value = config_value(read_component_classes(source.folder)["transformer"][1], read_json(path), key)
     if value is not None and not isinstance(value, int):
         raise ModelFolderError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
     return value

@@ -21,7 +21,7 @@ from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import stage_weights_bytes
-from tridentserve.pipelines.loading import default_dtype
+from tridentserve.pipelines.loading import choose_default_dtype
 from tridentserve.stages import Stage
 
 
@@ -142,7 +142,7 @@ def _weights_row(
 
 def _dtype(source: Source) -> torch.dtype:
     """The number format of the loaded weights."""
-    return getattr(torch, source.dtype) if source.dtype else default_dtype(torch.device(source.device))
+    return getattr(torch, source.dtype) if source.dtype else choose_default_dtype(torch.device(source.device))
 
 
 def device_name(device: str) -> str:

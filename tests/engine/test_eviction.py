@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tridentserve.engine.eviction import victims
+from tridentserve.engine.eviction import choose_victims
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 
@@ -30,7 +30,7 @@ def test_the_order_of_eviction(
     excess_bytes: int,
 ) -> None:
     size = dict(zip(REPLICAS, sizes, strict=True))
-    chosen = victims(resident, needed, wanted, queued, size.__getitem__, excess_bytes)
+    chosen = choose_victims(resident, needed, wanted, queued, size.__getitem__, excess_bytes)
     may_go = [replica for replica in resident if replica not in needed]
     assert set(chosen) <= set(may_go)
     freed = sum(size[replica] for replica in chosen)

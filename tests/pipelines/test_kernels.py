@@ -73,7 +73,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return compile_graph
 
-    monkeypatch.setattr(kernels, "_backend", backend)
+    monkeypatch.setattr(kernels, "_make_backend", backend)
     return graphs
 
 
@@ -101,13 +101,13 @@ def test_the_compiler_keeps_what_it_makes_for_each_kernel_apart(monkeypatch: pyt
         return lambda *_: tags.append((name, torch.compiler.config.cache_key_tag))
 
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lookup)
-    kernels._backend.cache_clear()
+    kernels._make_backend.cache_clear()
     try:
         for attention in ATTENTIONS:
-            assert kernels._backend(attention) is kernels._backend(attention)
-            kernels._backend(attention)(None, [])
+            assert kernels._make_backend(attention) is kernels._make_backend(attention)
+            kernels._make_backend(attention)(None, [])
     finally:
-        kernels._backend.cache_clear()
+        kernels._make_backend.cache_clear()
     assert len(set(tags)) == len(ATTENTIONS)
     assert {name for name, _ in tags} == {"inductor"}
     assert not torch.compiler.config.cache_key_tag

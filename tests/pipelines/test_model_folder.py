@@ -19,7 +19,7 @@ from tests.pipelines.models import ALL, edit_json, families
 from tridentserve.errors import ModelFolderError
 from tridentserve.models import model_folder
 from tridentserve.models.families import FAMILIES
-from tridentserve.models.model_folder import detect_family, safetensors_bytes, stage_weights_bytes
+from tridentserve.models.model_folder import count_safetensors_bytes, detect_family, stage_weights_bytes
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.stages import Stage
@@ -82,16 +82,16 @@ def test_files_that_are_no_safetensors_are_named(tmp_path: Path, content: bytes)
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors is no readable safetensors file"):
-        safetensors_bytes(path)
+        count_safetensors_bytes(path)
 
 
 def test_a_truncated_file_is_noticed_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(100)}, path)
-    assert safetensors_bytes(path) == 400
+    assert count_safetensors_bytes(path) == 400
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ModelFolderError, match="is cut short"):
-        safetensors_bytes(path)
+        count_safetensors_bytes(path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "\x00"])
@@ -209,4 +209,4 @@ def test_a_damaged_entry_of_a_header_is_named(tmp_path: Path, entry: object) -> 
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     with pytest.raises(ModelFolderError, match=r"model\.safetensors is no readable safetensors file"):
-        safetensors_bytes(path, element_bytes=2)
+        count_safetensors_bytes(path, element_bytes=2)

@@ -16,7 +16,7 @@ from profiler.measure.random_weights import random_weights_bytes, write_publishe
 from profiler.measure.tokenizers import stand_in
 from profiler.published_models import Component, published_model, published_names, shared_components
 from tridentserve.errors import ProfileError
-from tridentserve.models.model_folder import component_classes, detect_family
+from tridentserve.models.model_folder import detect_family, read_component_classes
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.stages import Stage
@@ -116,7 +116,7 @@ def test_every_entry_is_one_that_diffusers_knows(name: str) -> None:
 def test_a_model_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) -> None:
     folder = write_published("sd3-medium", tmp_path / "full")
     assert detect_family(folder).name == "sd3"
-    assert component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")
+    assert read_component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")
     sizes = random_weights_bytes(folder, torch.bfloat16)
     # 2.03 B parameters; a CLIP-L, a bigG and a T5-XXL; the VAE has an encoder too, as a model folder has.
     assert sizes[Stage.DIFFUSE] == pytest.approx(2 * 2.03e9, rel=0.03)

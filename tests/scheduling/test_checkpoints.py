@@ -171,7 +171,7 @@ def test_users_see_the_steps_that_count() -> None:
     arrived = bench.scheduler._ledger.requests["r"].spec
     records.apply(ev.RequestArrived(arrived), [], 0.0)
     records.apply(ev.Tick(), [run], 0.0)
-    records.progress("r", 3)
+    records.note_progress("r", 3)
     records.apply(saved(plan, 2, now_s=4.0), [], 4.0)
     records.apply(ev.PlanFailed(plan.plan_id, "x"), [ev.Requeue("r", "x", steps_done=2)], 5.0)
     record = records.records["r"]

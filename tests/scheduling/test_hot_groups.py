@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dispatch.workers.pools import IdleWorkers, group_into_pools
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica
-from tridentserve.scheduling.estimation.hot_groups import hot_set
+from tridentserve.scheduling.estimation.hot_groups import list_hot_groups
 from tridentserve.scheduling.worker_pool import WorkerPool
 from tridentserve.stages import PlacementType
 
@@ -24,14 +24,14 @@ def cluster(kinds: list[str], per_node: int) -> tuple[list[WorkerSpec], Placemen
 
 def test_of_eight_alike_four_pairs_two_quads_one_octet() -> None:
     workers, placement = cluster(["EDC"] * 8, 8)
-    assert [len(group.workers) for group in hot_set(workers, placement, 8)] == [2, 2, 2, 2, 4, 4, 8]
-    assert [len(group.workers) for group in hot_set(workers, placement, 2)] == [2, 2, 2, 2]
-    assert hot_set(workers, placement, 1) == []
+    assert [len(group.workers) for group in list_hot_groups(workers, placement, 8)] == [2, 2, 2, 2, 4, 4, 8]
+    assert [len(group.workers) for group in list_hot_groups(workers, placement, 2)] == [2, 2, 2, 2]
+    assert list_hot_groups(workers, placement, 1) == []
 
 
 def test_only_workers_that_may_run_together() -> None:
     workers, placement = cluster(["E", "D", "D", "C", "DC", "D", "D", "EDC"], 4)
-    assert [group.workers for group in hot_set(workers, placement, 4)] == [("n0w1", "n0w2"), ("n1w1", "n1w2")]
+    assert [group.workers for group in list_hot_groups(workers, placement, 4)] == [("n0w1", "n0w2"), ("n1w1", "n1w2")]
 
 
 kinds_of_workers = st.lists(st.sampled_from(["EDC", "D", "E"]), min_size=1, max_size=12)
@@ -42,8 +42,8 @@ def test_the_first_sets_of_an_idle_cluster_are_hot(kinds: list[str], per_node: i
     """Whatever set of `degree` workers a dispatcher is given on an idle cluster has its group, under the same name."""
     workers, placement = cluster(kinds, per_node)
     pool = WorkerPool(workers, placement)
-    hot = {group.workers: group.name for group in hot_set(workers, placement, 8)}
-    for alike in group_into_pools(pool.views_when_idle()):
+    hot = {group.workers: group.name for group in list_hot_groups(workers, placement, 8)}
+    for alike in group_into_pools(pool.list_idle_views()):
         taken = IdleWorkers(alike).take(degree) if alike.types else None
         if taken is not None:
             assert hot[taken] == pool.group_name(taken)

@@ -158,7 +158,7 @@ def test_a_removed_model_is_unloaded_when_its_last_plan_has_stopped() -> None:
     del bench.plans[number]
     assert bench.on(ev.PlanStopped(number)) == [ev.Unload("a", "no worker runs anything of it any more")]
     assert not any(
-        replica.model == "a" for view in bench.scheduler._pool.views() for replica in view.resident or frozenset()
+        replica.model == "a" for view in bench.scheduler._pool.list_views() for replica in view.resident or frozenset()
     )
     bench.end(0)
     assert bench.codes[waiting] == "finished"
@@ -219,7 +219,7 @@ def test_whatever_comes_and_goes_every_request_ends_once(actions: list[tuple[str
     assert not bench.plans
     assert bench.ends == Counter(bench.arrived)
     assert bench.scheduler.num_pending == 0
-    assert all(view.idle for view in bench.scheduler._pool.views())
+    assert all(view.idle for view in bench.scheduler._pool.list_views())
     check_reports_of_models(bench)
     check_that_it_replays(bench)
 

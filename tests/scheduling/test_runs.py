@@ -111,7 +111,7 @@ class Bench:
         return {view.spec.request_id: (view.steps_done, view.encoded, view.held_by) for view in views}
 
     def idle(self) -> set[str]:
-        return {view.worker_id for view in self.scheduler._pool.views() if view.idle}
+        return {view.worker_id for view in self.scheduler._pool.list_views() if view.idle}
 
 
 def assignment(
@@ -334,7 +334,7 @@ def test_a_new_placement_is_in_force_at_once_and_loads_count_until_they_are_done
     # E and D have to be loaded: 3 s each by the fake times, before 0.5 + 4 + 2 s of work.
     assert bench.scheduler._pool.free_at_s("c", 1.0) == 1.0 + 6.0 + 6.5
     bench.on(ev.ReplicaLoaded("c", Replica(MODEL, D), (), "peer", 1, 3.0), 4.0)
-    assert bench.scheduler._pool.missing("c", [Replica(MODEL, D)]) == []
+    assert bench.scheduler._pool.list_missing("c", [Replica(MODEL, D)]) == []
     assert replan.arrivals == ["r"]
 
 

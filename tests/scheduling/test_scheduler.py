@@ -132,7 +132,7 @@ def test_decode_on_the_leader_frees_the_other_workers() -> None:
     (effect,) = run.finish(wide, 0.0, 2.0)
     assert isinstance(effect, ev.RunPlan)
     assert (effect.plan.workers, sole(effect.plan).source) == (("a",), "a")
-    idle = {view.worker_id: view.idle for view in run.scheduler._pool.views()}
+    idle = {view.worker_id: view.idle for view in run.scheduler._pool.list_views()}
     assert idle == {"a": False, "b": True}
 
 
@@ -141,7 +141,7 @@ def test_primaries_stay_reserved_while_encode_runs(apart: Run) -> None:
     first = apart.plan(ev.Tick())
     apart.on(ev.RequestArrived(make_request("second")))
     assert apart.on(ev.Tick()) == []
-    free_at_s = {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}
+    free_at_s = {view.worker_id: view.free_at_s for view in apart.scheduler._pool.list_views()}
     assert (free_at_s["e"], free_at_s["d0"]) == (0.5, 0.5 + 4 * 0.5)
     (effect,) = apart.finish(first, 0.0, 1.0)
     assert apart.on(ev.Tick(), 1.0) == []
@@ -154,11 +154,11 @@ def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
     """Else the next request's decode would be sent to the same worker, since nothing waits there yet."""
     apart.on(ev.RequestArrived(make_request("r")))
     encode = apart.plan(ev.Tick())
-    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 2.0
+    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.list_views()}["c"] == 2.0
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.RunPlan)
     apart.on(ev.RequestCancelled("r"), 1.5)
-    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.views()}["c"] == 0.0
+    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.list_views()}["c"] == 0.0
 
 
 def test_cancel_before_and_after_the_dispatch(apart: Run) -> None:
@@ -205,7 +205,7 @@ def test_a_plan_that_ends_after_its_request_was_cancelled_frees_its_workers(apar
     plan = apart.plan(ev.Tick())
     apart.on(ev.RequestCancelled("r"))
     assert apart.finish(plan, 0.0, 1.0) == []
-    assert all(view.idle for view in apart.scheduler._pool.views())
+    assert all(view.idle for view in apart.scheduler._pool.list_views())
 
 
 def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(apart: Run) -> None:
@@ -220,7 +220,7 @@ def test_a_failed_plan_is_tried_again_on_a_new_group_until_it_fails_too_often(ap
     assert isinstance(answer, ev.Reject)
     assert (answer.code, len(set(groups))) == ("worker_failed", 3)
     assert "connection closed by peer" in answer.reason
-    assert all(view.idle for view in apart.scheduler._pool.views())
+    assert all(view.idle for view in apart.scheduler._pool.list_views())
 
 
 def test_what_cannot_be_helped_is_not_tried_again(apart: Run) -> None:
@@ -308,7 +308,7 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
             on(ev.WorkerLost(specs[number % 5].worker_id, "killed"), now_s)
         elif action == "join":
             on(ev.WorkerJoined(specs[number % 5], moment), now_s)
-        for view in run.scheduler._pool.views():  # never two plans at once on a primary
+        for view in run.scheduler._pool.list_views():  # never two plans at once on a primary
             if view.worker_id.startswith("d"):
                 assert sum(view.worker_id in plan.workers for plan in plans.values()) <= 1
     now_s = float(len(actions))
@@ -319,7 +319,7 @@ def test_whatever_happens_nothing_is_lost_and_a_replay_decides_the_same(actions:
         while plans:
             report(0, now_s, failed=False)
     assert all(record.state.is_final for record in run.records.records.values())
-    assert all(view.idle for view in run.scheduler._pool.views())
+    assert all(view.idle for view in run.scheduler._pool.list_views())
     logged = [decode_entry(encode_entry(decision)) for decision in run.log]
     assert logged == run.log
     assert all(decision.effects == effects for decision, effects in replay(logged, run.make()))

@@ -77,13 +77,13 @@ def drive(pacer: TickPacer, scheduler: Asked, happened: list[Happening], solve_m
             at, happening = queue.pop(0)
             now = max(now, at)
             scheduler.num_pending = happening.num_pending
-            pacer.heard(NEWS if happening.is_news else NO_NEWS)
+            pacer.note_event(NEWS if happening.is_news else NO_NEWS)
             yield Taken(now, happening)
         elif due <= end:
             start = max(now, due)
             pacer.tick(scheduler, start)
             now = start + solve_ms
-            pacer.ended(now)
+            pacer.note_end(now)
             yield Ticked(start, now)
         else:
             return
@@ -118,20 +118,20 @@ def test_every_tick_has_a_reason_and_is_in_time(happened: list[Happening], solve
 def test_nothing_is_due_before_anything_has_happened() -> None:
     pacer = TickPacer()
     assert pacer.due_s(0) == math.inf
-    pacer.heard(NO_NEWS)
+    pacer.note_event(NO_NEWS)
     assert (pacer.due_s(0), pacer.has_news) == (math.inf, False)
-    pacer.heard(NEWS)
+    pacer.note_event(NEWS)
     assert pacer.due_s(0) == -math.inf
 
 
 def test_the_default_paces() -> None:
     pacer = TickPacer()
-    pacer.heard(NEWS)
+    pacer.note_event(NEWS)
     pacer.tick(Asked(), 1.0)
-    pacer.ended(1.5)
+    pacer.note_end(1.5)
     assert pacer.due_s(0) == math.inf
     assert pacer.due_s(1) == 1.75
-    pacer.heard(NEWS)
+    pacer.note_event(NEWS)
     assert pacer.due_s(1) == pytest.approx(1.505)
 
 

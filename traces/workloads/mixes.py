@@ -16,7 +16,7 @@ from tridentserve.errors import ConfigError, ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
-from tridentserve.validation import problem_text
+from tridentserve.validation import describe_problem
 
 _SHIPPED = Path(__file__).parents[1] / "data" / "mixes"
 # Policies see no prompts; these only make a drawn trace one that a live service can be sent.
@@ -120,7 +120,7 @@ def load_mix(name: str) -> Mix:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the mix"
-        raise ConfigError(f"{path}: {place}: {problem_text(first)}") from None
+        raise ConfigError(f"{path}: {place}: {describe_problem(first)}") from None
 
 
 def load_figure(mix: Mix, times: StageTimes, num_gpus: int | None = None) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from tridentserve.plans import Replica
 
 
-def victims(
+def choose_victims(
     resident: Iterable[Replica],
     needed: Collection[Replica],
     wanted: Collection[Replica],

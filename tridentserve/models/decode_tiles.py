@@ -16,15 +16,15 @@ _IMAGE, _VIDEO = 512, 256
 TILED_SLOWDOWN = 1.5
 
 
-def decode_tile(shape: Shape) -> int:
+def choose_decode_tile(shape: Shape) -> int:
     """The side of an output's tiles, in pixels."""
     return _IMAGE if shape.num_frames == 1 else _VIDEO
 
 
-def tiled_shape(shape: Shape) -> Shape | None:
+def find_tiled_shape(shape: Shape) -> Shape | None:
     """The part of an output that the VAE decodes at once in tiles, or None where the output is no larger than a
     tile."""
-    tile = decode_tile(shape)
+    tile = choose_decode_tile(shape)
     if max(shape.height, shape.width) <= tile:
         return None
     return replace(shape, height=min(shape.height, tile), width=min(shape.width, tile))

@@ -11,7 +11,7 @@ from tridentserve.stages import Stage
 _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_size", 2))
 
 
-def _components(
+def _list_components(
     *encode: str, diffuse: tuple[str, ...] = ("transformer", "scheduler")
 ) -> Mapping[Stage, tuple[str, ...]]:
     """The components of each stage; stage C of every family needs the VAE only."""
@@ -27,7 +27,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=28,
             default_guidance_scale=7.0,
-            components=_components(
+            components=_list_components(
                 "text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3"
             ),
             optional=frozenset({"text_encoder_3", "tokenizer_3"}),
@@ -38,7 +38,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=28,
             default_guidance_scale=3.5,
-            components=_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+            components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             negative_prompt=False,
         ),
         Family(
@@ -47,7 +47,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=28,
             default_guidance_scale=2.5,
-            components=_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"),
+            components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"),
             negative_prompt=False,
             takes_image=True,
             image_fit="stretch",
@@ -58,7 +58,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=20,
             default_guidance_scale=4.5,
-            components=_components("text_encoder", "tokenizer"),
+            components=_list_components("text_encoder", "tokenizer"),
             loras=False,
         ),
         Family(
@@ -67,7 +67,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=4.0,
-            components=_components("text_encoder", "tokenizer"),
+            components=_list_components("text_encoder", "tokenizer"),
         ),
         Family(
             name="sdxl",
@@ -75,7 +75,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=8,
             default_steps=50,
             default_guidance_scale=5.0,
-            components=_components(
+            components=_list_components(
                 "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", diffuse=("unet", "scheduler")
             ),
             options=("force_zeros_for_empty_prompt",),
@@ -87,7 +87,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=5.0,
-            components=_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+            components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             loras=False,
         ),
         Family(
@@ -96,7 +96,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=4.0,
-            components=_components("text_encoder", "tokenizer"),
+            components=_list_components("text_encoder", "tokenizer"),
             options=("is_distilled",),
         ),
         Family(
@@ -105,7 +105,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=4.0,
-            components=_components("text_encoder", "tokenizer"),
+            components=_list_components("text_encoder", "tokenizer"),
             negative_prompt=False,
         ),
         Family(
@@ -114,7 +114,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=6.0,
-            components=_components("text_encoder", "tokenizer"),
+            components=_list_components("text_encoder", "tokenizer"),
             frame_multiple=8,
             default_shape=Shape(480, 720, 49),
             default_fps=8,
@@ -125,7 +125,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=6.0,
-            components=_components("text_encoder", "tokenizer", "vae"),
+            components=_list_components("text_encoder", "tokenizer", "vae"),
             takes_image=True,
             image_fit="stretch",
             one_size=True,
@@ -140,7 +140,9 @@ FAMILIES: dict[str, Family] = {
             size_factors=_WAN_SIZE_FACTORS,
             default_steps=50,
             default_guidance_scale=5.0,
-            components=_components("text_encoder", "tokenizer", diffuse=("transformer", "transformer_2", "scheduler")),
+            components=_list_components(
+                "text_encoder", "tokenizer", diffuse=("transformer", "transformer_2", "scheduler")
+            ),
             optional=frozenset({"transformer_2"}),
             options=("boundary_ratio", "expand_timesteps"),
             frame_multiple=4,
@@ -154,7 +156,7 @@ FAMILIES: dict[str, Family] = {
             size_factors=_WAN_SIZE_FACTORS,
             default_steps=50,
             default_guidance_scale=5.0,
-            components=_components(
+            components=_list_components(
                 "text_encoder",
                 "tokenizer",
                 "image_encoder",
@@ -175,7 +177,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=6.0,
-            components=_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+            components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             negative_prompt=False,
             frame_multiple=4,
             default_shape=Shape(720, 1280, 129),
@@ -187,7 +189,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=6.0,
-            components=_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "guider"),
+            components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "guider"),
             frame_multiple=4,
             default_shape=Shape(480, 848, 121),
             default_fps=24,
@@ -199,7 +201,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=6.0,
-            components=_components(
+            components=_list_components(
                 "text_encoder",
                 "text_encoder_2",
                 "tokenizer",
@@ -222,7 +224,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=64,
             default_guidance_scale=4.5,
-            components=_components("text_encoder", "tokenizer"),
+            components=_list_components("text_encoder", "tokenizer"),
             options=("force_zeros_for_empty_prompt",),
             frame_multiple=6,
             default_shape=Shape(480, 848, 85),
@@ -232,6 +234,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def family_of_pipeline(class_name: str) -> Family | None:
+def find_family(class_name: str) -> Family | None:
     """Find the family whose `model_index.json` holds this `_class_name`. None where no family does."""
     return next((family for family in FAMILIES.values() if family.pipeline_class == class_name), None)

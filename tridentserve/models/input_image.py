@@ -59,7 +59,7 @@ def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Imag
 
     Smaller images stay as they are, and so do images that E needs as they are (`fit` is None): E resizes those."""
     size = (shape.width, shape.height)
-    width, height = size if fit != "crop" else _size_that_covers(image, shape)
+    width, height = size if fit != "crop" else _compute_covering_size(image, shape)
     if fit is None or width * height >= image.width * image.height:
         return image
     resized = image.resize((width, height), Image.Resampling.LANCZOS)
@@ -71,7 +71,7 @@ def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Imag
     return cropped
 
 
-def _size_that_covers(image: Image.Image, shape: Shape) -> tuple[int, int]:
+def _compute_covering_size(image: Image.Image, shape: Shape) -> tuple[int, int]:
     """Width and height in the image's proportions that cover an output. One of the sides equals the output's."""
     if shape.width / shape.height > image.width / image.height:
         return shape.width, image.height * shape.width // image.width
@@ -113,14 +113,14 @@ def open_input_image(inputs: GenerationInputs) -> Image.Image:
 def _convert_to_rgb(image: Image.Image) -> Image.Image:
     """Convert an image of any mode that the formats know to RGB."""
     if image.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion cuts values off at 255
-        image = image.convert("I").point(_high_byte).convert("L")
+        image = image.convert("I").point(_take_high_byte).convert("L")
     if not image.has_transparency_data:
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def _high_byte(value: float) -> float:
+def _take_high_byte(value: float) -> float:
     return value * (1 / 256)
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 _DIRECTORY, _SUFFIX = "loras", ".safetensors"
 
 
-def lora_names(model_folder: Path) -> tuple[str, ...]:
+def list_loras(model_folder: Path) -> tuple[str, ...]:
     """The names that requests may give: those of the safetensors files without their ending, sorted."""
     return tuple(sorted(path.stem for path in (model_folder / _DIRECTORY).glob(f"*{_SUFFIX}") if path.is_file()))
 
 
-def lora_file(model_folder: Path, name: str) -> Path | None:
+def find_lora(model_folder: Path, name: str) -> Path | None:
     """The file of a LoRA, or None where the model has no LoRA of this name."""
-    return model_folder / _DIRECTORY / f"{name}{_SUFFIX}" if name in lora_names(model_folder) else None
+    return model_folder / _DIRECTORY / f"{name}{_SUFFIX}" if name in list_loras(model_folder) else None
 
 
 def lora_bytes(model_folder: Path, names: Iterable[str | None]) -> int:
     """Bytes that LoRAs of these names need on a device. It holds one at a time, so this is the size of the largest
     file."""
-    files = [lora_file(model_folder, name) for name in names if name is not None]
+    files = [find_lora(model_folder, name) for name in names if name is not None]
     return max((file.stat().st_size for file in files if file is not None), default=0)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tridentserve.errors import ModelFolderError
-from tridentserve.models.families import FAMILIES, family_of_pipeline
+from tridentserve.models.families import FAMILIES, find_family
 from tridentserve.models.family import Family
 from tridentserve.stages import Stage
 
@@ -67,7 +67,7 @@ def detect_family(folder: Path) -> Family:
     a config that determines the multiple is missing or makes no sense.
     """
     class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
-    family = family_of_pipeline(class_name)
+    family = find_family(class_name)
     if family is None:
         supported = ", ".join(sorted(family.pipeline_class for family in FAMILIES.values()))
         raise ModelFolderError(
@@ -76,10 +76,12 @@ def detect_family(folder: Path) -> Family:
         )
     if not family.size_factors:
         return family
-    return replace(family, size_multiple=math.prod(_size_factor(folder, *factor) for factor in family.size_factors))
+    return replace(
+        family, size_multiple=math.prod(_read_size_factor(folder, *factor) for factor in family.size_factors)
+    )
 
 
-def _size_factor(folder: Path, component: str, key: str, default: int) -> int:
+def _read_size_factor(folder: Path, component: str, key: str, default: int) -> int:
     path = folder / component / "config.json"
     value = read_json(path).get(key, default)
     factor = value[-1] if isinstance(value, list) and value else value
@@ -88,7 +90,7 @@ def _size_factor(folder: Path, component: str, key: str, default: int) -> int:
     return factor
 
 
-def component_classes(folder: Path) -> dict[str, tuple[str, str]]:
+def read_component_classes(folder: Path) -> dict[str, tuple[str, str]]:
     """The library and class name of each component that a model folder has. Optional components that are absent
     (`[null, null]` in model_index.json, such as the T5 of some SD3 models) are left out.
 
@@ -144,7 +146,7 @@ def _check_denoising(
         )
 
 
-def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
+def list_weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
     """The safetensors files of a component, in order. Components without weights (tokenizers, schedulers) have none.
 
     Raises `ModelFolderError` when the component's directory, its safetensors file or one of the shards is missing.
@@ -158,7 +160,7 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     stem = _WEIGHT_NAMES[library]
     single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"
     if index.is_file():
-        return _shards(index)
+        return _list_shards(index)
     if not single.is_file():
         raise ModelFolderError(
             f"{single} is missing; only safetensors are loaded: save the model again with safe_serialization=True"
@@ -166,7 +168,7 @@ def weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]
     return (single,)
 
 
-def _shards(index: Path) -> tuple[Path, ...]:
+def _list_shards(index: Path) -> tuple[Path, ...]:
     """The files that an index of shards lists. Raises `ModelFolderError` unless all of them exist."""
     weight_map = read_json(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
@@ -181,7 +183,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
     return tuple(shards)
 
 
-def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
+def count_safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
     """Bytes of the tensors in one safetensors file, which its header states.
 
     `element_bytes` is the number of bytes to count for each element of a floating-point tensor (2 for bfloat16). None
@@ -189,9 +191,13 @@ def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
     Raises `ModelFolderError` when the header is damaged or the file is shorter than its header says.
     """
     try:
-        header_bytes, header = _header(path)
+        header_bytes, header = _read_header(path)
         tensors = [
-            (str(entry["dtype"]), math.prod(map(operator.index, entry["shape"])), *_offsets(entry["data_offsets"]))
+            (
+                str(entry["dtype"]),
+                math.prod(map(operator.index, entry["shape"])),
+                *_check_offsets(entry["data_offsets"]),
+            )
             for name, entry in header.items()
             if name != "__metadata__"
         ]
@@ -207,7 +213,7 @@ def safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
     )
 
 
-def _offsets(value: Any) -> tuple[int, int]:
+def _check_offsets(value: Any) -> tuple[int, int]:
     start, end = map(operator.index, value)
     if not 0 <= start <= end:
         raise ValueError(f"data_offsets {value}")
@@ -219,19 +225,19 @@ def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[
 
     Raises `ModelFolderError` when the folder is incomplete or a file is damaged.
     """
-    classes = component_classes(folder)
+    classes = read_component_classes(folder)
     return {
         stage: sum(
-            safetensors_bytes(path, element_bytes)
+            count_safetensors_bytes(path, element_bytes)
             for component in components
             if component in classes
-            for path in weight_files(folder, component, classes[component][0])
+            for path in list_weight_files(folder, component, classes[component][0])
         )
         for stage, components in detect_family(folder).components.items()
     }
 
 
-def _header(path: Path) -> tuple[int, dict[str, Any]]:
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
     """The offset in bytes at which the header of a safetensors file ends, and the header: its length as 8 bytes in
     little endian, then JSON of that length."""
     with path.open("rb") as file:

@@ -14,17 +14,17 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from tridentserve.errors import GroupError
-from tridentserve.parallel.groups import SequenceGroup, make_group, store_prefix
+from tridentserve.parallel.groups import SequenceGroup, make_group, make_store_prefix
 
 _ABANDONED = "abandoned"
 
 
 def abandon(store: Store, name: str, rank: int, use: int) -> None:
     """Answer for a member whose process has ended: the members that wait for it in the handshake fail at once."""
-    store.set(_key(name, use, rank), _ABANDONED)
+    store.set(_make_key(name, use, rank), _ABANDONED)
 
 
-def _key(name: str, use: int, rank: int) -> str:
+def _make_key(name: str, use: int, rank: int) -> str:
     return f"use/{name}/{use}/{rank}"
 
 
@@ -87,7 +87,7 @@ class GroupCache:
             group = held.group
             with suppress(RuntimeError):  # An error of the store is harmless here: nothing depends on the deletion.
                 # All members are here, so all of them have read the keys of the previous use.
-                self._store.delete_key(_key(name, held.last_use, rank))
+                self._store.delete_key(_make_key(name, held.last_use, rank))
         self._groups[name] = _CachedGroup(group, tuple(members), use)
         self._groups.move_to_end(name)
         while len(self._groups) > self._capacity:
@@ -107,7 +107,7 @@ class GroupCache:
         if held is not None:
             held.group.close()
             self._delete_later(f"use/{name}/{held.last_use}/")
-            self._delete_later(store_prefix(held.group.name))
+            self._delete_later(make_store_prefix(held.group.name))
 
     def drop_groups_of(self, member: str) -> None:
         """Close all groups of a member whose process has ended."""
@@ -116,19 +116,19 @@ class GroupCache:
 
     def _exchange(self, name: str, rank: int, size: int, use: int, mine: str) -> list[str]:
         """Write the name of the group that this member holds (`mine`), and return those of all members by rank."""
-        keys = [_key(name, use, member) for member in range(size)]
+        keys = [_make_key(name, use, member) for member in range(size)]
         try:
             self._store.set(keys[rank], mine)
             self._store.wait(keys, timedelta(seconds=self._timeout_s))
             return [value.decode() for value in self._store.multi_get(keys)]
         except RuntimeError as error:
-            absent = [member for member, key in enumerate(keys) if not self._present(key)]
+            absent = [member for member, key in enumerate(keys) if not self._is_present(key)]
             self._delete_later(f"use/{name}/{use}/")
             raise GroupError(
                 f"group {name!r}: ranks {absent} of {size} did not come within {self._timeout_s:g} s: {error}"
             ) from error
 
-    def _present(self, key: str) -> bool:
+    def _is_present(self, key: str) -> bool:
         try:
             return bool(self._store.check([key]))
         except RuntimeError:

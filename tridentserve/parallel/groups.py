@@ -76,8 +76,8 @@ class SequenceGroup:
         sent = torch.cat([block.reshape(-1) for block in blocks])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         received = sent.new_empty(sum(sizes))
-        with self._collective("all_to_all"):
-            self._members().alltoall_base(received, sent, sizes, [block.numel() for block in blocks]).wait()
+        with self._guard_collective("all_to_all"):
+            self._get_members().alltoall_base(received, sent, sizes, [block.numel() for block in blocks]).wait()
         return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
 
     def all_gather(self, shard: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
@@ -132,10 +132,10 @@ class SequenceGroup:
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if tensor.numel():
-            with self._collective("broadcast"):
-                self._members().broadcast(tensor, 0).wait()
+            with self._guard_collective("broadcast"):
+                self._get_members().broadcast(tensor, 0).wait()
 
-    def _members(self) -> ProcessGroup:
+    def _get_members(self) -> ProcessGroup:
         # The process group is never kept in a variable: the traceback of an error would hold it, and so keep open the
         # connections that `close` ends.
         if self.failed or self._process_group is None:
@@ -143,7 +143,7 @@ class SequenceGroup:
         return self._process_group
 
     @contextmanager
-    def _collective(self, operation: str) -> Iterator[None]:
+    def _guard_collective(self, operation: str) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -154,7 +154,7 @@ class SequenceGroup:
             ) from error
 
 
-def store_prefix(name: str) -> str:
+def make_store_prefix(name: str) -> str:
     """The beginning of all keys that members of a group leave in the store."""
     return f"group/{name}/"
 
@@ -168,7 +168,7 @@ def make_group(
     Each group needs a new name, also one that replaces a failed group. Raises `GroupError` when a member does not
     come within `timeout_s`, which also bounds every later collective.
     """
-    prefixed = PrefixStore(store_prefix(name).removesuffix("/"), store)
+    prefixed = PrefixStore(make_store_prefix(name).removesuffix("/"), store)
     process_group = ProcessGroup(prefixed, rank, size)
     timeout = timedelta(seconds=timeout_s)
     try:

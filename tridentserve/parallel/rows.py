@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from tridentserve.errors import ConfigError
 from tridentserve.parallel.groups import SequenceGroup
-from tridentserve.parallel.ulysses import current_group
+from tridentserve.parallel.ulysses import get_current_group
 
 
 class _RowSharding:
@@ -113,7 +113,7 @@ class _RowSharding:
             normed = normed + bias.view(per_channel)
         return normed.to(shard.dtype)
 
-    def attention(
+    def compute_attention(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -152,7 +152,7 @@ class _SharedRowCalls(TorchFunctionMode):
         self._instead: dict[Any, Callable[..., Any]] = {
             functional.pad: rows.pad,
             functional.group_norm: rows.group_norm,
-            functional.scaled_dot_product_attention: rows.attention,
+            functional.scaled_dot_product_attention: rows.compute_attention,
         }
 
     def __torch_function__(
@@ -168,12 +168,12 @@ def install(decoder: torch.nn.Module) -> None:
     Inside `sequence_parallel(group)` all members call it with the same arguments, and all of them get all pixels. Where
     the latents have fewer rows than the group has members, each member computes all rows."""
     for module in decoder.modules():
-        if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)) and _row_padding(module):
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.Conv3d)) and _read_row_padding(module):
             module.forward = _borrow_rows(module)  # type: ignore[method-assign]
     decoder.forward = _share_rows(decoder.forward)
 
 
-def _row_padding(convolution: torch.nn.Conv2d | torch.nn.Conv3d) -> int:
+def _read_row_padding(convolution: torch.nn.Conv2d | torch.nn.Conv3d) -> int:
     return int(convolution.padding[-2])  # All convolutions of these decoders state it in numbers.
 
 
@@ -183,7 +183,7 @@ def _borrow_rows(convolution: Any) -> Callable[..., Any]:
     The module is hooked and not the function: CogVideoX cuts a module's input into as many calls of the function as the
     memory of a shard allows, and ranks may differ in that number."""
     stock, padding = convolution.forward, convolution.padding
-    rows = _row_padding(convolution)
+    rows = _read_row_padding(convolution)
 
     @functools.wraps(stock)
     def forward(shard: torch.Tensor) -> Any:
@@ -204,7 +204,7 @@ def _borrow_rows(convolution: Any) -> Callable[..., Any]:
 def _share_rows(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def forward(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        group = current_group()
+        group = get_current_group()
         if group is None or latents.shape[-2] < group.size:
             return stock(latents, *args, **kwargs)
         rows = _RowSharding(group, latents.shape[-2])

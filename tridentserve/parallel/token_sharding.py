@@ -56,7 +56,7 @@ class TokenSharding:
         batch, _, channels = shard.shape
         return torch.cat(self.group.all_gather(shard, [(batch, size, channels) for size in self.sizes]), dim=1)
 
-    def attention(
+    def compute_attention(
         self,
         sdpa: Callable[..., torch.Tensor],
         query: torch.Tensor,
@@ -138,4 +138,4 @@ class SharedAttentionCalls(TorchFunctionMode):
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
         self.calls += 1
-        return self.sharding.attention(func, *args, text_first=self.text_first, **kwargs)
+        return self.sharding.compute_attention(func, *args, text_first=self.text_first, **kwargs)

@@ -39,7 +39,7 @@ def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-def current_group() -> SequenceGroup | None:
+def get_current_group() -> SequenceGroup | None:
     """The group of the current `sequence_parallel` context, or None at degree 1."""
     active = _ACTIVE.get()
     return active.group if active else None
@@ -47,7 +47,7 @@ def current_group() -> SequenceGroup | None:
 
 def is_first() -> bool:
     """True on the first member of the current group, and at degree 1."""
-    group = current_group()
+    group = get_current_group()
     return group is None or group.rank == 0
 
 

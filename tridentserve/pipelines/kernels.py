@@ -42,13 +42,13 @@ def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
             # `weights.attach` leaves parameters without gradients too. Code compiled for one kind of parameter does not
             # fit the other kind.
             model.requires_grad_(False)
-            for block in _blocks(model):
-                block.forward = _compiled(block.forward, kernels.attention)
+            for block in _find_blocks(model):
+                block.forward = _compile_forward(block.forward, kernels.attention)
         if kernels.attention != "sdpa":
-            model.forward = _restricted(model.forward, kernels.attention, adapter.family)
+            model.forward = _restrict_forward(model.forward, kernels.attention, adapter.family)
 
 
-def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _find_blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The members of the model's lists of layers. The members of a list are alike, so that one compilation serves
     them."""
     for child in model.children():
@@ -56,9 +56,9 @@ def _blocks(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield from child
 
 
-def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., Any]:
+def _compile_forward(stock: Callable[..., Any], attention: Attention) -> Callable[..., Any]:
     # One compilation serves all sizes and all blocks of a kind.
-    compiled = torch.compile(stock, dynamic=True, backend=_backend(attention))
+    compiled = torch.compile(stock, dynamic=True, backend=_make_backend(attention))
 
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def _compiled(stock: Callable[..., Any], attention: Attention) -> Callable[..., 
 
 
 @functools.cache
-def _backend(attention: Attention) -> Callable[..., Any]:
+def _make_backend(attention: Attention) -> Callable[..., Any]:
     """A compiler backend for one attention kernel, which is Inductor.
 
     The kernel is chosen while code is compiled, and torch would run code compiled for one kernel under another. It
@@ -84,7 +84,7 @@ def _backend(attention: Attention) -> Callable[..., Any]:
     return compile_graph
 
 
-def _restricted(stock: Callable[..., Any], attention: Attention, family: str) -> Callable[..., Any]:
+def _restrict_forward(stock: Callable[..., Any], attention: Attention, family: str) -> Callable[..., Any]:
     @functools.wraps(stock)
     def forward(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -17,7 +17,13 @@ from diffusers.utils import is_accelerate_available
 
 from tridentserve.errors import ModelFolderError, TridentServeError
 from tridentserve.models.family import Family
-from tridentserve.models.model_folder import MODEL_INDEX, component_classes, detect_family, read_json, weight_files
+from tridentserve.models.model_folder import (
+    MODEL_INDEX,
+    detect_family,
+    list_weight_files,
+    read_component_classes,
+    read_json,
+)
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.lora.lora_layers import Loras
@@ -58,7 +64,7 @@ class MetaStub:
         return getattr(self._model, name)
 
 
-def default_dtype(device: torch.device) -> torch.dtype:
+def choose_default_dtype(device: torch.device) -> torch.dtype:
     """The number format in which a device serves models unless a configuration names one."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
@@ -82,14 +88,14 @@ def load_adapter(
         raise ModelFolderError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
     family = detect_family(folder)
     target = torch.device(device)
-    dtype = dtype or default_dtype(target)
+    dtype = dtype or choose_default_dtype(target)
     wanted = {component for stage in stages for component in family.components[stage]}
-    components = _components(folder, family, wanted, target if weights else torch.device("meta"), dtype)
+    components = _load_components(folder, family, wanted, target if weights else torch.device("meta"), dtype)
     index = read_json(folder / MODEL_INDEX)
     options = {name: index[name] for name in family.options if name in index}
     try:
         pipeline_class = getattr(diffusers, family.pipeline_class)
-        pipe = pipeline_class(**_unused(pipeline_class, components), **components, **options)
+        pipe = pipeline_class(**_list_unused(pipeline_class, components), **components, **options)
         # The module of the family's name holds its adapter.
         module = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}")
         adapter: type[DiffusersAdapter] = module.ADAPTER
@@ -106,7 +112,7 @@ def load_adapter(
         ) from error
 
 
-def _unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str, None]:
+def _list_unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str, None]:
     """The required arguments of a pipeline that no stage runs, such as a safety checker."""
     parameters = inspect.signature(pipeline_class.__init__).parameters
     return {
@@ -116,11 +122,11 @@ def _unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str, Non
     }
 
 
-def _components(
+def _load_components(
     folder: Path, family: Family, wanted: set[str], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """All components of the pipeline by name. Each is loaded, or a stub, or None."""
-    classes = component_classes(folder)
+    classes = read_component_classes(folder)
     # Loading is part of a plan: a progress bar per component would only fill the log.
     transformers.utils.logging.disable_progress_bar()
     components: dict[str, Any] = {}
@@ -130,17 +136,17 @@ def _components(
         elif name in wanted:
             components[name] = _load(folder, name, *classes[name], device, dtype)
         else:
-            components[name] = _stub(folder, name, *classes[name], dtype)
+            components[name] = _make_stub(folder, name, *classes[name], dtype)
     return components
 
 
 def _load(folder: Path, name: str, library: str, class_name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Load one component with its weights onto the device, ready for inference."""
-    component_class = _component_class(folder, name, library, class_name)
+    component_class = _find_component_class(folder, name, library, class_name)
     if device.type == "meta" and issubclass(component_class, torch.nn.Module):
-        return _on_meta(folder / name, component_class, dtype).eval()
-    if not weight_files(folder, name, library):
-        with _loading(folder / name, class_name):
+        return _build_on_meta(folder / name, component_class, dtype).eval()
+    if not list_weight_files(folder, name, library):
+        with _report_damage(folder / name, class_name):
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)
         _check_tokenizer(folder / name, component)
         return component
@@ -159,7 +165,7 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
         # below.
         loaded_class = type(class_name, (component_class,), {"_keep_in_fp32_modules": None})
         kwargs["dtype"] = torch.float32
-    with _loading(folder / name, class_name):
+    with _report_damage(folder / name, class_name):
         component, info = loaded_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
     _check_complete(folder / name, class_name, info)
     if loaded_class is not component_class:
@@ -207,17 +213,17 @@ def _check_tokenizer(path: Path, component: Any) -> None:
         raise ModelFolderError(f"{path / 'tokenizer_config.json'} gives no model_max_length; copy this folder again")
 
 
-def _stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:
+def _make_stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:
     """Make a stub of a diffusers model, or None for text encoders, tokenizers and schedulers."""
-    component_class = _component_class(folder, name, library, class_name)
+    component_class = _find_component_class(folder, name, library, class_name)
     if not issubclass(component_class, diffusers.ModelMixin):
         return None
-    return MetaStub(_on_meta(folder / name, component_class, dtype))
+    return MetaStub(_build_on_meta(folder / name, component_class, dtype))
 
 
-def _on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.Module:
+def _build_on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.Module:
     """Build the structure of a model on the meta device from its config."""
-    with _loading(path, component_class.__name__), torch.device("meta"):
+    with _report_damage(path, component_class.__name__), torch.device("meta"):
         if issubclass(component_class, diffusers.ModelMixin):
             model = component_class.from_config(component_class.load_config(str(path), local_files_only=True))
         else:
@@ -228,7 +234,7 @@ def _on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.M
     return lowered
 
 
-def _component_class(folder: Path, name: str, library: str, class_name: str) -> Any:
+def _find_component_class(folder: Path, name: str, library: str, class_name: str) -> Any:
     role = next(role for start, role in _ROLES.items() if name.startswith(start))
     if role is transformers.PreTrainedTokenizerBase and class_name in _PROCESSORS:
         return transformers.AutoTokenizer
@@ -258,7 +264,7 @@ def _component_class(folder: Path, name: str, library: str, class_name: str) -> 
 
 
 @contextmanager
-def _loading(path: Path, class_name: str) -> Iterator[None]:
+def _report_damage(path: Path, class_name: str) -> Iterator[None]:
     """Report every error of the libraries, except a lack of memory, as damage of this directory."""
     try:
         yield

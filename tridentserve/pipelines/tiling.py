@@ -19,7 +19,7 @@ def tiled(vae: Any, tile: int | None) -> Iterator[None]:
     if tile is None:
         yield
         return
-    settings = {"use_tiling": True} | _sizes(vae, tile)
+    settings = {"use_tiling": True} | _compute_sizes(vae, tile)
     before = {name: getattr(vae, name) for name in settings}
     try:
         _set(vae, settings)
@@ -33,23 +33,23 @@ def _set(vae: Any, settings: dict[str, Any]) -> None:
         setattr(vae, name, value)
 
 
-def _sizes(vae: Any, tile: int) -> dict[str, Any]:
+def _compute_sizes(vae: Any, tile: int) -> dict[str, Any]:
     """The attributes of a VAE that determine the size of its tiles, which have different names in three generations."""
     if hasattr(vae, "tile_latent_min_size"):
-        return _latent_sizes(vae, "size", tile, vae.tile_overlap_factor)
+        return _compute_latent_sizes(vae, "size", tile, vae.tile_overlap_factor)
     if hasattr(vae, "tile_latent_min_height"):
         common = getattr(vae, "tile_overlap_factor", None)
         overlaps = {side: getattr(vae, f"tile_overlap_factor_{side}", common) for side in _SIDES}
         return {
             name: size
             for side, overlap in overlaps.items()
-            for name, size in _latent_sizes(vae, side, tile, overlap).items()
+            for name, size in _compute_latent_sizes(vae, side, tile, overlap).items()
         }
     stride = tile * 3 // 4
     return {f"tile_sample_{name}_{side}": size for name, size in (("min", tile), ("stride", stride)) for side in _SIDES}
 
 
-def _latent_sizes(vae: Any, side: str, tile: int, overlap: Any) -> dict[str, Any]:
+def _compute_latent_sizes(vae: Any, side: str, tile: int, overlap: Any) -> dict[str, Any]:
     """The sizes of one side in latents and in pixels. CogVideoX, whose tiles overlap by a sixth and a fifth, decodes to
     a wrong size where the overlap is not whole latents."""
     factor = getattr(vae, "spatial_compression_ratio", None) or 2 ** (len(vae.config.block_out_channels) - 1)

@@ -18,14 +18,14 @@ from tridentserve.pipelines.base import PipelineAdapter, Tensors
 
 def named_tensors(adapter: PipelineAdapter) -> Tensors:
     """All tensors of the loaded models by name. A tied tensor is one object under several names."""
-    return {name: holder[attribute] for name, holder, attribute in _holders(adapter)}
+    return {name: holder[attribute] for name, holder, attribute in _walk_holders(adapter)}
 
 
 def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
     """Put these tensors into the models without a copy. Names with the same tensor object are tied.
 
     Raises `ModelFolderError` unless the names are those of `named_tensors`."""
-    holders = list(_holders(adapter))
+    holders = list(_walk_holders(adapter))
     if different := {name for name, _, _ in holders} ^ set(tensors):
         raise ModelFolderError(f"these weights are not of this model: {', '.join(sorted(different)[:3])} differ")
     parameters = {id(tensor): torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors.values()}
@@ -39,7 +39,7 @@ def detach(adapter: PipelineAdapter) -> None:
     attach(adapter, {name: tensor.to("meta") for name, tensor in named_tensors(adapter).items()})
 
 
-def _holders(adapter: PipelineAdapter) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
+def _walk_holders(adapter: PipelineAdapter) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
     """Yield each tensor's name, with the dictionary and the key under which its module holds it."""
     components = cast(DiffusersAdapter, adapter).pipe.components
     for component, model in sorted(components.items()):

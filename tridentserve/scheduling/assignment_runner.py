@@ -8,11 +8,11 @@ from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.protocols import Assignment, Preemption
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, elsewhere, usable
+from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, can_run_as_planned, find_other_leg
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.runs import Leg, Request, Run, legs_of
+from tridentserve.scheduling.runs import Leg, Request, Run, merge_legs
 from tridentserve.scheduling.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
@@ -80,7 +80,7 @@ class AssignmentRunner:
 
     def fail_plan(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         """A plan has ended badly."""
-        known = self._ledger.plan(event.plan_id)
+        known = self._ledger.find_plan(event.plan_id)
         ended = self._ledger.end_plan(event.plan_id, now_s)
         if known is not None and known.group is not None:
             self._pool.break_group(known.workers)
@@ -110,11 +110,11 @@ class AssignmentRunner:
         spec, batch = requests[0].spec, len(requests)
         step_s = self._times.step_s(spec, len(assignment.diffuse), batch)
         run = Run(
-            run_id=self._ledger.new_id(),
+            run_id=self._ledger.make_id(),
             requests=requests,
             assignment=assignment,
             num_steps=num_steps,
-            legs=legs_of(assignment, not all(request.encoded for request in requests), finishing),
+            legs=merge_legs(assignment, not all(request.encoded for request in requests), finishing),
             step_s=step_s,
             diffuse_end_s=now_s + num_steps * step_s,
         )
@@ -135,16 +135,18 @@ class AssignmentRunner:
             self._encodes.add(run, self._times.leg_s(leg, run, len(run.requests)), reason)
             return []
         unit = self._times.unit(model, leg)
-        where = leg if usable(self._pool, model, leg) else elsewhere(self._pool, model, leg, now_s, unit)
+        where = (
+            leg if can_run_as_planned(self._pool, model, leg) else find_other_leg(self._pool, model, leg, now_s, unit)
+        )
         return self._send_or_requeue([run], where, now_s, reason)
 
     def _send_or_requeue(self, runs: Sequence[Run], leg: Leg | None, now_s: float, reason: str) -> list[ev.Effect]:
         """Send the next leg of these runs to its workers. Without any, the members go back to the queue."""
         if leg is None:
-            return [effect for run in runs for effect in self._ledger.requeue(run, self._why_nowhere(run))]
+            return [effect for run in runs for effect in self._ledger.requeue(run, self._explain_nowhere(run))]
         return self._send_leg(runs, leg, now_s, reason)
 
-    def _why_nowhere(self, run: Run) -> str:
+    def _explain_nowhere(self, run: Run) -> str:
         """Why no workers can run the next leg of a run."""
         leg = run.legs[0]
         lost = [worker_id for worker_id in leg.workers if not self._pool.all_alive((worker_id,))]
@@ -160,7 +162,7 @@ class AssignmentRunner:
         for each in runs:
             members += each.take_members(leg)
         plan = DispatchPlan(
-            plan_id=self._ledger.new_id(),
+            plan_id=self._ledger.make_id(),
             model=run.spec.model,
             stages=leg.stages,
             workers=leg.workers,
@@ -188,7 +190,7 @@ class AssignmentRunner:
         run.end_plan(plan, ran, num_steps)
         if Stage.DECODE in ran:
             effects = []
-            for request in run.members_of(plan):
+            for request in run.list_members_of(plan):
                 run.leave(request)
                 effects.append(self._finish_request(request, now_s))
             self._ledger.end_run(run)

@@ -18,7 +18,7 @@ _ENCODE = (Stage.ENCODE,)
 _LATE_RUNTIMES = 5.0
 
 
-def usable(pool: WorkerPool, model: str, leg: Leg) -> bool:
+def can_run_as_planned(pool: WorkerPool, model: str, leg: Leg) -> bool:
     """True when a leg can run where it was planned: its workers are alive, and if it is a lone E or C, its worker is
     meant to hold that stage, or still does."""
     if not pool.all_alive(leg.workers):
@@ -26,15 +26,15 @@ def usable(pool: WorkerPool, model: str, leg: Leg) -> bool:
     if not _is_lone(leg):
         return True
     replica = Replica(model, leg.stages[0])
-    return pool.holds(leg.workers[0], replica) or not pool.missing(leg.workers[0], [replica])
+    return pool.holds(leg.workers[0], replica) or not pool.list_missing(leg.workers[0], [replica])
 
 
-def elsewhere(pool: WorkerPool, model: str, leg: Leg, now_s: float, unit: int) -> Leg | None:
+def find_other_leg(pool: WorkerPool, model: str, leg: Leg, now_s: float, unit: int) -> Leg | None:
     """A lone E or C can go to any worker that holds it (or to any `unit` of them that hold it together); D, with its
     reserved workers, cannot: None."""
     if not _is_lone(leg):
         return None
-    units = pool.blocks(pool.holders(Replica(model, leg.stages[0]), leg.workers[0], now_s), unit)
+    units = pool.list_blocks(pool.list_holders(Replica(model, leg.stages[0]), leg.workers[0], now_s), unit)
     return Leg(leg.stages, units[0]) if units else None
 
 
@@ -90,11 +90,15 @@ class EncodeQueue:
                 self._take([run])
                 continue
             leg, model = run.legs[0], run.spec.model
-            if not usable(self._pool, model, leg):
+            if not can_run_as_planned(self._pool, model, leg):
                 self._take([run])
-                yield [run], elsewhere(self._pool, model, leg, now_s, self._times.unit(model, Stage.ENCODE)), reason
+                yield (
+                    [run],
+                    find_other_leg(self._pool, model, leg, now_s, self._times.unit(model, Stage.ENCODE)),
+                    reason,
+                )
             elif not any(self._is_busy(worker) for worker in leg.workers):
-                together = self._together(run)
+                together = self._choose_batch(run)
                 self._take(together)
                 yield together, leg, reason if len(together) == 1 else f"{len(together)} at once, {reason}"
 
@@ -102,7 +106,7 @@ class EncodeQueue:
         latest = self._latest.get(worker)
         return latest is not None and self._is_out(latest)
 
-    def _together(self, first: Run) -> list[Run]:
+    def _choose_batch(self, first: Run) -> list[Run]:
         """The first run, and those behind it that its pass has room for: same model, same workers, of any size."""
         leg, spec = first.legs[0], first.spec
         limit = self._times.optimal_batch(spec.model, Stage.ENCODE, spec.shape, len(leg.workers))
@@ -146,23 +150,23 @@ class DecodeQueue:
         """The runs whose C can start now, in their order, each with where and why; None where no worker holds C any
         more. Each must be sent before the next is asked for, as it takes its worker. Runs without
         requests are dropped."""
-        for run_id in sorted(self._waiting, key=lambda run_id: self._urgency(self._waiting[run_id][0], now_s)):
+        for run_id in sorted(self._waiting, key=lambda run_id: self._rank_urgency(self._waiting[run_id][0], now_s)):
             run, reason = self._waiting[run_id]
             leg = run.legs[0]
             if not run.requests:
                 del self._waiting[run_id]
-            elif not usable(self._pool, run.spec.model, leg):
+            elif not can_run_as_planned(self._pool, run.spec.model, leg):
                 del self._waiting[run_id]
                 unit = self._times.unit(run.spec.model, Stage.DECODE)
-                yield run, elsewhere(self._pool, run.spec.model, leg, now_s, unit), reason
-            elif (where := self._where(run, leg)) is not None:
+                yield run, find_other_leg(self._pool, run.spec.model, leg, now_s, unit), reason
+            elif (where := self._choose_leg(run, leg)) is not None:
                 del self._waiting[run_id]
                 yield run, where, reason
 
-    def _where(self, run: Run, leg: Leg) -> Leg | None:
+    def _choose_leg(self, run: Run, leg: Leg) -> Leg | None:
         """Workers of the leg's kind that are idle: its own, else as many others where that number is its optimal
         degree, else the fewest that hold C's weights together; None when there are none."""
-        idle = self._pool.idle(self._pool.kind(leg.workers[0]))
+        idle = self._pool.list_idle(self._pool.kind(leg.workers[0]))
         if not idle:
             return None
         spec = run.spec
@@ -173,11 +177,11 @@ class DecodeQueue:
             return Leg(leg.stages, (min(idle),))
         wide = min(len(leg.workers), self._times.optimal_degree(spec.model, Stage.DECODE, spec.shape))
         for width in (wide, unit):
-            if width > 1 and (blocks := self._pool.blocks(sorted(idle), width)):
+            if width > 1 and (blocks := self._pool.list_blocks(sorted(idle), width)):
                 return Leg(leg.stages, blocks[0])
         return Leg(leg.stages, (min(idle),)) if unit == 1 else None
 
-    def _urgency(self, run: Run, now_s: float) -> tuple[float, int]:
+    def _rank_urgency(self, run: Run, now_s: float) -> tuple[float, int]:
         """Smaller goes first."""
         if not run.requests or self._order == "fifo":
             return 0.0, 0  # equals stay in the order in which they became due

@@ -30,11 +30,11 @@ class CheckpointSchedule:
         first = max(1, every - max(request.unsaved_steps for request in run.requests))
         if first >= run.num_steps:
             return None
-        keeper = self._keeper(workers, leader)
+        keeper = self._choose_keeper(workers, leader)
         return CheckpointSteps(keeper, first, every) if keeper is not None else None
 
-    def _keeper(self, workers: Collection[WorkerId], leader: WorkerId) -> WorkerId | None:
-        alive, home = self._pool.alive(), self._pool.node_of(leader)
+    def _choose_keeper(self, workers: Collection[WorkerId], leader: WorkerId) -> WorkerId | None:
+        alive, home = self._pool.list_live(), self._pool.node_of(leader)
         for elsewhere in (True, False):
             for offset in range(len(alive)):
                 spec = alive[(self._next + offset) % len(alive)]

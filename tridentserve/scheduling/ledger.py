@@ -27,7 +27,7 @@ class Ledger:
         self._plans: dict[int, tuple[DispatchPlan, tuple[Run, ...]]] = {}
         self._last_id = 0
 
-    def new_id(self) -> int:
+    def make_id(self) -> int:
         """For a run or a plan; greater than all before."""
         self._last_id += 1
         return self._last_id
@@ -37,7 +37,7 @@ class Ledger:
     def wait(self, request: Request) -> None:
         """The request waits for a dispatch."""
         request.wait()
-        self.pending[request.spec.request_id] = request.pending()
+        self.pending[request.spec.request_id] = request.make_view()
 
     def reject(self, request: Request, code: str, reason: str) -> ev.Reject:
         self.forget(request)
@@ -79,7 +79,7 @@ class Ledger:
             run.begin_plan(plan)
         self._plans[plan.plan_id] = (plan, tuple(runs))
 
-    def plan(self, plan_id: int) -> DispatchPlan | None:
+    def find_plan(self, plan_id: int) -> DispatchPlan | None:
         """A plan that has not been reported."""
         known = self._plans.get(plan_id)
         return known[0] if known is not None else None

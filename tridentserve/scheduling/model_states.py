@@ -21,15 +21,15 @@ class _Leaving(StrEnum):
 class ModelStates:
     """A model that is not in here is served, as far as the placement holds it.
 
-    `draining` and then `removed` is the usual way; `removed` alone ends what is under way; `added` takes a model back
-    at any time."""
+    A model usually drains before it is removed. `remove` alone ends its requests under way; `add` takes it back at any
+    time."""
 
     def __init__(self, ledger: Ledger, pool: WorkerPool) -> None:
         self._ledger = ledger
         self._pool = pool
         self._leaving: dict[str, _Leaving] = {}
 
-    def refusal(self, request_id: str, model: str) -> ev.Reject | None:
+    def find_refusal(self, request_id: str, model: str) -> ev.Reject | None:
         """Why a new request cannot be taken in, where its model is leaving or has left."""
         match self._leaving.get(model):
             case None:
@@ -39,14 +39,14 @@ class ModelStates:
             case _:
                 return ev.Reject(request_id, "model_not_found", f"{model} has been removed: it is not served any more")
 
-    def added(self, model: str) -> None:
+    def add(self, model: str) -> None:
         self._leaving.pop(model, None)
 
-    def draining(self, model: str) -> None:
+    def drain(self, model: str) -> None:
         """Has no effect on a model that drains already or is gone."""
         self._leaving.setdefault(model, _Leaving.LAST_REQUEST)
 
-    def removed(self, model: str) -> list[ev.Effect]:
+    def remove(self, model: str) -> list[ev.Effect]:
         """Ends its unfinished requests."""
         if self._leaving.get(model) not in (_Leaving.LAST_PLAN, _Leaving.RETURN):
             self._leaving[model] = _Leaving.LAST_PLAN
@@ -56,7 +56,7 @@ class ModelStates:
             effects += self._ledger.cancel(request, "model_unavailable", why)
         return effects
 
-    def due(self) -> list[ev.Effect]:
+    def take_due(self) -> list[ev.Effect]:
         """Effects for the engine, each once: the last request of a draining model has ended, or no worker runs anything
         of a removed model any more."""
         effects: list[ev.Effect] = []

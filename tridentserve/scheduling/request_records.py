@@ -76,9 +76,9 @@ class RequestRecords:
             case ev.RequestArrived():
                 self.records.setdefault(event.spec.request_id, RequestRecord(event.spec, now_s - event.spec.waited_s))
             case ev.StageFinished():
-                self._stages_ran(event)
+                self._add_spans(event)
             case ev.CheckpointSaved():
-                self._saved(event)
+                self._save_timeline(event)
             case ev.PlanFailed() | ev.PlanStopped():
                 self._plans.pop(event.plan_id, None)
             case _:
@@ -86,7 +86,7 @@ class RequestRecords:
         for effect in effects:
             self._apply_effect(effect)
 
-    def progress(self, request_id: str, steps_done: int) -> None:
+    def note_progress(self, request_id: str, steps_done: int) -> None:
         """A denoising step has ended; reports of requests that have ended are ignored."""
         record = self.records.get(request_id)
         if record is not None and not record.state.is_final:
@@ -96,7 +96,7 @@ class RequestRecords:
         """Forget a request, once its result has been handed out for long enough."""
         self.records.pop(request_id, None)
 
-    def _stages_ran(self, event: ev.StageFinished) -> None:
+    def _add_spans(self, event: ev.StageFinished) -> None:
         plan = self._plans.pop(event.plan_id, None)
         if plan is None:
             return
@@ -104,7 +104,7 @@ class RequestRecords:
             if (record := self.records.get(request_id)) is not None:
                 record.timeline += event.spans
 
-    def _saved(self, event: ev.CheckpointSaved) -> None:
+    def _save_timeline(self, event: ev.CheckpointSaved) -> None:
         plan = self._plans.get(event.plan_id)
         if plan is None:
             return
@@ -121,12 +121,12 @@ class RequestRecords:
                         record.state = RequestState.RUNNING
             case ev.Requeue() | ev.Finish() | ev.Reject():
                 if (record := self.records.get(effect.request_id)) is not None:
-                    self._tell(record, effect)
+                    self._apply_end(record, effect)
             case ev.Abort() | ev.Yield() | ev.Place() | ev.Drained() | ev.Unload():
                 pass
 
     @staticmethod
-    def _tell(record: RequestRecord, effect: ev.Requeue | ev.Finish | ev.Reject) -> None:
+    def _apply_end(record: RequestRecord, effect: ev.Requeue | ev.Finish | ev.Reject) -> None:
         match effect:
             case ev.Requeue():
                 record.state = RequestState.QUEUED

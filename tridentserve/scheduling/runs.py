@@ -67,12 +67,12 @@ class Request:
         """Denoising steps that would have to be done again if its state were lost."""
         return self.steps_done - (self.saved.steps_done if self.saved is not None else 0)
 
-    def pending(self) -> PendingRequest:
+    def make_view(self) -> PendingRequest:
         """Its view for the dispatcher while it waits."""
         held_by = self.made_by.holder if self.made_by is not None else None
         return PendingRequest(self.spec, self.arrival_s, self.deadline_s, self.steps_done, self.encoded, held_by)
 
-    def member(self, num_steps: int | None, push_to: WorkerId | None) -> PlanMember:
+    def make_member(self, num_steps: int | None, push_to: WorkerId | None) -> PlanMember:
         """Its part in its next plan, which runs `num_steps` steps of D (None: no D). `push_to` leads the one after."""
         return PlanMember(
             request_id=self.spec.request_id,
@@ -164,7 +164,7 @@ class Run:
         """All that may have been reserved for it or promised to it."""
         return {*self.assignment.encode, *self.assignment.diffuse, *self.assignment.decode}
 
-    def members_of(self, plan: DispatchPlan) -> list[Request]:
+    def list_members_of(self, plan: DispatchPlan) -> list[Request]:
         """Its requests that are in a plan."""
         return [request for request in self.requests if request.spec.request_id in plan.request_ids]
 
@@ -173,14 +173,14 @@ class Run:
         self.legs.pop(0)
         num_steps = self.num_steps if Stage.DIFFUSE in leg.stages else None
         push_to = self.legs[0].workers[0] if self.legs else None
-        return [request.member(num_steps, push_to) for request in self.requests if request.takes_part(leg)]
+        return [request.make_member(num_steps, push_to) for request in self.requests if request.takes_part(leg)]
 
     def begin_plan(self, plan: DispatchPlan) -> None:
         self.plan = plan
 
     def end_plan(self, plan: DispatchPlan, ran: Sequence[Stage], num_steps: int) -> None:
         """Its plan has ended well after the stages `ran` and `num_steps` steps of D."""
-        for request in self.members_of(plan):
+        for request in self.list_members_of(plan):
             request.advance(plan, ran, num_steps)
         self.plan = None
 
@@ -226,7 +226,7 @@ class Run:
         )
 
 
-def legs_of(assignment: Assignment, needs_encode: bool, finishing: int) -> list[Leg]:
+def merge_legs(assignment: Assignment, needs_encode: bool, finishing: int) -> list[Leg]:
     """Merge consecutive stages that have the same workers ("merging execute", section 5.2).
 
     `finishing`: how many members reach their last step. C of some members only is a plan of its own.
@@ -254,7 +254,7 @@ class LazyViews(Sequence[RunningRequest]):
     make: Callable[[], list[RunningRequest]]
     _views: list[RunningRequest] | None = field(default=None)
 
-    def _all(self) -> list[RunningRequest]:
+    def _make_all(self) -> list[RunningRequest]:
         if self._views is None:
             self._views = self.make()
         return self._views
@@ -264,7 +264,7 @@ class LazyViews(Sequence[RunningRequest]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[RunningRequest]: ...
     def __getitem__(self, index: int | slice) -> RunningRequest | Sequence[RunningRequest]:
-        return self._all()[index]
+        return self._make_all()[index]
 
     def __len__(self) -> int:
-        return len(self._all())
+        return len(self._make_all())

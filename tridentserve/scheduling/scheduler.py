@@ -101,7 +101,7 @@ class Scheduler:
             self._ledger,
             self._pool,
             self._times,
-            EncodeQueue(self._pool, times, lambda plan_id: self._ledger.plan(plan_id) is not None),
+            EncodeQueue(self._pool, times, lambda plan_id: self._ledger.find_plan(plan_id) is not None),
             DecodeQueue(self._pool, times, options.decode_order),
             CheckpointSchedule(self._pool, options.checkpoint_s, options.checkpoint_steps),
         )
@@ -120,14 +120,14 @@ class Scheduler:
         if isinstance(event, ev.CheckpointSaved):
             return effects  # it moves nobody
         effects += self._runner.send_due(now_s)
-        return effects + self._models.due()
+        return effects + self._models.take_due()
 
     def _take_in(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         match event:
             case ev.RequestArrived():
-                return self._arrived(event.spec, now_s)
+                return self._accept(event.spec, now_s)
             case ev.RequestCancelled():
-                return self._cancelled(event.request_id)
+                return self._cancel(event.request_id)
             case ev.StageFinished():
                 return self._runner.finish_plan(event, now_s)
             case ev.CheckpointSaved():
@@ -144,29 +144,29 @@ class Scheduler:
             case ev.WorkerLost():
                 return self._ledger.lose_worker(event.worker_id, event.error)
             case ev.ReplicaLoaded():
-                self._pool.loaded(event.worker_id, event.loaded, event.evicted)
+                self._pool.note_load(event.worker_id, event.loaded, event.evicted)
                 return []
             case ev.ModelAdded():
-                return self._model_added(event)
+                return self._add_model(event)
             case ev.ModelDraining():
-                self._models.draining(event.model)
+                self._models.drain(event.model)
                 return []
             case ev.ModelRemoved():
-                return self._model_removed(event)
+                return self._remove_model(event)
             case ev.Tick():
                 return self._tick(now_s)
 
     # Requests come and go.
 
-    def _arrived(self, spec: RequestSpec, now_s: float) -> list[ev.Effect]:
+    def _accept(self, spec: RequestSpec, now_s: float) -> list[ev.Effect]:
         if spec.request_id in self._ledger.requests:
             return []  # the engine lets clients of the same id join; nothing new to decide
-        if (refusal := self._models.refusal(spec.request_id, spec.model)) is not None:
+        if (refusal := self._models.find_refusal(spec.request_id, spec.model)) is not None:
             return [refusal]
         key = (spec.model, spec.shape, spec.num_outputs)
         if key not in self._why_not:
             try:
-                self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.views_when_idle())
+                self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.list_idle_views())
             except Exception as error:  # a policy that is a plug-in must not end the scheduler
                 return [ev.Reject(spec.request_id, TridentServeError.code, f"the dispatch policy failed: {error!r}")]
         if (why_not := self._why_not[key]) is not None:
@@ -182,21 +182,21 @@ class Scheduler:
             self._replanner.arrived(spec, now_s)
         return []
 
-    def _cancelled(self, request_id: str) -> list[ev.Effect]:
+    def _cancel(self, request_id: str) -> list[ev.Effect]:
         request = self._ledger.requests.get(request_id)
         return self._ledger.cancel(request, "cancelled", "the request was cancelled") if request is not None else []
 
     # Models come and go.
 
-    def _model_added(self, event: ev.ModelAdded) -> list[ev.Effect]:
-        self._models.added(event.model)
+    def _add_model(self, event: ev.ModelAdded) -> list[ev.Effect]:
+        self._models.add(event.model)
         self._times.set_slo_scale(event.model, event.slo_scale)
         if self._replanner is not None:
             self._replanner.expect(event.model, event.expected, event.window_s)
         return self._place(event.placement)
 
-    def _model_removed(self, event: ev.ModelRemoved) -> list[ev.Effect]:
-        effects = self._models.removed(event.model)
+    def _remove_model(self, event: ev.ModelRemoved) -> list[ev.Effect]:
+        effects = self._models.remove(event.model)
         if self._replanner is not None:
             self._replanner.forget(event.model)
         return effects + self._place(event.placement)
@@ -213,24 +213,24 @@ class Scheduler:
     def _tick(self, now_s: float) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
         if self._replanner is not None:
-            effects += self._place(self._proposed(self._replanner, now_s))
+            effects += self._place(self._propose(self._replanner, now_s))
         if not self._ledger.pending:
             return effects
-        running = LazyViews(lambda: self._running(now_s))
-        view = ClusterView(now_s, list(self._ledger.pending.values()), running, self._pool.views())
+        running = LazyViews(lambda: self._list_running(now_s))
+        view = ClusterView(now_s, list(self._ledger.pending.values()), running, self._pool.list_views())
         try:
             decisions = self._dispatcher.decide(view)
         except Exception as error:
             raise PolicyError(f"the dispatcher failed: {error!r}", effects) from error
-        effects += (effect for item in decisions.refusals for effect in self._refused(item))
+        effects += (effect for item in decisions.refusals for effect in self._refuse(item))
         effects += (effect for item in decisions.preemptions for effect in self._runner.preempt(item))
         for assignment in decisions.assignments:
-            if (fault := self._fault(assignment.request_ids)) is not None:
+            if (fault := self._find_fault(assignment.request_ids)) is not None:
                 raise PolicyError(f"the dispatcher assigned {', '.join(assignment.request_ids)}: {fault}", effects)
             effects += self._runner.start(assignment, now_s)
         return effects
 
-    def _fault(self, names: Sequence[str]) -> str | None:
+    def _find_fault(self, names: Sequence[str]) -> str | None:
         """Why requests cannot be assigned together; None where they can."""
         absent = [name for name in names if name not in self._ledger.pending]
         if absent:
@@ -238,16 +238,16 @@ class Scheduler:
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
         return f"{', '.join(twice)} more than once" if twice else None
 
-    def _proposed(self, replanner: Replanner, now_s: float) -> PlacementPlan | None:
+    def _propose(self, replanner: Replanner, now_s: float) -> PlacementPlan | None:
         try:
-            return replanner.propose(self._pool.alive(), self._pool.placement, now_s)
+            return replanner.propose(self._pool.list_live(), self._pool.placement, now_s)
         except Exception as error:
             raise PolicyError(f"the replanner failed: {error!r}") from error
 
-    def _running(self, now_s: float) -> list[RunningRequest]:
+    def _list_running(self, now_s: float) -> list[RunningRequest]:
         return [run.view(request, now_s) for run in self._ledger.runs.values() for request in run.requests]
 
-    def _refused(self, refusal: Refusal) -> list[ev.Effect]:
+    def _refuse(self, refusal: Refusal) -> list[ev.Effect]:
         request = self._ledger.requests.get(refusal.request_id)
         if request is None or request.run is not None:
             return []

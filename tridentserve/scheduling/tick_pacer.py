@@ -58,7 +58,7 @@ class TickPacer:
         """True when something has happened since the last tick that may change what it decides."""
         return self._has_news
 
-    def heard(self, event: ev.Event) -> None:
+    def note_event(self, event: ev.Event) -> None:
         """The scheduler has been given an event that is not a tick."""
         self._has_news = self._has_news or ev.may_change_plans(event)
 
@@ -71,7 +71,7 @@ class TickPacer:
         return self._ended_s + self._retry_s if num_pending else math.inf
 
     def tick(self, scheduler: SchedulerLike, now_s: float) -> TickOutcome:
-        """Ask the scheduler. `ended` must be called when the engine has its answer."""
+        """Ask the scheduler. `note_end` must be called when the engine has its answer."""
         self._has_news = False
         waiting = scheduler.num_pending
         effects, failure = process_event(scheduler, ev.Tick(), now_s)
@@ -79,7 +79,7 @@ class TickPacer:
         is_repeated, self._last_failure = message == self._last_failure != "", message
         return TickOutcome(effects, bool(effects) or scheduler.num_pending != waiting, failure, is_repeated)
 
-    def ended(self, now_s: float) -> None:
+    def note_end(self, now_s: float) -> None:
         """The tick has ended at `now_s`."""
         self._ended_s = now_s
 

@@ -87,7 +87,7 @@ class WorkerPool:
         for worker_id in self._workers:
             self._touch(worker_id).replicas = placement.replicas.get(worker_id, frozenset())
 
-    def loaded(self, worker_id: WorkerId, replica: Replica, evicted: Iterable[Replica]) -> None:
+    def note_load(self, worker_id: WorkerId, replica: Replica, evicted: Iterable[Replica]) -> None:
         """A worker has made a replica resident, and others not."""
         worker = self._touch(worker_id)
         worker.resident = worker.resident.difference(evicted) | {replica}
@@ -98,7 +98,7 @@ class WorkerPool:
             worker = self._touch(worker_id)
             worker.resident = frozenset(replica for replica in worker.resident if replica.model != model)
 
-    def alive(self) -> tuple[WorkerSpec, ...]:
+    def list_live(self) -> tuple[WorkerSpec, ...]:
         """The live workers; the same object until one joins or is lost."""
         if self._alive is None:
             self._alive = tuple(worker.spec for worker in self._workers.values() if worker.alive)
@@ -114,7 +114,7 @@ class WorkerPool:
         """True when a worker's placement has a replica."""
         return replica in self._workers[worker_id].replicas
 
-    def missing(self, worker_id: WorkerId, replicas: Iterable[Replica]) -> list[Replica]:
+    def list_missing(self, worker_id: WorkerId, replicas: Iterable[Replica]) -> list[Replica]:
         """Those of the replicas that the worker would have to load first."""
         resident = self._workers[worker_id].resident
         return [replica for replica in replicas if replica not in resident]
@@ -129,7 +129,7 @@ class WorkerPool:
         worker = self._workers[worker_id]
         return worker.replicas, worker.spec.memory_bytes
 
-    def idle(self, kind: Kind) -> Collection[WorkerId]:
+    def list_idle(self, kind: Kind) -> Collection[WorkerId]:
         """The live workers of a kind that have nothing to do."""
         for worker_id in self._changed:
             worker = self._workers[worker_id]
@@ -140,7 +140,7 @@ class WorkerPool:
         self._changed.clear()
         return self._idle[kind].keys()
 
-    def holders(self, replica: Replica, like: WorkerId, now_s: float) -> list[WorkerId]:
+    def list_holders(self, replica: Replica, like: WorkerId, now_s: float) -> list[WorkerId]:
         """The live workers that hold a replica and have as much memory as worker `like`: first those that hold least
         beside it, then those that are free first."""
         memory_bytes = self._workers[like].spec.memory_bytes
@@ -151,7 +151,7 @@ class WorkerPool:
         ]
         return [worker_id for *_, worker_id in sorted(holders)]
 
-    def blocks(self, worker_ids: Iterable[WorkerId], width: int) -> list[tuple[WorkerId, ...]]:
+    def list_blocks(self, worker_ids: Iterable[WorkerId], width: int) -> list[tuple[WorkerId, ...]]:
         """The aligned blocks of `width` places of a node that these workers fill: those whose last member comes first
         go first. Each in the order of places."""
         members: defaultdict[tuple[str, int], list[WorkerId]] = defaultdict(list)
@@ -204,11 +204,11 @@ class WorkerPool:
     def free_at_s(self, worker_id: WorkerId, now_s: float) -> float:
         return max(now_s, self._workers[worker_id].free_at_s())
 
-    def views(self) -> list[WorkerView]:
+    def list_views(self) -> list[WorkerView]:
         """The live workers, as the dispatcher sees them. A view is the same object until its worker changes."""
-        return [worker.view or self._view(worker) for worker in self._workers.values() if worker.alive]
+        return [worker.view or self._make_view(worker) for worker in self._workers.values() if worker.alive]
 
-    def views_when_idle(self) -> list[WorkerView]:
+    def list_idle_views(self) -> list[WorkerView]:
         """Every worker of the placement, lost ones too, as if nothing ran."""
         return [
             WorkerView(
@@ -241,7 +241,7 @@ class WorkerPool:
         return worker
 
     @staticmethod
-    def _view(worker: _Worker) -> WorkerView:
+    def _make_view(worker: _Worker) -> WorkerView:
         worker.view = WorkerView(
             worker_id=worker.spec.worker_id,
             node_id=worker.spec.node_id,

@@ -23,14 +23,14 @@ def find_violations(result: SimulationResult, workers: Sequence[WorkerSpec]) -> 
     """
     specs = {spec.worker_id: spec for spec in workers}
     return [
-        *_overlaps(result.plans),
-        *(problem for plan in result.plans for problem in _misplaced(plan, specs)),
-        *(problem for request in result.requests for problem in _out_of_order(request)),
+        *_find_overlaps(result.plans),
+        *(problem for plan in result.plans for problem in _find_misplaced(plan, specs)),
+        *(problem for request in result.requests for problem in _find_disorder(request)),
         *(["more GPU-seconds were used than there were"] if result.utilisation > 1 + _TOLERANCE_S else []),
     ]
 
 
-def _overlaps(plans: Sequence[PlanRecord]) -> Iterator[str]:
+def _find_overlaps(plans: Sequence[PlanRecord]) -> Iterator[str]:
     by_worker: defaultdict[WorkerId, list[PlanRecord]] = defaultdict(list)
     for plan in plans:
         for worker_id in plan.workers:
@@ -44,7 +44,7 @@ def _overlaps(plans: Sequence[PlanRecord]) -> Iterator[str]:
                 yield f"{worker_id} ran plan {after.plan_id} after plan {before.plan_id}"
 
 
-def _misplaced(plan: PlanRecord, specs: dict[WorkerId, WorkerSpec]) -> Iterator[str]:
+def _find_misplaced(plan: PlanRecord, specs: dict[WorkerId, WorkerSpec]) -> Iterator[str]:
     if len({specs[worker_id].node_id for worker_id in plan.workers}) > 1:
         yield f"plan {plan.plan_id} crosses nodes: {plan.workers}"
     # A plan that failed at its start used nothing.
@@ -56,7 +56,7 @@ def _misplaced(plan: PlanRecord, specs: dict[WorkerId, WorkerSpec]) -> Iterator[
         yield f"plan {plan.plan_id} has stages out of order or outside it: {times}"
 
 
-def _out_of_order(request: RequestResult) -> Iterator[str]:
+def _find_disorder(request: RequestResult) -> Iterator[str]:
     name = request.spec.request_id
     if request.outcome == UNFINISHED or request.end_s is None:
         yield f"request {name} has not ended"

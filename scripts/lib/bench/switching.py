@@ -91,7 +91,7 @@ class _Switch:
         await _until(lambda: engine.placement == wanted)
         # What workers do when they start: make resident all that their placement says.
         fleet = engine._fleet
-        await asyncio.gather(*(fleet.handle(worker).start() for worker in fleet.alive))
+        await asyncio.gather(*(fleet.get_handle(worker).start() for worker in fleet.alive))
         self.service.dispatcher.closed = False
         engine._core.post(ev.Tick())
 

@@ -77,7 +77,7 @@ class Service:
 
     async def holds_nothing(self) -> bool:
         """No worker holds any parcel."""
-        handles = self.engine._fleet.handles_of(self.engine.workers_alive())
+        handles = self.engine._fleet.list_handles(self.engine.list_live_workers())
         return not any(await asyncio.gather(*(handle.count_parcels() for handle in handles)))
 
     def leader(self, after: int) -> str:
@@ -126,7 +126,7 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     before = len(read_log(service.log)) if service.log.exists() else 0
     answering = asyncio.create_task(service.generate(f"r-{degree}"))
     await until(lambda: service.saved(before) == 2)
-    service.engine._fleet.handle(service.leader(before)).kill()
+    service.engine._fleet.get_handle(service.leader(before)).kill()
     answer = await answering
     assert isinstance(answer, CompletedUpdate), answer
     saved = recovery.check(read_log(service.log)[before:], f"r-{degree}", degree)

@@ -28,7 +28,7 @@ async def test_clients_join_and_begin_with_the_latest_update() -> None:
     first = job.join()
     job.publish(ProgressUpdate("id", 1, 4))
     second = job.join()
-    assert book.joinable("id") is job
+    assert book.find_joinable("id") is job
     assert [first.get_nowait(), first.get_nowait()] == [QueuedUpdate("id"), ProgressUpdate("id", 1, 4)]
     assert second.get_nowait() == ProgressUpdate("id", 1, 4)
 
@@ -50,22 +50,22 @@ async def test_a_cancelled_id_is_free_at_once_though_its_plan_still_runs() -> No
     assert book.num_unfinished == 2
     assert not book.leave(job, inbox)  # it has been cancelled already, and must not take the new one with it
     assert book.end(job.key, keep=False) is job
-    assert book.joinable("id") is again
+    assert book.find_joinable("id") is again
 
 
 async def test_a_result_can_be_asked_for_again_for_a_while() -> None:
     book, job = admitted()
     assert book.end(job.key, keep=True) is job
     assert book.end(job.key, keep=True) is None
-    assert (book.joinable("id"), book.num_unfinished) == (job, 0)
+    assert (book.find_joinable("id"), book.num_unfinished) == (job, 0)
     assert not book.leave(job, job.join())
-    await until(lambda: book.joinable("id") is None)
+    await until(lambda: book.find_joinable("id") is None)
 
 
 async def test_an_error_is_not_kept() -> None:
     book, job = admitted()
     book.end(job.key, keep=False)
-    assert book.joinable("id") is None
+    assert book.find_joinable("id") is None
 
 
 async def test_a_drawn_seed_is_the_same_request_another_seed_or_prompt_is_not() -> None:

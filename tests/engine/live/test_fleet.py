@@ -70,16 +70,16 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
         await broken.wait()
         return "the connection is broken"
 
-    monkeypatch.setattr(fleet_module, "_error_of", breaks)
+    monkeypatch.setattr(fleet_module, "_wait_for_error", breaks)
     await fleet.start()
     try:
         assert (await joined.get()).incarnation == 0
-        former = fleet.handle("w")
+        former = fleet.get_handle("w")
         broken.set()
         assert (await joined.get()).incarnation == 1
         with pytest.raises(RayActorError):
             await former.count_parcels()
-        assert await fleet.handle("w").count_parcels() == 0
+        assert await fleet.get_handle("w").count_parcels() == 0
     finally:
         await fleet.stop()
     del store

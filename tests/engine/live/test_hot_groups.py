@@ -12,7 +12,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.parallel import GroupCache
 from tridentserve.plans import PlacementPlan, Replica
-from tridentserve.scheduling.estimation.hot_groups import hot_set
+from tridentserve.scheduling.estimation.hot_groups import list_hot_groups
 from tridentserve.stages import Stage
 
 WORKERS = [WorkerSpec(f"w{index}", "node", 1) for index in range(4)]
@@ -31,7 +31,7 @@ def make_and_use(member: Member, capacity: int) -> list[list[str]]:
     cache = GroupCache(member.store, CPU, capacity=capacity, timeout_s=TIMEOUT_S)
     # Groups need no replicas.
     executor = StageExecutor(f"w{member.rank}", cast(Any, None), cache)
-    groups = hot_set(WORKERS, PLACEMENT, max_degree=4)
+    groups = list_hot_groups(WORKERS, PLACEMENT, max_degree=4)
     executor.make_groups(groups)
     held = list(cache.names)
     used = cache.acquire(groups[-1].name, member.rank, member.size, 1, groups[-1].workers).name

@@ -104,7 +104,7 @@ class Plans:
         return report, pictures, notes
 
     async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
-        return await getattr(self.fleet.handle(worker_id).actor, method).remote(*args)
+        return await getattr(self.fleet.get_handle(worker_id).actor, method).remote(*args)
 
 
 @pytest.fixture(scope="module")

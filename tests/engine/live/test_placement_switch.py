@@ -210,11 +210,11 @@ async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(
     service: Service, answers: list[Update]
 ) -> None:
     assert service.engine.placement["w0"] == f"{MODEL}:D"
-    service.engine._fleet.handle("w0").kill()
+    service.engine._fleet.get_handle("w0").kill()
     await until(lambda: any(isinstance(one.event, ev.WorkerLost) for one in service.decisions()))
     answer = await service.generate("elsewhere", inputs_of(2))
     assert isinstance(answer, CompletedUpdate)
-    await until(lambda: "w0" in service.engine.workers_alive())
-    actor = service.engine._fleet.handle("w0").actor
+    await until(lambda: "w0" in service.engine.list_live_workers())
+    actor = service.engine._fleet.get_handle("w0").actor
     assert (await actor.count_readers.remote(D), await actor.count_readers.remote(E)) == (0, None)
     check_log(service, "worker_lost")

@@ -213,13 +213,13 @@ async def test_a_model_that_comes_later_is_served_and_goes_again(service: Servic
     _, image = await service.generate("late", inputs, model="late")
     assert_rounded_alike(image, image_of(alone, inputs))
     models.close("late")
-    await models.drained("late")
+    await models.wait_until_drained("late")
     await models.remove(ev.ModelRemoved("late", replace(before, epoch=3)))
     assert isinstance(await service.ended("too late", inputs, model="late"), FailedUpdate)
 
 
 async def test_nothing_is_left_and_the_log_replays(service: Service) -> None:
-    handles = service.engine._fleet.handles_of(service.engine.workers_alive())
+    handles = service.engine._fleet.list_handles(service.engine.list_live_workers())
     assert await asyncio.gather(*(handle.count_parcels() for handle in handles)) == [0, 0, 0, 0]
     for logged, effects in replay(read_log(service.log), sharing.scheduler(MEMORY_BYTES)):
         assert effects == logged.effects

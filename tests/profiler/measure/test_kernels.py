@@ -89,7 +89,7 @@ def test_compiled_ways_are_measured_too(
         traced.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(kernels, "_backend", lambda attention: backend)
+    monkeypatch.setattr(kernels, "_make_backend", lambda attention: backend)
     options = ["tiny-sd3", "--sizes", "64", "--rounds", "1", "--attention", "sdpa,math"]
     assert run(*options, "--cache-dir", str(tiny_cache)) == 0
     (rows,) = json.loads(capsys.readouterr().out.splitlines()[-1])["sizes"].values()

@@ -86,7 +86,7 @@ class ClientRequest:
             slo_met=record.slo_met,
             retries=record.retries,
             stage_durations_s=record.stage_seconds(),
-            timeline=tuple(span.shifted(clock_offset_s) for span in record.timeline),
+            timeline=tuple(span.shift(clock_offset_s) for span in record.timeline),
             peak_memory_bytes=self.peak_memory_bytes,
             tiled=self.tiled,
             fps=self.inputs.fps,
@@ -106,10 +106,10 @@ class ClientRequests:
     def num_unfinished(self) -> int:
         return len(self._unfinished)
 
-    def joinable(self, request_id: str) -> ClientRequest | None:
+    def find_joinable(self, request_id: str) -> ClientRequest | None:
         return self._joinable.get(request_id)
 
-    def unfinished(self, key: str) -> ClientRequest | None:
+    def find_unfinished(self, key: str) -> ClientRequest | None:
         return self._unfinished.get(key)
 
     def admit(self, spec: RequestSpec, inputs: GenerationInputs) -> ClientRequest:

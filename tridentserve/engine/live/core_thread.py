@@ -85,15 +85,15 @@ class CoreThread:
     def _run(self) -> None:
         try:
             if self._log_path is None:
-                self._loop(None)
+                self._run_loop(None)
             else:
-                with _new_log(self._log_path) as log:
-                    self._loop(log)
+                with _open_log(self._log_path) as log:
+                    self._run_loop(log)
         except BaseException as error:
             self._on_crash(error)
             raise
 
-    def _loop(self, log: IO[str] | None) -> None:
+    def _run_loop(self, log: IO[str] | None) -> None:
         while True:
             due_s = self._pacer.due_s(self._scheduler.num_pending)
             wait_s = None if due_s == math.inf else max(0.0, due_s - self.now_s())
@@ -108,25 +108,25 @@ class CoreThread:
                 item()
                 continue
             # The time of an event is when it was posted: a solve in between counts as waiting.
-            now_s, event = self._not_before_last(item[0]), item[1]
-            self._pacer.heard(event)
-            self._tell(now_s, event, self._scheduler.on(event, now_s), log)
+            now_s, event = self._advance_clock(item[0]), item[1]
+            self._pacer.note_event(event)
+            self._publish(now_s, event, self._scheduler.on(event, now_s), log)
 
     def _tick(self, log: IO[str] | None) -> None:
-        now_s = self._not_before_last(self.now_s())
+        now_s = self._advance_clock(self.now_s())
         outcome = self._pacer.tick(self._scheduler, now_s)
         if outcome.failure is not None and not outcome.is_repeated:
             logger.error("a tick failed", exc_info=outcome.failure)
         if outcome.has_decided:
-            self._tell(now_s, Tick(), outcome.effects, log)
-        self._pacer.ended(self.now_s())
+            self._publish(now_s, Tick(), outcome.effects, log)
+        self._pacer.note_end(self.now_s())
 
-    def _not_before_last(self, at_s: float) -> float:
+    def _advance_clock(self, at_s: float) -> float:
         """The scheduler's time never goes back: events that were posted during a tick come after it."""
         self._last_s = max(self._last_s, at_s)
         return self._last_s
 
-    def _tell(self, now_s: float, event: Event, effects: list[Effect], log: IO[str] | None) -> None:
+    def _publish(self, now_s: float, event: Event, effects: list[Effect], log: IO[str] | None) -> None:
         """Log a decision and hand it to the listener."""
         if log is not None:
             try:
@@ -136,7 +136,7 @@ class CoreThread:
         self._listener(now_s, event, effects)
 
 
-def _new_log(path: Path) -> IO[str]:
+def _open_log(path: Path) -> IO[str]:
     """An empty log. One that is there already, of a service that has ended, is kept under the time of its end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():

@@ -51,7 +51,7 @@ class LiveEngine:
         self._loop = asyncio.get_running_loop()
         self._fleet = WorkerFleet(workers, resources, self._on_joined, self._on_lost)
         self._core = CoreThread(
-            scheduler, self._from_core, self._core_crashed, self._options.tick_s, self._options.decision_log
+            scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log
         )
         self.models = ModelChanges(self._core, self._fleet, self._set_memory)
         self._clock_offset_s = time.time() - self._core.now_s()
@@ -75,7 +75,7 @@ class LiveEngine:
         """The scheduler's thread is alive. Workers come and go."""
         return self._core.alive
 
-    def workers_alive(self) -> list[WorkerId]:
+    def list_live_workers(self) -> list[WorkerId]:
         return self._fleet.alive
 
     async def start(self) -> None:
@@ -94,7 +94,7 @@ class LiveEngine:
         """Accept a request, or join the one with the same id. Yields its updates (see `updates`).
 
         Closing this iterator early means that the client has left: when the last client has, the request stops."""
-        request = self._requests.joinable(spec.request_id)
+        request = self._requests.find_joinable(spec.request_id)
         if request is not None and not request.is_same(spec, inputs):
             message = "request_id has been used for another request: choose a new one"
             yield FailedUpdate(spec.request_id, InvalidRequestError.code, message, "request_id")
@@ -128,10 +128,10 @@ class LiveEngine:
 
     # Called by the scheduler's thread.
 
-    def _from_core(self, now_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
+    def _pass_on(self, now_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         self._loop.call_soon_threadsafe(self._apply, now_s, event, effects)
 
-    def _core_crashed(self, error: BaseException) -> None:
+    def _log_crash(self, error: BaseException) -> None:
         logger.critical("the scheduler's thread has ended: %r", error)
 
     # The effects of the scheduler, in the event loop.
@@ -153,10 +153,10 @@ class LiveEngine:
                     self._end_request(effect.request_id)
                 case ev.Place():
                     self._set_placement(effect)
-        self.models.heard(event, effects)
+        self.models.note_event(event, effects)
 
     def _requeue(self, effect: ev.Requeue) -> None:
-        request = self._requests.unfinished(effect.request_id)
+        request = self._requests.find_unfinished(effect.request_id)
         if request is not None:
             how = f"resumes from step {effect.steps_done}" if effect.steps_done else "starts again"
             logger.warning("request %s %s: %s", request.spec.request_id, how, effect.reason)
@@ -190,8 +190,8 @@ class LiveEngine:
         self._driver.memory = memory
 
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
-        self._records.progress(request.key, steps_done)
-        if self._requests.unfinished(request.key) is not None:
+        self._records.note_progress(request.key, steps_done)
+        if self._requests.find_unfinished(request.key) is not None:
             spec = request.spec
             request.publish(ProgressUpdate(spec.request_id, steps_done, spec.num_inference_steps))
 

@@ -79,16 +79,16 @@ class WorkerFleet:
     def alive(self) -> list[WorkerId]:
         return [worker_id for worker_id, member in self._workers.items() if member.handle is not None]
 
-    def handle(self, worker_id: WorkerId) -> WorkerHandle:
+    def get_handle(self, worker_id: WorkerId) -> WorkerHandle:
         """Raises `WorkerError` while the worker is down."""
         handle = self._workers[worker_id].handle
         if handle is None:
             raise WorkerError(f"worker {worker_id} is down")
         return handle
 
-    def handles_of(self, worker_ids: Collection[WorkerId]) -> list[WorkerHandle]:
+    def list_handles(self, worker_ids: Collection[WorkerId]) -> list[WorkerHandle]:
         """The handles of those of these workers that are up."""
-        return [self.handle(worker_id) for worker_id in self.alive if worker_id in worker_ids]
+        return [self.get_handle(worker_id) for worker_id in self.alive if worker_id in worker_ids]
 
     def run_plan(
         self,
@@ -160,7 +160,7 @@ class WorkerFleet:
         answers = await asyncio.gather(*(handle.start() for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
             self._workers[worker_id].handle, self._workers[worker_id].ready = handle, ready
-        everyone = self._directory(self._workers)
+        everyone = self._list_addresses(self._workers)
         await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
         await asyncio.gather(*(handle.make_groups() for handle in started.values()))
@@ -171,7 +171,7 @@ class WorkerFleet:
             time.monotonic() - loaded_s,
         )
         for worker_id in started:
-            self._joined(worker_id)
+            self._begin_watch(worker_id)
 
     async def stop(self) -> None:
         """End all workers."""
@@ -195,7 +195,7 @@ class WorkerFleet:
         actor: Any = ray.remote(StageWorker).options(**options).remote(member.config)
         return WorkerHandle(actor)
 
-    def _directory(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]:
+    def _list_addresses(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]:
         """How to reach those of these workers that are up, for their peers."""
         members = ((worker_id, self._workers[worker_id]) for worker_id in worker_ids)
         return {
@@ -204,14 +204,14 @@ class WorkerFleet:
             if member.handle is not None and member.ready is not None
         }
 
-    def _joined(self, worker_id: WorkerId) -> None:
-        member, handle = self._workers[worker_id], self.handle(worker_id)
+    def _begin_watch(self, worker_id: WorkerId) -> None:
+        member, handle = self._workers[worker_id], self.get_handle(worker_id)
         self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, handle))
         self._on_joined(member.config)
 
     async def _watch(self, worker_id: WorkerId, handle: WorkerHandle) -> None:
         """Wait until the worker's process ends, then bring the worker back."""
-        why = await _error_of(handle.watch())
+        why = await _wait_for_error(handle.watch())
         logger.warning("worker %s is lost: %s", worker_id, why)
         # A broken connection looks the same as death, but such an actor would keep its GPU.
         handle.kill()
@@ -219,12 +219,12 @@ class WorkerFleet:
         member.handle, member.ready, member.next_number = None, None, 0
         self._on_lost(worker_id, why)
         pause_s = _FIRST_PAUSE_S
-        while not await self._came_back(worker_id, member):
+        while not await self._bring_back(worker_id, member):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self._joined(worker_id)
+        self._begin_watch(worker_id)
 
-    async def _came_back(self, worker_id: WorkerId, member: _FleetWorker) -> bool:
+    async def _bring_back(self, worker_id: WorkerId, member: _FleetWorker) -> bool:
         """Start a new incarnation and connect it with the others; False when that fails."""
         handle: WorkerHandle | None = None
         try:
@@ -238,9 +238,9 @@ class WorkerFleet:
             member.handle, member.ready = handle, ready
             # It started with the placement of that time.
             await handle.set_placement(member.config.replicas, member.config.label)
-            await handle.connect_peers(self._directory(self._workers))
-            newcomer = self._directory([worker_id])
-            others = self.handles_of([other for other in self.alive if other != worker_id])
+            await handle.connect_peers(self._list_addresses(self._workers))
+            newcomer = self._list_addresses([worker_id])
+            others = self.list_handles([other for other in self.alive if other != worker_id])
             await asyncio.gather(*(other.connect_peers(newcomer) for other in others), return_exceptions=True)
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
@@ -265,7 +265,7 @@ class WorkerFleet:
             known = now
 
 
-async def _error_of(forever: Awaitable[None]) -> str:
+async def _wait_for_error(forever: Awaitable[None]) -> str:
     """Wait for a call that only ends with its worker; returns why it has ended."""
     try:
         await forever

@@ -76,7 +76,7 @@ class ExpectedPeak:
     """The same with E one request after another and C in tiles. A worker that lacks the memory for `num_bytes` runs
     the plan so."""
 
-    def plus(self, num_bytes: int) -> ExpectedPeak:
+    def with_bytes(self, num_bytes: int) -> ExpectedPeak:
         """The same with `num_bytes` more in addition to the activations."""
         return ExpectedPeak(self.num_bytes + num_bytes, self.frugal_bytes + num_bytes)
 

@@ -62,7 +62,7 @@ class ModelChanges:
 
     async def drop_rehearsed(self, source: ModelSource) -> None:
         """Remove the host copies of a model that will not be prepared after all."""
-        drops = (self._on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
+        drops = (self._run_on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
         await asyncio.gather(*drops, return_exceptions=True)  # a node that is lost has none
 
     async def add(self, event: ev.ModelAdded) -> None:
@@ -75,7 +75,7 @@ class ModelChanges:
         """Take no new requests of a model."""
         self._core.post(ev.ModelDraining(model))
 
-    async def drained(self, model: str) -> None:
+    async def wait_until_drained(self, model: str) -> None:
         """Wait until the last request of a closed model has ended. The caller may cancel this."""
         if model not in self._drained:
             await self._expect(ev.Drained, model)
@@ -91,18 +91,18 @@ class ModelChanges:
         """Undo `prepare`, also where it did not come to its end."""
         await self._fleet.unload_model(model)
 
-    def heard(self, event: ev.Event, effects: Iterable[ev.Effect]) -> None:
+    def note_event(self, event: ev.Event, effects: Iterable[ev.Effect]) -> None:
         """Take note of an event that the scheduler has handled, and of its effects."""
         if isinstance(event, ev.ModelAdded):
             self._drained.discard(event.model)
-            self._tell(ev.ModelAdded, event.model)
+            self._wake(ev.ModelAdded, event.model)
         for effect in effects:
             match effect:
                 case ev.Place():
                     self.placement = effect.plan
                 case ev.Drained() | ev.Unload():
                     self._drained.add(effect.model)
-                    self._tell(type(effect), effect.model)
+                    self._wake(type(effect), effect.model)
                 case _:
                     pass
 
@@ -111,15 +111,15 @@ class ModelChanges:
         self._awaited[kind, model].append(future)
         return future
 
-    def _tell(self, kind: _Kind, model: str) -> None:
+    def _wake(self, kind: _Kind, model: str) -> None:
         for future in self._awaited.pop((kind, model), []):
             if not future.done():
                 future.set_result(None)
 
     async def _make_copies(self, node_id: str, source: ModelSource) -> None:
-        await self._on_node(node_id, _make_copies, source)
+        await self._run_on_node(node_id, _make_copies, source)
 
-    async def _on_node(self, node_id: str, function: _OnNode, source: ModelSource) -> None:
+    async def _run_on_node(self, node_id: str, function: _OnNode, source: ModelSource) -> None:
         config = self._fleet.any_config
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy)
@@ -133,15 +133,15 @@ class ModelChanges:
 
 def _make_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
     """Make the host copies of all stages of a model on the node where this runs, where they do not exist yet."""
-    _copies_of(folder, source, torch_device).make_all(Replica(source.name, stage) for stage in Stage)
+    _open_copies(folder, source, torch_device).make_all(Replica(source.name, stage) for stage in Stage)
 
 
 def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
     """Remove the host copies of a model from the node where this runs."""
-    _copies_of(folder, source, torch_device).drop_model(source.name)
+    _open_copies(folder, source, torch_device).drop_model(source.name)
 
 
-def _copies_of(folder: Path, source: ModelSource, torch_device: str) -> HostCopies:
+def _open_copies(folder: Path, source: ModelSource, torch_device: str) -> HostCopies:
     import torch
 
     from tridentserve.engine.live.weights.host_copies import HostCopies

@@ -77,5 +77,5 @@ def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s
     leader = reports[0]
     if leader.outcome == "stopped":
         return ev.PlanStopped(plan.plan_id)
-    spans = tuple(span.shifted(-offset_s) for span in leader.spans)
+    spans = tuple(span.shift(-offset_s) for span in leader.spans)
     return ev.StageFinished(plan.plan_id, spans, leader.paused_after)

@@ -59,7 +59,7 @@ class PlanDriver:
 
     def start_plan(self, plan: DispatchPlan) -> None:
         """Give a plan to its workers."""
-        found = ((name, self._requests.unfinished(name)) for name in plan.request_ids)
+        found = ((name, self._requests.find_unfinished(name)) for name in plan.request_ids)
         requests = {name: request for name, request in found if request is not None}
         self._plans[plan.plan_id] = plan
         for member in plan.members:
@@ -78,19 +78,19 @@ class PlanDriver:
     def stop_plan(self, plan_id: int) -> None:
         """Stop a plan: its leader has all its workers stop at one step boundary."""
         if (plan := self._plans.get(plan_id)) is not None:
-            for leader in self._fleet.handles_of([plan.leader]):
+            for leader in self._fleet.list_handles([plan.leader]):
                 leader.stop_plan(plan_id)
 
     def pause_plan(self, plan_id: int) -> None:
         """Pause a plan: its leader has all its workers pause at one step boundary."""
         if (plan := self._plans.get(plan_id)) is not None:
-            for leader in self._fleet.handles_of([plan.leader]):
+            for leader in self._fleet.list_handles([plan.leader]):
                 leader.pause_plan(plan_id)
 
     def forget_request(self, request: ClientRequest, last_plan_id: int, with_checkpoints: bool = True) -> None:
         """Have the workers drop what they keep of a request's plans up to `last_plan_id`; a worker that is lost keeps
         nothing."""
-        for worker in self._fleet.handles_of(request.workers):
+        for worker in self._fleet.list_handles(request.workers):
             worker.forget_request(request.key, last_plan_id, with_checkpoints)
 
     def abandon_worker(self, worker_id: WorkerId) -> None:
@@ -154,7 +154,7 @@ class PlanDriver:
                     self._on_step(request, note.steps_done)
             case CheckpointNote():
                 if plan.saves is not None:
-                    spans = tuple(span.shifted(-self._clock_offset_s) for span in note.spans)
+                    spans = tuple(span.shift(-self._clock_offset_s) for span in note.spans)
                     self._post(ev.CheckpointSaved(plan.plan_id, note.num_steps, plan.saves.keeper, spans))
             case ReplicaLoad():
                 self._post(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 
-from tridentserve.models.decode_tiles import TILED_SLOWDOWN, tiled_shape
+from tridentserve.models.decode_tiles import TILED_SLOWDOWN, find_tiled_shape
 from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
@@ -55,16 +55,16 @@ class ActualTimes:
         self.transfer_seconds = cache(times.transfer_seconds)
         self._weights: dict[Replica, int] = {}
 
-    def demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> PlanDemand:
+    def estimate_demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> PlanDemand:
         """The demand of a plan for these requests. Raises `ProfileError` when they were not profiled."""
         outputs = tuple([spec.num_outputs for spec in specs])
         key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs)
         found = self._demands.get(key)
         if found is None:
-            found = self._demands[key] = self._demand(*key)
+            found = self._demands[key] = self._estimate_demand(*key)
         return found
 
-    def _demand(
+    def _estimate_demand(
         self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
     ) -> PlanDemand:
         times, batch = self._times, sum(outputs)
@@ -77,11 +77,11 @@ class ActualTimes:
         )
         frugal = None
         if frugal_peaks != peaks:
-            frugal_s = self._frugal_seconds(model, stages, degrees, seconds, shape, outputs)
-            frugal = PlanDemand(degrees, frugal_s, self._ranks(model, stages, degrees, frugal_peaks))
-        return PlanDemand(degrees, seconds, self._ranks(model, stages, degrees, peaks), frugal)
+            frugal_s = self._estimate_frugal_seconds(model, stages, degrees, seconds, shape, outputs)
+            frugal = PlanDemand(degrees, frugal_s, self._estimate_ranks(model, stages, degrees, frugal_peaks))
+        return PlanDemand(degrees, seconds, self._estimate_ranks(model, stages, degrees, peaks), frugal)
 
-    def _ranks(
+    def _estimate_ranks(
         self, model: str, stages: tuple[Stage, ...], degrees: tuple[int, ...], peaks: tuple[int, ...]
     ) -> tuple[RankDemand, ...]:
         ranks = []
@@ -90,7 +90,7 @@ class ActualTimes:
             ranks.append(RankDemand(replicas, sum(map(self.weights_bytes, replicas)), peak_bytes))
         return tuple(ranks)
 
-    def _frugal_seconds(
+    def _estimate_frugal_seconds(
         self,
         model: str,
         stages: tuple[Stage, ...],
@@ -103,7 +103,7 @@ class ActualTimes:
         if Stage.ENCODE in seconds:
             k = degrees[stages.index(Stage.ENCODE)]
             seconds[Stage.ENCODE] = sum(self._times.seconds(model, Stage.ENCODE, shape, k, n) for n in outputs)
-        if Stage.DECODE in seconds and tiled_shape(shape) is not None:
+        if Stage.DECODE in seconds and find_tiled_shape(shape) is not None:
             seconds[Stage.DECODE] *= TILED_SLOWDOWN
         return tuple(seconds.values())
 
@@ -126,7 +126,7 @@ class ActualTimes:
         weights_bytes = self.weights_bytes(replica)
         return self.load_seconds(replica, "host") * num_bytes / weights_bytes if weights_bytes else 0.0
 
-    def jitter(self, request_id: str, stage: Stage) -> float:
+    def draw_jitter(self, request_id: str, stage: Stage) -> float:
         """The factor on a stage of a request: the same in all its plans, and under all policies."""
         if not self._sigma:
             return 1.0

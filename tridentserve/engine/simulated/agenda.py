@@ -22,7 +22,7 @@ class Agenda:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def at(self, time_s: float, action: Callable[[*_Arguments], None], *args: *_Arguments) -> None:
+    def call_at(self, time_s: float, action: Callable[[*_Arguments], None], *args: *_Arguments) -> None:
         """Call `action(*args)` at `time_s`, which must not be NaN; a time that has passed is now."""
         self._entered += 1
         if time_s < self.now_s:

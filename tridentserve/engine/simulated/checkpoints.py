@@ -47,7 +47,7 @@ class SimulatedCheckpoints:
         due = saves.first if run.saved_steps < saves.first else run.saved_steps + saves.every
         if due < steps:
             at_s = max(self._agenda.now_s, diffuse.start_s + due * diffuse.seconds / steps)
-            self._agenda.at(at_s, self._save, run, run.version, due)
+            self._agenda.call_at(at_s, self._save, run, run.version, due)
 
     def _save(self, run: PlanRun, version: int, steps: int) -> None:
         saves = run.plan.saves
@@ -63,10 +63,10 @@ class SimulatedCheckpoints:
         keeper = self._devices[saves.keeper]
         if keeper.alive:
             arrives_s = now_s + self._handoff.copy_seconds(run, saves.keeper)
-            self._agenda.at(arrives_s, self._arrived, run, steps, spans, keeper.incarnation)
+            self._agenda.call_at(arrives_s, self._arrive, run, steps, spans, keeper.incarnation)
         self.enter(run)
 
-    def _arrived(self, run: PlanRun, steps: int, spans: tuple[StageSpan, ...], incarnation: int) -> None:
+    def _arrive(self, run: PlanRun, steps: int, spans: tuple[StageSpan, ...], incarnation: int) -> None:
         saves = run.plan.saves
         if saves is None or run.plan.plan_id not in self._runs:
             return
@@ -76,5 +76,5 @@ class SimulatedCheckpoints:
         for member, spec in zip(run.plan.members, run.specs, strict=True):
             if member.steps is not None and not self._recorder.has_ended(spec.request_id):
                 self._handoff.save(run.plan.plan_id, spec, keeper.worker_id, member.steps[0] + steps)
-        self._recorder.saved(run, spans)
+        self._recorder.record_checkpoint(run, spans)
         self._post(ev.CheckpointSaved(run.plan.plan_id, steps, keeper.worker_id, spans))

@@ -40,7 +40,7 @@ class Contention:
         node = run.devices[0].spec.node_id
         self._change(node, len(run.devices))
         self._computing[node][run.plan.plan_id] = run
-        self._stretch(run, self._factor(node, run))
+        self._stretch(run, self._compute_factor(node, run))
 
     def end(self, run: PlanRun) -> None:
         """A plan computes no more, if it did."""
@@ -48,7 +48,7 @@ class Contention:
         if self._computing[node].pop(run.plan.plan_id, None) is not None:
             self._change(node, -len(run.devices))
 
-    def _factor(self, node: str, run: PlanRun) -> float:
+    def _compute_factor(self, node: str, run: PlanRun) -> float:
         slowdown = self._wide_slowdown if len(run.devices) > 1 else self._slowdown
         workers, known = self._workers[node], len(slowdown)
         if workers == 0:
@@ -57,10 +57,10 @@ class Contention:
 
     def _change(self, node: str, workers: int) -> None:
         runs = list(self._computing[node].values())
-        before = [self._factor(node, run) for run in runs]
+        before = [self._compute_factor(node, run) for run in runs]
         self._workers[node] += workers
         for run, factor in zip(runs, before, strict=True):
-            ratio = self._factor(node, run) / factor
+            ratio = self._compute_factor(node, run) / factor
             if ratio != 1.0:
                 self._stretch(run, ratio)
 

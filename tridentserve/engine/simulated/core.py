@@ -59,7 +59,7 @@ class SimulatedCore:
         """Process the events that wait, and enter the next tick."""
         while self._inbox:
             posted_s, event = self._inbox.popleft()
-            self._pacer.heard(event)
+            self._pacer.note_event(event)
             # The time of an event is when it was posted, as in the live engine: a solve in between is waiting.
             self._take(posted_s, event, self._scheduler.on(event, posted_s))
         self._is_busy = False
@@ -72,7 +72,7 @@ class SimulatedCore:
             return
         self._due_s = due_s
         self._due += 1
-        self._agenda.at(due_s, self._tick, self._due)
+        self._agenda.call_at(due_s, self._tick, self._due)
 
     def _is_stuck(self) -> bool:
         """True when nothing has happened for long and no event is left."""
@@ -91,9 +91,9 @@ class SimulatedCore:
         self._counts.solve_seconds += measured_s
         self._note_failure(outcome, now_s)
         if solve_s:
-            self._agenda.at(now_s + solve_s, self._solved, now_s, outcome)
+            self._agenda.call_at(now_s + solve_s, self._finish_tick, now_s, outcome)
         else:
-            self._solved(now_s, outcome)
+            self._finish_tick(now_s, outcome)
 
     def _note_failure(self, outcome: TickOutcome, now_s: float) -> None:
         if outcome.failure is not None:
@@ -101,8 +101,8 @@ class SimulatedCore:
             if not outcome.is_repeated:
                 logger.error("the tick at %.3f s of the simulation failed", now_s, exc_info=outcome.failure)
 
-    def _solved(self, ticked_s: float, outcome: TickOutcome) -> None:
-        self._pacer.ended(self._agenda.now_s)
+    def _finish_tick(self, ticked_s: float, outcome: TickOutcome) -> None:
+        self._pacer.note_end(self._agenda.now_s)
         if outcome.has_decided:
             self._take(ticked_s, ev.Tick(), outcome.effects)
         self._handle_inbox()

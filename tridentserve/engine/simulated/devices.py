@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.eviction import victims
+from tridentserve.engine.eviction import choose_victims
 from tridentserve.engine.simulated.actual_times import ActualTimes, PlanDemand, RankDemand
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
@@ -145,7 +145,7 @@ class Devices:
         if excess_bytes <= 0:
             return used_bytes
         queued = set().union(*(run.demand.ranks[run.devices.index(device)].replicas for run in device.queue))
-        for replica in victims(resident, needs, device.wanted, queued, self._times.weights_bytes, excess_bytes):
+        for replica in choose_victims(resident, needs, device.wanted, queued, self._times.weights_bytes, excess_bytes):
             used_bytes -= self._remove(device, replica)
             device.evicted.append(replica)
         return used_bytes

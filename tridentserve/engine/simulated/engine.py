@@ -71,7 +71,7 @@ class SimulatedEngine:
         counts = self._recorder.counts
         counts.transfers, counts.transfer_bytes = self._handoff.transfers, self._handoff.transfer_bytes
         counts.spills = self._handoff.spills
-        return self._recorder.result(self._num_workers)
+        return self._recorder.make_result(self._num_workers)
 
     def _simulate(self, arrivals: list[Arrival], changes: list[ModelChange], log: IO[str] | None) -> None:
         _check_distinct(arrivals)
@@ -86,22 +86,22 @@ class SimulatedEngine:
             self._options,
         )
         self._devices.place(self._placement)
-        self._recorder.placed(self._placement, 0.0)
+        self._recorder.record_placement(self._placement, 0.0)
         for device in self._devices:
             self._devices.fill(device)
-            self._agenda.at(0.0, core.post, ev.WorkerJoined(device.spec))
+            self._agenda.call_at(0.0, core.post, ev.WorkerJoined(device.spec))
         for arrival_s, spec in arrivals:
-            self._agenda.at(arrival_s, self._arrive, core, spec)
+            self._agenda.call_at(arrival_s, self._arrive, core, spec)
         for changed_s, change in changes:
-            self._agenda.at(changed_s, core.post, change)
+            self._agenda.call_at(changed_s, core.post, change)
         for failure in self._options.failures:
-            self._agenda.at(failure.time_s, self._executor.lose, failure.worker_id)
-            self._agenda.at(failure.time_s + failure.down_s, self._executor.join, failure.worker_id)
+            self._agenda.call_at(failure.time_s, self._executor.lose, failure.worker_id)
+            self._agenda.call_at(failure.time_s + failure.down_s, self._executor.join, failure.worker_id)
         self._agenda.run(self._options.end_s)
         self._executor.close()
 
     def _arrive(self, core: SimulatedCore, spec: RequestSpec) -> None:
-        self._recorder.arrived(spec, self._agenda.now_s)
+        self._recorder.record_arrival(spec, self._agenda.now_s)
         core.post(ev.RequestArrived(spec))
 
     def _carry_out(self, event: ev.Event, effects: list[ev.Effect]) -> None:
@@ -110,7 +110,7 @@ class SimulatedEngine:
             match effect:
                 case ev.RunPlan():
                     if isinstance(event, ev.Tick):
-                        recorder.assigned(effect)
+                        recorder.record_assignment(effect)
                     self._executor.run(effect.plan)
                 case ev.Abort():
                     self._executor.abort(effect.plan_id)
@@ -118,10 +118,10 @@ class SimulatedEngine:
                     self._executor.yield_(effect.plan_id)
                 case ev.Place():
                     recorder.counts.switches += 1
-                    recorder.placed(effect.plan, now_s)
+                    recorder.record_placement(effect.plan, now_s)
                     self._devices.place(effect.plan)
                 case ev.Requeue():
-                    recorder.requeued(effect)
+                    recorder.record_requeue(effect)
                     if effect.steps_done:
                         self._handoff.drop_outputs(effect.request_id)
                     else:
@@ -129,7 +129,7 @@ class SimulatedEngine:
                 case ev.Unload():
                     self._devices.unload(effect.model)
                 case ev.Finish() | ev.Reject():
-                    recorder.ended(effect, now_s)
+                    recorder.record_end(effect, now_s)
                     self._handoff.drop(effect.request_id)
 
 

@@ -62,9 +62,9 @@ class Executor:
         if dead:
             self._refuse(ev.PlanFailed(plan.plan_id, f"{'+'.join(dead)} is down"))
             return
-        specs = tuple([self._recorder.spec(member.request_id) for member in plan.members])
+        specs = tuple([self._recorder.get_spec(member.request_id) for member in plan.members])
         try:
-            demand = self._times.demand(plan, specs)
+            demand = self._times.estimate_demand(plan, specs)
         except ProfileError as error:
             self._refuse(ev.PlanFailed(plan.plan_id, str(error), retry=False, code=error.code))
             return
@@ -141,7 +141,7 @@ class Executor:
         worker whose last plan has failed elsewhere may still be loading for it, and ends that first."""
         ready_s = max(run.ready_s, self._handoff.ready_s(run), *(device.loading_until_s for device in run.devices))
         if ready_s > self._agenda.now_s:
-            self._agenda.at(ready_s, self._start, run, run.version)
+            self._agenda.call_at(ready_s, self._start, run, run.version)
         else:
             self._start(run, run.version)
 
@@ -149,13 +149,17 @@ class Executor:
         if run.version != version:
             return
         now_s = run.started_s = self._agenda.now_s
-        if missing := self._handoff.missing(run.plan.members):
+        if missing := self._handoff.list_missing(run.plan.members):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
-        if self._options.decodes_in_tiles and run.demand.frugal is not None and self._memory_error(run) is not None:
+        if (
+            self._options.decodes_in_tiles
+            and run.demand.frugal is not None
+            and self._find_memory_error(run) is not None
+        ):
             run.demand = run.demand.frugal
             self._recorder.counts.frugal_plans += 1
-        if (error := self._memory_error(run)) is not None:
+        if (error := self._find_memory_error(run)) is not None:
             self._recorder.counts.out_of_memory += 1
             self._fail_soon(run, str(error), retry=False, code=error.code)
             return
@@ -166,25 +170,25 @@ class Executor:
             used_bytes.append(self._devices.make_room(device, demand))
             prepared_s = max(prepared_s, self._load(device, demand.replicas))
         run.used_bytes = tuple(used_bytes)
-        end_s = now_s + prepared_s + self._group_seconds(run.plan)
+        end_s = now_s + prepared_s + self._take_group_seconds(run.plan)
         spans = []
         for stage, stage_s, degree in zip(run.plan.stages, run.demand.seconds, run.demand.degrees, strict=True):
             begin_s = end_s
             steps = run.plan.num_steps if stage is Stage.DIFFUSE else None
-            end_s += stage_s * (1 if steps is None else steps) * self._times.jitter(run.specs[0].request_id, stage)
+            end_s += stage_s * (1 if steps is None else steps) * self._times.draw_jitter(run.specs[0].request_id, stage)
             spans.append(StageSpan(stage, begin_s, end_s, run.plan.workers[:degree], steps))
         run.spans = tuple(spans)
         self._enter_end(run, end_s)
         if self._contention is not None:
-            self._agenda.at(spans[0].start_s, self._contention.begin, run, run.version)
+            self._agenda.call_at(spans[0].start_s, self._contention.begin, run, run.version)
 
     def _enter_end(self, run: PlanRun, end_s: float) -> None:
         run.version += 1
         run.end_s = end_s
-        self._agenda.at(end_s, self._end, run, run.version)
+        self._agenda.call_at(end_s, self._end, run, run.version)
         self._checkpoints.enter(run)
 
-    def _memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
+    def _find_memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
         for device, demand in zip(run.devices, run.demand.ranks, strict=True):
             least_bytes = self._devices.least_bytes(demand)
             if least_bytes > device.spec.memory_bytes:
@@ -205,13 +209,15 @@ class Executor:
             source = self._devices.source(device, replica)
             seconds = self._times.load_seconds(replica, source)
             total_s += seconds
-            self._agenda.at(
-                self._agenda.now_s + total_s, self._loaded, device, device.incarnation, replica, source, seconds
+            self._agenda.call_at(
+                self._agenda.now_s + total_s, self._finish_load, device, device.incarnation, replica, source, seconds
             )
         device.loading_until_s = self._agenda.now_s + total_s
         return total_s
 
-    def _loaded(self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float) -> None:
+    def _finish_load(
+        self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float
+    ) -> None:
         if not device.alive or device.incarnation != incarnation:
             return
         self._devices.add(device, replica)
@@ -225,7 +231,7 @@ class Executor:
         device.evicted.clear()
         self._post(ev.ReplicaLoaded(device.worker_id, replica, evicted, source, num_bytes, seconds))
 
-    def _group_seconds(self, plan: DispatchPlan) -> float:
+    def _take_group_seconds(self, plan: DispatchPlan) -> float:
         if plan.group is None or plan.group in self._groups:
             return 0.0
         self._groups.add(plan.group)
@@ -280,13 +286,13 @@ class Executor:
         if Stage.DECODE in run.plan.stages:
             delay_s += sum(options.image_s_per_pixel * s.shape.pixels * s.num_outputs for s in run.specs)
         if delay_s:
-            self._agenda.at(self._agenda.now_s + delay_s, self._post, event)
+            self._agenda.call_at(self._agenda.now_s + delay_s, self._post, event)
         else:
             self._post(event)
 
     def _fail_soon(self, run: PlanRun, error: str, retry: bool, code: str) -> None:
         """Fail a plan now, but not from within its start: many plans in a row may fail."""
-        self._agenda.at(self._agenda.now_s, self._fail, run, run.version, error, retry, code)
+        self._agenda.call_at(self._agenda.now_s, self._fail, run, run.version, error, retry, code)
 
     def _fail(self, run: PlanRun, version: int, error: str, retry: bool, code: str) -> None:
         if run.version != version:
@@ -307,7 +313,7 @@ class Executor:
         if outcome in ("failed", "unfinished"):
             run.spans = tuple(replace(s, end_s=min(s.end_s, now_s)) for s in run.spans if s.start_s < now_s)
         self._recorder.counts.failed_plans += outcome == "failed"
-        self._recorder.ran(run, now_s, outcome)
+        self._recorder.record_run(run, now_s, outcome)
 
     def _leave(self, run: PlanRun) -> None:
         """Take a plan out of its workers' queues; those that are first everywhere now start."""

@@ -52,11 +52,13 @@ class Handoff:
         self.transfer_bytes = 0
         self.spills = 0
 
-    def missing(self, members: Iterable[PlanMember]) -> list[str]:
+    def list_missing(self, members: Iterable[PlanMember]) -> list[str]:
         """The requests whose inputs are not there (any more)."""
-        return [member.request_id for member in members if member.input_id is not None and self._input(member) is None]
+        return [
+            member.request_id for member in members if member.input_id is not None and self._find_input(member) is None
+        ]
 
-    def _input(self, member: PlanMember) -> _StageOutput | None:
+    def _find_input(self, member: PlanMember) -> _StageOutput | None:
         """The output that a member begins with; None when it does not exist (any more)."""
         if not member.from_checkpoint:
             output = self._outputs.get(member.request_id)
@@ -70,7 +72,7 @@ class Handoff:
         """When all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
         ready_s = 0.0
         for member in run.plan.members:
-            output = self._input(member)
+            output = self._find_input(member)
             if member.input_id is not None and output is not None and output.pushed_to == run.plan.leader:
                 ready_s = max(ready_s, output.ready_s)
         return ready_s
@@ -80,7 +82,7 @@ class Handoff:
         leader = run.plan.leader
         seconds = 0.0
         for member in run.plan.members:
-            output = self._input(member)
+            output = self._find_input(member)
             if member.input_id is None or output is None:
                 continue
             if leader not in (output.holder, output.pushed_to):
@@ -156,7 +158,7 @@ class Handoff:
         batch = 0
         fitting = []
         for output in outputs:
-            num_bytes = self._bytes(output)
+            num_bytes = self._count_bytes(output)
             if self._buffered[target] + num_bytes > self._capacity_bytes:
                 output.spilled = True
                 self.spills += 1
@@ -170,35 +172,35 @@ class Handoff:
             return
         first = fitting[0]
         seconds = self._times.transfer_seconds(
-            first.spec.model, first.stages[0], first.spec.shape, batch, self._same_node(first.holder, target)
+            first.spec.model, first.stages[0], first.spec.shape, batch, self._is_same_node(first.holder, target)
         )
         for output in fitting:
             output.ready_s = now_s + seconds
-            self._count(output.buffered_bytes)
+            self._count_transfer(output.buffered_bytes)
 
     def _move(self, output: _StageOutput, to: WorkerId) -> float:
         """Seconds to fetch an output from where it is."""
         spec = output.spec
         where = output.holder
-        same_node = self._same_node(where, to)
+        same_node = self._is_same_node(where, to)
         seconds = 0.0
         for stage in output.stages:
             num_bytes = self._times.output_bytes(spec.model, stage, spec.shape, spec.num_outputs)
             seconds += self._times.transfer_seconds(spec.model, stage, spec.shape, spec.num_outputs, same_node)
             if output.spilled:
                 seconds += self._times.host_seconds(spec.model, stage, num_bytes)
-        self._count(self._bytes(output))
+        self._count_transfer(self._count_bytes(output))
         return seconds
 
-    def _bytes(self, output: _StageOutput) -> int:
+    def _count_bytes(self, output: _StageOutput) -> int:
         spec = output.spec
         return sum(self._times.output_bytes(spec.model, stage, spec.shape, spec.num_outputs) for stage in output.stages)
 
-    def _count(self, num_bytes: int) -> None:
+    def _count_transfer(self, num_bytes: int) -> None:
         self.transfers += 1
         self.transfer_bytes += num_bytes
 
-    def _same_node(self, one: WorkerId, other: WorkerId) -> bool:
+    def _is_same_node(self, one: WorkerId, other: WorkerId) -> bool:
         return self._devices[one].spec.node_id == self._devices[other].spec.node_id
 
     def _unbuffer(self, output: _StageOutput) -> None:

@@ -43,7 +43,7 @@ class _Entry:
     timeline: list[StageSpan] = field(default_factory=list)
     saved_timeline: list[StageSpan] = field(default_factory=list)
 
-    def virtual_replica(self) -> VirtualReplica | None:
+    def find_virtual_replica(self) -> VirtualReplica | None:
         """E counts as held by the primary when it ran on a worker of the first segment of D, C by the last one's."""
         if self.outcome != FINISHED:
             return None
@@ -70,23 +70,23 @@ class Recorder:
         self._plans: list[PlanRecord] = []
         self._placements: list[tuple[float, PlacementPlan]] = []
 
-    def arrived(self, spec: RequestSpec, now_s: float) -> None:
+    def record_arrival(self, spec: RequestSpec, now_s: float) -> None:
         self._entries[spec.request_id] = _Entry(spec, now_s)
 
-    def spec(self, request_id: str) -> RequestSpec:
+    def get_spec(self, request_id: str) -> RequestSpec:
         return self._entries[request_id].spec
 
-    def placed(self, plan: PlacementPlan, now_s: float) -> None:
+    def record_placement(self, plan: PlacementPlan, now_s: float) -> None:
         self._placements.append((now_s, plan))
 
-    def assigned(self, effect: ev.RunPlan) -> None:
+    def record_assignment(self, effect: ev.RunPlan) -> None:
         """A tick led to this plan."""
         self.counts.methods[effect.reason.rsplit(", ", 1)[-1]] += 1
 
     def has_ended(self, request_id: str) -> bool:
         return self._entries[request_id].end_s is not None
 
-    def saved(self, run: PlanRun, spans: tuple[StageSpan, ...]) -> None:
+    def record_checkpoint(self, run: PlanRun, spans: tuple[StageSpan, ...]) -> None:
         """The states of a running plan were copied, after these stages and denoising steps."""
         self.counts.checkpoints += 1
         if not self._keep_plans:
@@ -95,7 +95,7 @@ class Recorder:
             entry = self._entries[spec.request_id]
             entry.saved_timeline = [*entry.timeline, *spans]
 
-    def requeued(self, effect: ev.Requeue) -> None:
+    def record_requeue(self, effect: ev.Requeue) -> None:
         self.counts.retries += 1
         entry = self._entries[effect.request_id]
         entry.retries += 1
@@ -106,7 +106,7 @@ class Recorder:
             entry.start_s = None
             entry.timeline.clear()
 
-    def ended(self, effect: ev.Finish | ev.Reject, now_s: float) -> None:
+    def record_end(self, effect: ev.Finish | ev.Reject, now_s: float) -> None:
         entry = self._entries[effect.request_id]
         if entry.end_s is not None:
             raise TridentServeError(f"request {effect.request_id} has ended twice: {effect.reason}")
@@ -119,14 +119,14 @@ class Recorder:
         if self._on_progress is not None:
             self._on_progress(now_s, self._ended)
 
-    def ran(self, run: PlanRun, now_s: float, outcome: PlanOutcome) -> None:
+    def record_run(self, run: PlanRun, now_s: float, outcome: PlanOutcome) -> None:
         """A plan that had started has ended, in one way or another; its spans are those that ran, up to now."""
         plan = run.plan
         self._last_s = max(self._last_s, now_s)
         for span in run.spans:
             self._busy_s[span.stage] += span.gpu_seconds
             for spec in run.specs:
-                self._stage_ran(self._entries[spec.request_id], span)
+                self._record_stage(self._entries[spec.request_id], span)
         if self._keep_plans and run.started_s is not None:
             self._plans.append(
                 PlanRecord(
@@ -142,7 +142,7 @@ class Recorder:
                 )
             )
 
-    def _stage_ran(self, entry: _Entry, span: StageSpan) -> None:
+    def _record_stage(self, entry: _Entry, span: StageSpan) -> None:
         if entry.start_s is None:
             entry.start_s = span.start_s
         match span.stage:
@@ -156,7 +156,7 @@ class Recorder:
         if self._keep_plans:
             entry.timeline.append(span)
 
-    def result(self, num_workers: int) -> SimulationResult:
+    def make_result(self, num_workers: int) -> SimulationResult:
         requests = [
             RequestResult(
                 entry.spec,
@@ -165,7 +165,7 @@ class Recorder:
                 entry.slo_s if entry.end_s is not None else entry.spec.slo_s,
                 entry.outcome,
                 entry.retries,
-                entry.virtual_replica(),
+                entry.find_virtual_replica(),
                 entry.error,
                 entry.start_s,
                 tuple(entry.timeline),

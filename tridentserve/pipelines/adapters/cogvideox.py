@@ -41,7 +41,7 @@ class CogVideoXAdapter(VideoAdapter):
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         shape = inputs.shape
-        num_frames = shape.num_frames + self._padding(shape) * self.pipe.vae_scale_factor_temporal
+        num_frames = shape.num_frames + self._count_padding(shape) * self.pipe.vae_scale_factor_temporal
         # The method is called by its class, since the pipeline with an input image has another method of this name.
         latents = CogVideoXPipeline.prepare_latents(
             self.pipe,
@@ -56,7 +56,7 @@ class CogVideoXAdapter(VideoAdapter):
         )
         return {"latents": latents}
 
-    def _padding(self, shape: Shape) -> int:
+    def _count_padding(self, shape: Shape) -> int:
         """The number of latent frames to add, so that all of them are a multiple of the temporal patch."""
         latent_frames = (shape.num_frames - 1) // self.pipe.vae_scale_factor_temporal + 1
         patch_frames: int = self.pipe.transformer.config.patch_size_t or 1
@@ -80,12 +80,12 @@ class CogVideoXAdapter(VideoAdapter):
                 encoder_hidden_states=rows["prompt_embeds"],
                 timestep=timesteps,
                 ofs=offset,
-                image_rotary_emb=self._rotary_tables(latents),
+                image_rotary_emb=self._make_rotary_tables(latents),
                 return_dict=False,
             )[0]
         return noise.float()
 
-    def _rotary_tables(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _make_rotary_tables(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines of the image tokens, (tokens, head dim) each, or None for the 2B model, which has none."""
         if not self.pipe.transformer.config.use_rotary_positional_embeddings:
             return None
@@ -116,7 +116,7 @@ class CogVideoXAdapter(VideoAdapter):
         return stepped.to(latents.dtype)  # type: ignore[no-any-return]
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
-        channels_first = latents[:, self._padding(shape) :].permute(0, 2, 1, 3, 4)
+        channels_first = latents[:, self._count_padding(shape) :].permute(0, 2, 1, 3, 4)
         scaled: torch.Tensor = 1 / self.pipe.vae_scaling_factor_image * channels_first
         return scaled
 

@@ -57,7 +57,7 @@ class DiffusersAdapter(PipelineAdapter):
             check_image(FAMILIES[self.family], inputs)
             alike[self._encode_key(inputs)].append(index)
         conditions: dict[int, Tensors] = {}
-        with self._running(Stage.ENCODE):
+        with self._run_stage(Stage.ENCODE):
             for indices in alike.values():
                 together = self._encode_together([batch[index] for index in indices])
                 conditions.update(zip(indices, together, strict=True))
@@ -66,7 +66,7 @@ class DiffusersAdapter(PipelineAdapter):
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
         self._check_size(inputs.shape)
         self.loras.check(inputs.lora)
-        with self._running(Stage.DIFFUSE):
+        with self._run_stage(Stage.DIFFUSE):
             tensors = self._move_to_device(condition)
             # The generator is the CPU's, so that the noise of a seed is the same on every device.
             generator = torch.Generator("cpu").manual_seed(inputs.seed)
@@ -99,7 +99,7 @@ class DiffusersAdapter(PipelineAdapter):
                 raise ValueError(f"{n} more steps asked for, but {state.step} of {state.num_steps} are done")
         if len({self.batch_key(state) for state in states}) != 1:
             raise ValueError("these states cannot share a forward pass: they differ in size, format, guidance or LoRA")
-        with self._running(Stage.DIFFUSE), self.loras.applied(states[0].values.get(_LORA)):
+        with self._run_stage(Stage.DIFFUSE), self.loras.applied(states[0].values.get(_LORA)):
             requests = [DenoisingRequest.resume(state, self) for state in states]
             rows = self._join_rows([request.rows for request in requests])
             for _ in range(n):
@@ -156,7 +156,7 @@ class DiffusersAdapter(PipelineAdapter):
         return {"latents": state.tensors["latents"]}
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
-        with self._running(Stage.DECODE), tiled(self.pipe.vae, tile):
+        with self._run_stage(Stage.DECODE), tiled(self.pipe.vae, tile):
             unpacked = self._unpack(self._move_to_device(latents)["latents"], inputs.shape)
             decoded = self._decode(unpacked)
             if not is_first():
@@ -274,7 +274,7 @@ class DiffusersAdapter(PipelineAdapter):
         """Hook the transformer once. Without a group the hooks change nothing."""
 
     @contextmanager
-    def _running(self, stage: Stage) -> Iterator[None]:
+    def _run_stage(self, stage: Stage) -> Iterator[None]:
         if stage not in self.stages:
             held = ", ".join(sorted(self.stages)) or "none"
             raise ModelFolderError(f"the {stage} stage of this {self.family} model was not loaded (loaded: {held})")

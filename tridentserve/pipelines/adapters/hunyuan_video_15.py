@@ -85,7 +85,7 @@ class HunyuanVideo15Adapter(VideoAdapter):
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
         transformer = self.pipe.transformer
-        image_latents, given, image_embeds = self._first_image(latents, rows)
+        image_latents, given, image_embeds = self._make_first_image(latents, rows)
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
                 hidden_states=torch.cat([latents, image_latents, given], dim=1),
@@ -99,7 +99,9 @@ class HunyuanVideo15Adapter(VideoAdapter):
             )[0]
         return noise
 
-    def _first_image(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _make_first_image(
+        self, latents: torch.Tensor, rows: Tensors
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Latents of a first image in the shape of the output's, a mask of the frames that it determines, (rows, 1,
         frames, height, width), and its tokens from an image encoder: all zeros, since there is no image."""
         dtype = self.pipe.transformer.dtype

@@ -50,7 +50,9 @@ class HunyuanVideo15ImageAdapter(ImageConditionedAdapter, HunyuanVideo15Adapter)
             name: expand_to_outputs(tensors[name], passes, num_outputs) for name in ("image_latents", "image_embeds")
         }
 
-    def _first_image(self, latents: torch.Tensor, rows: Tensors) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _make_first_image(
+        self, latents: torch.Tensor, rows: Tensors
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         image_latents = torch.cat([rows["image_latents"], torch.zeros_like(latents[:, :, 1:])], dim=2)
         given = torch.zeros_like(latents[:, :1])
         given[:, :, 0] = 1

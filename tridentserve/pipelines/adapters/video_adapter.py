@@ -21,7 +21,7 @@ class VideoAdapter(DiffusersAdapter):
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         shape = inputs.shape
-        with self._running(Stage.DECODE), tiled(self.pipe.vae, tile):
+        with self._run_stage(Stage.DECODE), tiled(self.pipe.vae, tile):
             scaled = self._unpack(self._move_to_device(latents)["latents"], shape)
             video = self.pipe.vae.decode(scaled, return_dict=False)[0]
             if not is_first():

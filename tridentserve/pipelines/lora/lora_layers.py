@@ -19,8 +19,8 @@ from diffusers.utils import convert_unet_state_dict_to_peft
 from torch.nn import functional
 
 from tridentserve.errors import InvalidRequestError, ModelFolderError
-from tridentserve.models.lora_files import lora_file, lora_names
-from tridentserve.pipelines.lora.scales import Scales, scales_by_alphas, scales_by_config
+from tridentserve.models.lora_files import find_lora, list_loras
+from tridentserve.pipelines.lora.scales import Scales, scale_by_alphas, scale_by_config
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
@@ -43,16 +43,18 @@ class _LayerChange:
         if isinstance(layer, torch.nn.Conv2d):
             geometry: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation)
 
-            def convolved(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            def convolve_change(
+                module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor
+            ) -> torch.Tensor:
                 low = functional.conv2d(args[0], self.down, None, *geometry)
                 return output + functional.conv2d(low, self.up) * self.scale
 
-            return convolved
+            return convolve_change
 
-        def added(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        def add_change(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
             return output + functional.linear(functional.linear(args[0], self.down), self.up) * self.scale
 
-        return added
+        return add_change
 
 
 class Loras:
@@ -69,7 +71,7 @@ class Loras:
     def check(self, name: str | None) -> None:
         """Raise `InvalidRequestError` unless the model has this LoRA. None stands for no LoRA."""
         if name is not None:
-            self._file(name)
+            self._find_file(name)
 
     @contextmanager
     def applied(self, name: str | None) -> Iterator[None]:
@@ -78,7 +80,7 @@ class Loras:
         if name is None:
             yield
             return
-        handles = [change.layer.register_forward_hook(change.make_hook()) for change in self._changes(name)]
+        handles = [change.layer.register_forward_hook(change.make_hook()) for change in self._get_changes(name)]
         try:
             # Compiled code ignores hooks that are registered later.
             with torch.compiler.set_stance("force_eager"), _frozen(getattr(self._pipe, self._component)):
@@ -91,16 +93,16 @@ class Loras:
         """Free the memory of the LoRA that was used last."""
         self._held = None
 
-    def _changes(self, name: str) -> list[_LayerChange]:
+    def _get_changes(self, name: str) -> list[_LayerChange]:
         if self._held is None or self._held[0] != name:
             self._held = None
-            self._held = (name, self._load(self._file(name)))
+            self._held = (name, self._load(self._find_file(name)))
         return self._held[1]
 
-    def _file(self, name: str) -> Path:
-        file = lora_file(self._folder, name)
+    def _find_file(self, name: str) -> Path:
+        file = find_lora(self._folder, name)
         if file is None:
-            there = ", ".join(lora_names(self._folder)) or "none"
+            there = ", ".join(list_loras(self._folder)) or "none"
             raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
         return file
 
@@ -152,8 +154,8 @@ class Loras:
         if own and not any("lora_A" in key for key in own):
             own = convert_unet_state_dict_to_peft(own)
         if metadata:
-            return own | others, scales_by_config(_strip_prefix(prefix, metadata))
-        return own | others, scales_by_alphas(_strip_prefix(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
+            return own | others, scale_by_config(_strip_prefix(prefix, metadata))
+        return own | others, scale_by_alphas(_strip_prefix(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
 
 
 @contextmanager

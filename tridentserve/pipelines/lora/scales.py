@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from diffusers.utils import convert_unet_state_dict_to_peft
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError
 
-from tridentserve.validation import problem_text
+from tridentserve.validation import describe_problem
 
 # Returns the scale of a layer for its path and the rank of its change.
 Scales = Callable[[str, int], float]
@@ -35,7 +35,7 @@ class _PeftConfig(BaseModel):
     use_rslora: bool | None = None
 
 
-def scales_by_alphas(alphas: Mapping[str, Any], suffix: str) -> Scales:
+def scale_by_alphas(alphas: Mapping[str, Any], suffix: str) -> Scales:
     """Scale each layer by alpha over rank, or by 1 where the file names no alpha.
 
     `suffix` ends the names of the tensors after which some alphas are named."""
@@ -47,12 +47,12 @@ def scales_by_alphas(alphas: Mapping[str, Any], suffix: str) -> Scales:
     return lambda path, rank: by_path.get(path, rank) / rank
 
 
-def scales_by_config(config: Mapping[str, Any]) -> Scales:
+def scale_by_config(config: Mapping[str, Any]) -> Scales:
     """Scale each layer as PEFT does with this configuration."""
     try:
         said = _PeftConfig.model_validate(config)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {problem_text(each)}" for each in error.errors()]
+        problems = [f"{'.'.join(map(str, each['loc']))}: {describe_problem(each)}" for each in error.errors()]
         raise ValueError(f"in its metadata, {'; '.join(problems[:3])}") from None
     patterns = {re.compile(rf"(.*\.)?({pattern})$"): alpha for pattern, alpha in (said.alpha_pattern or {}).items()}
 

@@ -65,7 +65,7 @@ class ExpectedTimes:
         model, degree = run.spec.model, len(leg.workers)
         replicas = [Replica(model, stage) for stage in leg.stages]
         load_s = max(
-            sum(self._times.load_seconds(model, replica.stage) for replica in self._pool.missing(worker, replicas))
+            sum(self._times.load_seconds(model, replica.stage) for replica in self._pool.list_missing(worker, replicas))
             for worker in leg.workers
         )
         return load_s + sum(

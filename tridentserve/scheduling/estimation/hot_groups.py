@@ -28,7 +28,7 @@ def group_name(members: Sequence[tuple[WorkerId, int]], failures: int = 0) -> st
     return f"{','.join(f'{worker_id}#{incarnation}' for worker_id, incarnation in members)}/{failures}"
 
 
-def hot_set(workers: Sequence[WorkerSpec], placement: PlacementPlan, max_degree: int) -> list[HotGroup]:
+def list_hot_groups(workers: Sequence[WorkerSpec], placement: PlacementPlan, max_degree: int) -> list[HotGroup]:
     """The aligned power-of-two blocks, up to `max_degree` wide, of workers that may run D together: of 8 alike on one
     node 4 pairs, 2 quads, 1 octet. These are the sets that dispatchers prefer (`dispatch.workers.pools`). Narrow ones
     first, so that members that make them in this order never wait for one another in a circle."""
@@ -37,14 +37,14 @@ def hot_set(workers: Sequence[WorkerSpec], placement: PlacementPlan, max_degree:
         held = placement.replicas.get(worker.worker_id, frozenset())
         if any(replica.stage is Stage.DIFFUSE for replica in held):
             alike[worker.node_id, worker.memory_bytes, held].append(worker.worker_id)
-    blocks = [block for ids in alike.values() for block in _blocks(sorted(ids), max_degree)]
+    blocks = [block for ids in alike.values() for block in _list_blocks(sorted(ids), max_degree)]
     return [
         HotGroup(group_name([(worker_id, 0) for worker_id in block]), block)
         for block in sorted(blocks, key=lambda block: (len(block), block))
     ]
 
 
-def _blocks(worker_ids: Sequence[WorkerId], max_degree: int) -> Iterator[tuple[WorkerId, ...]]:
+def _list_blocks(worker_ids: Sequence[WorkerId], max_degree: int) -> Iterator[tuple[WorkerId, ...]]:
     degree = 2
     while degree <= min(max_degree, len(worker_ids)):
         for start in range(0, len(worker_ids) - degree + 1, degree):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tridentserve.errors import ProfileError
-from tridentserve.models.decode_tiles import tiled_shape
+from tridentserve.models.decode_tiles import find_tiled_shape
 from tridentserve.protocols import StageMemory, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
@@ -72,7 +72,7 @@ def frugal_decode_bytes(times: StageMemory, model: str, shape: Shape, degree: in
     """Peak activation bytes of C where memory is short: that of one tile, of the nearest size that was profiled, and
     the pixels of all tiles; that of the whole where there are no tiles. `ProfileError` when that was not profiled."""
     whole_bytes = times.peak_bytes(model, Stage.DECODE, shape, degree, batch)
-    tile = tiled_shape(shape)
+    tile = find_tiled_shape(shape)
     if tile is None:
         return whole_bytes
     try:

@@ -18,7 +18,7 @@ from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport import nixl_link
 from tridentserve.engine.live.transport.nixl_link import NixlLink, TransferStuckError
-from tridentserve.engine.live.transport.nixl_memory import memory_of
+from tridentserve.engine.live.transport.nixl_memory import locate_memory
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.errors import HandoffError
 
@@ -52,14 +52,14 @@ def test_an_idle_link_looks_for_nothing(
 
     monkeypatch.setattr(NixlLink, "_progress", look)
     _, arrived = links[1].expect(b"note")
-    _, written = links[0].write(links[1].address.name, [(memory_of(slabs[0]), 0)], 0, b"note")
+    _, written = links[0].write(links[1].address.name, [(locate_memory(slabs[0]), 0)], 0, b"note")
     for settled in (arrived, written):
         settled.result(timeout=PATIENCE_S)
     assert set(looks) == set(links)
     looks.clear()
     for link in (*links, *links):  # Each call wakes the link's thread, which then waits again.
         link._call(lambda: None).result(timeout=PATIENCE_S)
-        assert link._pause_s() is None
+        assert link._choose_pause_s() is None
     assert not looks
 
 
@@ -108,7 +108,7 @@ def test_memory_stays_taken_while_bytes_may_move_although_nixl_tells_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(agent, "get_new_notifs", fail)
-        ended, settled = link.write(links[1].address.name, [(memory_of(slabs[0]), 0)], 0, b"note")
+        ended, settled = link.write(links[1].address.name, [(locate_memory(slabs[0]), 0)], 0, b"note")
         with pytest.raises(TransferStuckError, match="no news"):
             ended.result(timeout=PATIENCE_S)
         assert silent.is_set()
@@ -128,7 +128,7 @@ async def test_a_slot_whose_bytes_come_too_late_is_free_then(
     await asyncio.wait({buffer._inbox._slots[KEY].arrived})
     buffer.forget_request(KEY.request_id, KEY.plan_id)
     assert buffer.used_bytes == 64  # it may still be written into
-    links[0].write(links[1].address.name, [(memory_of(slabs[0][:64]), 0)], 0, KEY.note())
+    links[0].write(links[1].address.name, [(locate_memory(slabs[0][:64]), 0)], 0, KEY.to_note())
     await until(lambda: buffer.used_bytes == 0)
     assert buffer.num_parcels == 0
 

@@ -356,7 +356,7 @@ async def test_a_reader_that_does_not_end_holds_up_nobody(
 ) -> None:
     await two.a.prepare((D,))
     released = list[int]()
-    monkeypatch.setattr(replicas, "weights_timeout_s", lambda nbytes: 0.02)
+    monkeypatch.setattr(replicas, "choose_timeout_s", lambda nbytes: 0.02)
     resident = two.a._resident[D]
     resident.readers, address = 1, resident.buffer.data_ptr()
     resident.unread.clear()

@@ -15,7 +15,7 @@ async def test_order(order: tuple[int, ...]) -> None:
     turns, seen = Turns(), []
 
     async def take(number: int) -> None:
-        async with turns.turn(number):
+        async with turns.wait_for(number):
             await asyncio.sleep(0)
             seen.append(number)
             if number == 1:

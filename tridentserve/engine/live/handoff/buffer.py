@@ -85,16 +85,16 @@ class HandoffBuffer:
         if running is None:
             running = asyncio.get_running_loop().create_task(self._push(key, to))
             self._pushes[key, to] = running
-            running.add_done_callback(lambda task: self._pushed(key, to, task))
+            running.add_done_callback(lambda task: self._end_push(key, to, task))
         return running
 
-    def _pushed(self, key: HandoffKey, to: WorkerId, task: asyncio.Task[None]) -> None:
+    def _end_push(self, key: HandoffKey, to: WorkerId, task: asyncio.Task[None]) -> None:
         self._pushes.pop((key, to), None)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the consumer asks again and gets the error there
 
     async def _push(self, key: HandoffKey, to: WorkerId) -> None:
-        parcel, start_s = self._held(key), time.perf_counter()
+        parcel, start_s = self._find_parcel(key), time.perf_counter()
         layout, peer = parcel.layout(), self._peers[to]
         if await self._push_through_nixl(key, parcel, layout, peer):
             self._on_transfer(CompletedTransfer("nixl", layout.nbytes, time.perf_counter() - start_s))
@@ -103,7 +103,7 @@ class HandoffBuffer:
         await peer.deliver_parcel(key, layout, buffer)
         self._on_transfer(CompletedTransfer("host", layout.nbytes, time.perf_counter() - start_s))
 
-    def _held(self, key: HandoffKey) -> Parcel:
+    def _find_parcel(self, key: HandoffKey) -> Parcel:
         """An output of this worker, or a checkpoint that it keeps."""
         parcel = self._outbox.get(key) or self.checkpoints.get(key)
         if parcel is None:
@@ -131,11 +131,11 @@ class HandoffBuffer:
             outgoing.close()
             await peer.release_slot(key)
             raise
-        ended, settled = self._link.write(peer.link_name, parts, target, key.note())
+        ended, settled = self._link.write(peer.link_name, parts, target, key.to_note())
         try:
             await asyncio.wrap_future(ended)
         except TransferStuckError:
-            self._once_settled(settled, key, outgoing, peer)
+            self._release_when_settled(settled, key, outgoing, peer)
             return False
         except HandoffError:
             outgoing.close()
@@ -144,7 +144,7 @@ class HandoffBuffer:
         outgoing.close()
         return True
 
-    def _once_settled(self, settled: Future[None], key: HandoffKey, outgoing: Outgoing, peer: Peer) -> None:
+    def _release_when_settled(self, settled: Future[None], key: HandoffKey, outgoing: Outgoing, peer: Peer) -> None:
         """Give both sides of a write that took too long back when its bytes can no longer move."""
 
         async def give_back() -> None:
@@ -187,7 +187,7 @@ class HandoffBuffer:
         """The parcel with this key: made here, pushed here, or else asked for. Its slot is free again on return, or,
         where that saves a copy, when the tensors are dropped."""
         if source == self._worker_id:
-            parcel = self._held(key)
+            parcel = self._find_parcel(key)
             self._on_transfer(CompletedTransfer("local", parcel.nbytes, 0.0))
             return parcel.to(self._slab.device)
         if not await self._inbox.wait_for_arrival(key, _PATIENCE_S):

@@ -57,13 +57,13 @@ class Inbox:
         offset = self._allocator.allocate(layout.nbytes)
         if offset is None:
             return None
-        arrived, settled = (asyncio.wrap_future(future) for future in self._link.expect(key.note()))
+        arrived, settled = (asyncio.wrap_future(future) for future in self._link.expect(key.to_note()))
         slot = self._slots[key] = _InboxSlot(offset, producer, layout, arrived)
         arrived.add_done_callback(mark_exception_retrieved)
-        settled.add_done_callback(lambda _: self._settled(key, slot))
+        settled.add_done_callback(lambda _: self._settle(key, slot))
         return offset
 
-    def _settled(self, key: HandoffKey, slot: _InboxSlot) -> None:
+    def _settle(self, key: HandoffKey, slot: _InboxSlot) -> None:
         # A parcel that came too late is of no use. Until then its slot may be written into: the slot is free when the
         # producer says so, or has died.
         if self._slots.get(key) is slot and (slot.doomed or not slot.is_full):
@@ -114,7 +114,7 @@ class Inbox:
         if slot is None:
             return
         if self._link is not None and not slot.is_full:
-            self._link.stop_expecting(key.note())
+            self._link.stop_expecting(key.to_note())
         self._allocator.free(slot.offset)
 
     def drop_old(self, is_old: Callable[[HandoffKey], bool]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from tridentserve.engine.live.handoff.inbox import wait_for_copies
-from tridentserve.engine.live.transport.nixl_memory import Memory, memory_of
+from tridentserve.engine.live.transport.nixl_memory import Memory, locate_memory
 from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 
@@ -36,22 +36,22 @@ def prepare_outgoing(
     """Prepare a parcel to be written to a peer; None when the slab has no room for it."""
     if layout.nbytes >= MANY_BYTES and not slab.is_cuda and _are_plain(parcel):
 
-        def in_place() -> Parts:
+        def locate_parts() -> Parts:
             # The parcel, and so its memory, lives as long as this function.
-            return [(memory_of(parcel.tensors[slot.name]), slot.offset) for slot in layout.slots if slot.nbytes]
+            return [(locate_memory(parcel.tensors[slot.name]), slot.offset) for slot in layout.slots if slot.nbytes]
 
-        return Outgoing(in_place, lambda: None)
+        return Outgoing(locate_parts, lambda: None)
     staging = allocator.allocate(layout.nbytes)
     if staging is None:
         return None
     buffer = slab[staging : staging + layout.nbytes]
 
-    def packed() -> Parts:
+    def pack_parts() -> Parts:
         parcel.pack_into(buffer, layout)
         wait_for_copies(slab)
-        return [(memory_of(buffer), 0)]
+        return [(locate_memory(buffer), 0)]
 
-    return Outgoing(packed, lambda: allocator.free(staging))
+    return Outgoing(pack_parts, lambda: allocator.free(staging))
 
 
 def _are_plain(parcel: Parcel) -> bool:

@@ -22,7 +22,7 @@ class HandoffKey:
     step: int | None = None
     """Names a state checkpoint instead: the one that the plan made after this number of the request's steps."""
 
-    def note(self) -> bytes:
+    def to_note(self) -> bytes:
         return f"{self.plan_id}:{'' if self.step is None else self.step}:{self.request_id}".encode()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tridentserve.engine.live.messages import LinkAddress
-from tridentserve.engine.live.transport.nixl_memory import Memory, RegisteredMemory, memory_of
+from tridentserve.engine.live.transport.nixl_memory import Memory, RegisteredMemory, locate_memory
 from tridentserve.errors import HandoffError
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class NixlLink:
         """Raises whatever NIXL or UCX raise when they cannot start."""
         self._slab = slab
         self._kind = "VRAM" if slab.is_cuda else "DRAM"
-        self._own = memory_of(slab)
+        self._own = locate_memory(slab)
         self._lasting: dict[Memory, Any] = {}
         self._peers: dict[str, LinkAddress] = {}
         self._writes: dict[Any, _PendingTransfer] = {}  # by NIXL's handle
@@ -111,7 +111,7 @@ class NixlLink:
     def register(self, tensor: torch.Tensor) -> Future[tuple[Memory, bytes]]:
         """Let a contiguous tensor take part in writes; what peers need for writing into it comes with it. The tensor
         must live until `deregister` has ended."""
-        memory = memory_of(tensor)
+        memory = locate_memory(tensor)
 
         def register() -> tuple[Memory, bytes]:
             if memory not in self._lasting:
@@ -204,7 +204,7 @@ class NixlLink:
     def _run(self) -> None:
         while True:
             try:
-                call = self._calls.get(timeout=self._pause_s())
+                call = self._calls.get(timeout=self._choose_pause_s())
             except queue.Empty:
                 try:
                     self._progress()
@@ -215,7 +215,7 @@ class NixlLink:
                 return
             call()
 
-    def _pause_s(self) -> float | None:
+    def _choose_pause_s(self) -> float | None:
         """Until the next look at what is under way; None when nothing is."""
         if not self._writes and not self._expected:
             return None
@@ -245,7 +245,7 @@ class NixlLink:
                 self._memory.hold(memory)
                 transfer.held.append(memory)
             handle = self._agent.initialize_xfer(
-                "WRITE", self._memory.descriptors(sources), self._memory.descriptors(targets), peer, note
+                "WRITE", self._memory.make_descriptors(sources), self._memory.make_descriptors(targets), peer, note
             )
             self._agent.transfer(handle)
             self._writes[handle] = transfer

@@ -26,7 +26,7 @@ class Memory:
         return self.device_id == other.device_id and first >= 0 and last <= self.nbytes
 
 
-def memory_of(tensor: torch.Tensor) -> Memory:
+def locate_memory(tensor: torch.Tensor) -> Memory:
     """Where a contiguous tensor lies."""
     return Memory(tensor.data_ptr(), tensor.nbytes, tensor.get_device() if tensor.is_cuda else 0)
 
@@ -68,7 +68,7 @@ class RegisteredMemory:
             del self._held[memory]
             self._agent.deregister_memory(held.registration)
 
-    def descriptors(self, memories: Iterable[Memory]) -> Any:
+    def make_descriptors(self, memories: Iterable[Memory]) -> Any:
         """Descriptors for a transfer, of this agent's memory or another's."""
         regions = [(memory.address, memory.nbytes, memory.device_id) for memory in memories]
         return self._agent.get_xfer_descs(regions, mem_type=self._kind)

@@ -51,7 +51,9 @@ class Parcel:
         slots: list[TensorSlot] = []
         offset = 0
         for name, tensor in self.tensors.items():
-            offset = align(offset, alignment_bytes) + (_misalignment(tensor, alignment_bytes) if as_in_memory else 0)
+            offset = align(offset, alignment_bytes) + (
+                _measure_misalignment(tensor, alignment_bytes) if as_in_memory else 0
+            )
             dtype = str(tensor.dtype).removeprefix("torch.")
             slots.append(TensorSlot(name, dtype, tuple(tensor.shape), offset, tensor.nbytes))
             offset += tensor.nbytes
@@ -94,7 +96,7 @@ class Parcel:
         return cls(tensors, layout.values)
 
 
-def _misalignment(tensor: torch.Tensor, alignment_bytes: int) -> int:
+def _measure_misalignment(tensor: torch.Tensor, alignment_bytes: int) -> int:
     """How many bytes after a multiple of `alignment_bytes` the tensor starts, in whole elements: torch can view no
     others in a run of bytes."""
     return tensor.data_ptr() % alignment_bytes // tensor.itemsize * tensor.itemsize

@@ -34,7 +34,7 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
 from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
-from tridentserve.pipelines.loading import default_dtype, load_adapter
+from tridentserve.pipelines.loading import choose_default_dtype, load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
@@ -75,7 +75,7 @@ class HostCopies:
     def dtype(self, replica: Replica) -> torch.dtype:
         """The number format in which a replica is served."""
         name = self.source(replica).dtype
-        return getattr(torch, name) if name else default_dtype(self._device)
+        return getattr(torch, name) if name else choose_default_dtype(self._device)
 
     def source(self, replica: Replica) -> ModelSource:
         source = self._sources.get(replica.model)
@@ -95,7 +95,7 @@ class HostCopies:
         for replica in (Replica(model, stage) for stage in Stage):
             self._open.pop(replica, None)
             for ending in ("json", "bin"):  # the index first: a worker that sees it may map the data
-                for path in self._folder.glob(f"{self._place(replica)}.*.{ending}"):
+                for path in self._folder.glob(f"{self._make_prefix(replica)}.*.{ending}"):
                     path.unlink(missing_ok=True)
         del self._sources[model]
 
@@ -109,14 +109,14 @@ class HostCopies:
         """The copy, mapped; made first when it is not there. Raises `ModelFolderError` for a damaged model folder."""
         if replica not in self._open:
             self._make(replica)
-            self._open[replica] = self._map(self._stem(replica))
+            self._open[replica] = self._map(self._make_stem(replica))
         return self._open[replica]
 
     def has(self, replica: Replica) -> bool:
         """True when the copy exists already."""
-        return replica in self._open or _index(self._stem(replica)).exists()
+        return replica in self._open or _index_path(self._make_stem(replica)).exists()
 
-    def _place(self, replica: Replica) -> str:
+    def _make_prefix(self, replica: Replica) -> str:
         """Prefix of the files of all copies of a replica, whatever the model folder held when they were made."""
         source = self.source(replica)
         dtype = str(self.dtype(replica)).removeprefix("torch.")
@@ -124,7 +124,7 @@ class HostCopies:
         place = hashlib.sha256(f"{source.folder.resolve()} {dtype} {self._device.type}".encode()).hexdigest()[:8]
         return f"{name}.{replica.stage.value}.{place}"
 
-    def _stem(self, replica: Replica) -> Path:
+    def _make_stem(self, replica: Replica) -> Path:
         """Where a copy lies, without the endings of its files."""
         source = self.source(replica)
         files = [source.folder / MODEL_INDEX]
@@ -133,18 +133,18 @@ class HostCopies:
         facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
         versions = [importlib.metadata.version(library) for library in _LIBRARIES]
         content = hashlib.sha256(repr((facts, versions)).encode()).hexdigest()[:16]
-        return self._folder / f"{self._place(replica)}.{content}"
+        return self._folder / f"{self._make_prefix(replica)}.{content}"
 
     def _make(self, replica: Replica, wait: bool = True) -> bool:
         """Make a copy. False when another process makes it now and `wait` is not set."""
-        stem = self._stem(replica)
-        if _index(stem).exists():
+        stem = self._make_stem(replica)
+        if _index_path(stem).exists():
             return True
         self._folder.mkdir(parents=True, exist_ok=True)
-        with _locked(stem.with_name(stem.name + ".lock"), wait) as locked:
+        with _lock_file(stem.with_name(stem.name + ".lock"), wait) as locked:
             if not locked:
                 return False
-            if not _index(stem).exists():
+            if not _index_path(stem).exists():
                 self._write(replica, stem)
         return True
 
@@ -159,17 +159,17 @@ class HostCopies:
             names[name] = slot
             distinct[slot] = tensor
         parcel = Parcel(distinct)
-        layout = self._layout(parcel)
-        unfinished = _data(stem).with_suffix(".unfinished")
+        layout = self._make_layout(parcel)
+        unfinished = _data_path(stem).with_suffix(".unfinished")
         _reserve(unfinished, layout.nbytes)
-        parcel.pack_into(_mapped(unfinished, layout.nbytes, shared=True), layout)
-        unfinished.rename(_data(stem))
+        parcel.pack_into(_map_file(unfinished, layout.nbytes, shared=True), layout)
+        unfinished.rename(_data_path(stem))
         index = {"slots": [dataclasses.asdict(slot) for slot in layout.slots], "nbytes": layout.nbytes, "names": names}
         unfinished.write_text(json.dumps(index))
-        unfinished.rename(_index(stem))  # last: a worker that sees it may map the data
+        unfinished.rename(_index_path(stem))  # last: a worker that sees it may map the data
         self._drop_older(stem)
 
-    def _layout(self, weights: Parcel) -> ParcelLayout:
+    def _make_layout(self, weights: Parcel) -> ParcelLayout:
         """The layout of `weights`, which the stock pipeline's loader has just put into host memory, with each tensor
         aligned as the stock pipeline has it on this copy's device: on a CPU as the loader leaves it (most tensors are
         views of the mapped files of the model folder, at any alignment), on a GPU each in an allocation of its own."""
@@ -186,26 +186,26 @@ class HostCopies:
                 path.unlink(missing_ok=True)
 
     def _map(self, stem: Path) -> HostCopy:
-        index = json.loads(_index(stem).read_text())
+        index = json.loads(_index_path(stem).read_text())
         slots = [TensorSlot(**{**slot, "shape": tuple(slot["shape"])}) for slot in index["slots"]]
         layout = ParcelLayout(tuple(slots), index["nbytes"], {})
         # On the CPU these pages are the weights: a private mapping, so that no mistake of one worker is written back.
         # A private one cannot be pinned without being copied.
-        buffer = _mapped(_data(stem), layout.nbytes, shared=self._device.type == "cuda")
+        buffer = _map_file(_data_path(stem), layout.nbytes, shared=self._device.type == "cuda")
         if self._device.type == "cuda":
             _pin(buffer)
         return HostCopy(layout, index["names"], buffer)
 
 
-def _data(stem: Path) -> Path:
+def _data_path(stem: Path) -> Path:
     return stem.with_name(stem.name + ".bin")
 
 
-def _index(stem: Path) -> Path:
+def _index_path(stem: Path) -> Path:
     return stem.with_name(stem.name + ".json")
 
 
-def _mapped(path: Path, nbytes: int, shared: bool) -> torch.Tensor:
+def _map_file(path: Path, nbytes: int, shared: bool) -> torch.Tensor:
     return torch.from_file(str(path), shared=shared, size=nbytes, dtype=torch.uint8)
 
 
@@ -230,7 +230,7 @@ def _pin(buffer: torch.Tensor) -> None:
 
 
 @contextmanager
-def _locked(path: Path, wait: bool) -> Iterator[bool]:
+def _lock_file(path: Path, wait: bool) -> Iterator[bool]:
     """Hold a lock among the processes of this node; False when another one has it and `wait` is not set."""
     with path.open("w") as file:
         try:

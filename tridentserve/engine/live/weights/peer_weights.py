@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, mark_exception_retrieved
-from tridentserve.engine.live.transport.nixl_memory import Memory, memory_of
+from tridentserve.engine.live.transport.nixl_memory import Memory, locate_memory
 from tridentserve.errors import HandoffError
 from tridentserve.plans import Replica, WorkerId
 
@@ -28,7 +28,7 @@ _OFFER_TIMEOUT_S = 2.0
 _SLOWEST_BYTES_PER_S = 200e6
 
 
-def weights_timeout_s(nbytes: int) -> float:
+def choose_timeout_s(nbytes: int) -> float:
     """How long it may take to move a replica from worker to worker."""
     return TRANSFER_TIMEOUT_S + nbytes / _SLOWEST_BYTES_PER_S
 
@@ -79,7 +79,7 @@ class PeerWeights:
 
         Raises `TimeoutError` when a peer neither did it nor gave up: the buffer must not be used then. It stays alive
         until the peer has let go of it."""
-        offers = await self._offers(replica)
+        offers = await self._list_offers(replica)
         if not offers:
             return False
         try:
@@ -87,7 +87,7 @@ class PeerWeights:
         except Exception as error:  # NIXL raises classes of its own
             logger.warning("NIXL does not take memory for %s: %r", replica, error)
             return False
-        timeout_s = weights_timeout_s(buffer.nbytes)
+        timeout_s = choose_timeout_s(buffer.nbytes)
         for peer in offers:
             note = f"weights {replica.model} {replica.stage.value} {next(self._numbers)}".encode()
             arrived = asyncio.wrap_future(self._link.expect(note, timeout_s)[0])
@@ -109,7 +109,7 @@ class PeerWeights:
         await self.deregister(buffer)
         return False
 
-    async def _offers(self, replica: Replica) -> list[WeightPeer]:
+    async def _list_offers(self, replica: Replica) -> list[WeightPeer]:
         near = [peer for peer in self._peers.values() if peer.link_name is not None and peer.node_id == self._node_id]
         asked = (asyncio.wait_for(peer.count_readers(replica), _OFFER_TIMEOUT_S) for peer in near)
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -124,7 +124,7 @@ class PeerWeights:
             self._aside.discard(future)
             self._link.stop_expecting(note)
             kept = [buffer]
-            self._link.deregister(memory_of(buffer)).add_done_callback(lambda _: kept.clear())
+            self._link.deregister(locate_memory(buffer)).add_done_callback(lambda _: kept.clear())
 
         self._aside.add(sending)
         sending.add_done_callback(ended)
@@ -147,4 +147,4 @@ class PeerWeights:
 
     async def deregister(self, buffer: torch.Tensor) -> None:
         """End the part of a buffer in NIXL's writes: it may be freed on return."""
-        await asyncio.wrap_future(self._link.deregister(memory_of(buffer)))
+        await asyncio.wrap_future(self._link.deregister(locate_memory(buffer)))

@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 import torch
 
-from tridentserve.engine.eviction import victims
+from tridentserve.engine.eviction import choose_victims
 from tridentserve.engine.live.messages import ReplicaLoad
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
-from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, weights_timeout_s
+from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, choose_timeout_s
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import kernels, weights
@@ -170,7 +170,7 @@ class ReplicaStore:
         fixed = set(needed).union(replica for replica in keep if replica in self._resident)
         self._check_room(fixed, sizes, peak_bytes)
         excess_bytes = sum(sizes.values()) + peak_bytes + self._budget.reserve_bytes - self._budget.total_bytes
-        for victim in victims(self._resident, fixed, self.wanted, queued, sizes.__getitem__, excess_bytes):
+        for victim in choose_victims(self._resident, fixed, self.wanted, queued, sizes.__getitem__, excess_bytes):
             await self._evict(victim)
         for replica in needed:
             if replica in self._resident:
@@ -215,17 +215,17 @@ class ReplicaStore:
         copy = opened.copy
         if self._fetch == "mapped":
             return copy.buffer, opened.source
-        buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
+        buffer = await self._on_device(self._allocate_buffer, copy.layout.nbytes)
         if self._fetch == "peer" and self._peers is not None:
             try:
                 if await self._peers.fetch_weights(replica, buffer):
                     return buffer, "peer"
             except TimeoutError:  # a peer may still write into this buffer
-                buffer = await self._on_device(self._new_buffer, copy.layout.nbytes)
+                buffer = await self._on_device(self._allocate_buffer, copy.layout.nbytes)
         await self._on_device(copy_blocks, buffer, copy.buffer, self._block_bytes)
         return buffer, opened.source
 
-    def _new_buffer(self, nbytes: int) -> torch.Tensor:
+    def _allocate_buffer(self, nbytes: int) -> torch.Tensor:
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         if buffer.is_cuda:  # NIXL does not wait for what the stream still does with memory that has just been freed
             torch.cuda.current_stream(self._device).synchronize()
@@ -255,7 +255,7 @@ class ReplicaStore:
         letting_go = asyncio.create_task(self._release_when_unread(resident))
         self._letting_go.add(letting_go)
         letting_go.add_done_callback(self._letting_go.discard)
-        done, _ = await asyncio.wait({letting_go}, timeout=weights_timeout_s(resident.buffer.nbytes))
+        done, _ = await asyncio.wait({letting_go}, timeout=choose_timeout_s(resident.buffer.nbytes))
         for task in done:
             task.result()
         if not done:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.errors import HandoffError
-from tridentserve.models.decode_tiles import decode_tile
+from tridentserve.models.decode_tiles import choose_decode_tile
 from tridentserve.parallel import SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.plans import DispatchPlan
@@ -37,21 +37,21 @@ class Decoding:
     ) -> Images | None:
         """The pixels of each request in `inputs`, on the first worker; None when that is `stopped`. `in_tiles`: this
         worker lacks the memory for whole images; then all of the group decode in tiles."""
-        names = self._agreed(list(inputs), stopped)
+        names = self._agree_on_requests(list(inputs), stopped)
         if names is None:
             return None
-        self.tiled = self._any(in_tiles)
+        self.tiled = self._agree_on_any(in_tiles)
         images: Images = {}
         for name in names:
             content = inputs[name]
-            given = self._shared(latents.get(name), name)
+            given = self._share_latents(latents.get(name), name)
             with sequence_parallel(self._group):
-                pixels = self._adapter.decode(given, content, decode_tile(content.shape) if self.tiled else None)
+                pixels = self._adapter.decode(given, content, choose_decode_tile(content.shape) if self.tiled else None)
             if self._is_first:
                 images[name] = pixels
         return images
 
-    def _agreed(self, names: list[str], stopped: bool) -> list[str] | None:
+    def _agree_on_requests(self, names: list[str], stopped: bool) -> list[str] | None:
         """The requests that the first worker still has: some may have ended since, or all."""
         mine = None if stopped else names
         if self._group is None:
@@ -59,13 +59,13 @@ class Decoding:
         agreed: list[str] | None = self._group.broadcast_json(mine)
         return agreed
 
-    def _any(self, mine: bool) -> bool:
+    def _agree_on_any(self, mine: bool) -> bool:
         if self._group is None:
             return mine
         flag = torch.tensor([mine], dtype=torch.int64, device=self._group.device)
         return bool(torch.cat(self._group.all_gather(flag, [(1,)] * self._group.size)).any())
 
-    def _shared(self, latents: Parcel | None, name: str) -> dict[str, torch.Tensor]:
+    def _share_latents(self, latents: Parcel | None, name: str) -> dict[str, torch.Tensor]:
         """The latents of a request, on all workers."""
         if self._is_first and latents is None:
             raise HandoffError(f"plan {self._plan.plan_id} of request {name} has no inputs for {Stage.DECODE}")

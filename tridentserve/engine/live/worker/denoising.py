@@ -116,9 +116,9 @@ class Denoising:
         """Begin with the states that the leader makes of the outputs `given` by the members' previous plans. `inputs`
         has the members that have not ended."""
         if self._is_leader:
-            self._states = self._starting_states(inputs, given)
+            self._states = self._make_starting_states(inputs, given)
         if self._group is not None:
-            self._states = _shared(self._states, self._group, self._is_leader)
+            self._states = _broadcast_states(self._states, self._group, self._is_leader)
 
     def run_steps(self, before: Sequence[StageSpan]) -> None:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
@@ -151,7 +151,7 @@ class Denoising:
             return {}
         if self._plan.stages[-1] is not Stage.DIFFUSE and self.paused_after is None:
             self._report_step()
-        return {request_id: _output(self._adapter, state) for request_id, state in self._states.items()}
+        return {request_id: _pack_output(self._adapter, state) for request_id, state in self._states.items()}
 
     def _report_step(self) -> None:
         """Report a step. The one after which the plan ends is left out: the plan's report says it, and would only wait
@@ -161,11 +161,11 @@ class Denoising:
 
     def _make_checkpoint(self, num_steps: int, before: Sequence[StageSpan], began_s: float) -> Checkpoint:
         """The checkpoint after `num_steps` steps of D, which began at `began_s` (Unix clock)."""
-        parcels = {name: (state.step, _parcel_of(state)) for name, state in self._states.items()}
+        parcels = {name: (state.step, _pack_state(state)) for name, state in self._states.items()}
         diffuse = StageSpan(Stage.DIFFUSE, began_s, time.time(), self._plan.workers, num_steps)
         return Checkpoint(num_steps, parcels, (*before, diffuse))
 
-    def _starting_states(
+    def _make_starting_states(
         self, inputs: Mapping[str, GenerationInputs], given: Mapping[str, Parcel]
     ) -> dict[str, DenoisingState]:
         plan, adapter = self._plan, self._adapter
@@ -173,9 +173,9 @@ class Denoising:
         for member in plan.members:
             if member.request_id not in inputs:
                 continue
-            parcel = _required(given.get(member.request_id), plan, member.request_id)
+            parcel = _require_parcel(given.get(member.request_id), plan, member.request_id)
             content = inputs[member.request_id]
-            state = _state_of(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
+            state = _unpack_state(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
             if member.steps is None or state.step != member.steps[0]:
                 raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
             if state.num_steps != content.num_inference_steps:
@@ -189,17 +189,17 @@ class Denoising:
         return states
 
 
-def _required(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
+def _require_parcel(parcel: Parcel | None, plan: DispatchPlan, request_id: str) -> Parcel:
     if parcel is None:
         raise HandoffError(f"plan {plan.plan_id} of request {request_id} has no inputs")
     return parcel
 
 
-def _output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
-    return Parcel(adapter.latents(state)) if state.step == state.num_steps else _parcel_of(state)
+def _pack_output(adapter: PipelineAdapter, state: DenoisingState) -> Parcel:
+    return Parcel(adapter.latents(state)) if state.step == state.num_steps else _pack_state(state)
 
 
-def _parcel_of(state: DenoisingState) -> Parcel:
+def _pack_state(state: DenoisingState) -> Parcel:
     return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
 
 
@@ -208,17 +208,19 @@ def _is_state(parcel: Parcel) -> bool:
     return "step" in parcel.values
 
 
-def _state_of(parcel: Parcel) -> DenoisingState:
+def _unpack_state(parcel: Parcel) -> DenoisingState:
     values = parcel.values
     return DenoisingState(values["step"], values["num_steps"], dict(parcel.tensors), values["values"])
 
 
-def _shared(states: dict[str, DenoisingState], group: SequenceGroup, is_leader: bool) -> dict[str, DenoisingState]:
+def _broadcast_states(
+    states: dict[str, DenoisingState], group: SequenceGroup, is_leader: bool
+) -> dict[str, DenoisingState]:
     """The leader's states on all workers of the group, in its order."""
-    parcels = {request_id: _parcel_of(state) for request_id, state in states.items()}
+    parcels = {request_id: _pack_state(state) for request_id, state in states.items()}
     values = group.broadcast_json([[request_id, parcel.values] for request_id, parcel in parcels.items()])
     for request_id, known in values:
         tensors = group.broadcast_tensors(parcels[request_id].tensors if is_leader else None)
         if not is_leader:
-            states[request_id] = _state_of(Parcel(tensors, known))
+            states[request_id] = _unpack_state(Parcel(tensors, known))
     return states

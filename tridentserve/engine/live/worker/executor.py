@@ -109,7 +109,7 @@ class StageExecutor:
     ) -> Execution:
         execution = Execution(outputs=incoming)
         is_leader = plan.leader == self._worker_id
-        groups = {size: self._group(plan, size) for size in plan.groups if self._worker_id in plan.workers[:size]}
+        groups = {size: self._get_group(plan, size) for size in plan.groups if self._worker_id in plan.workers[:size]}
         for stage in plan.stages:
             if self._worker_id not in plan.workers_of(stage):
                 continue
@@ -119,12 +119,12 @@ class StageExecutor:
                     self._encode(plan, adapter, inputs, execution, frugal)
                 case Stage.DIFFUSE:
                     try:
-                        _diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
+                        _run_diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
                     finally:
                         adapter.drop_lora()
                 case Stage.DECODE:
                     decoding = Decoding(plan, adapter, group)
-                    with _timed(stage, plan, execution):
+                    with _time_stage(stage, plan, execution):
                         images = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
                     execution.stopped |= images is None
                     execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
@@ -145,31 +145,31 @@ class StageExecutor:
         frugal: bool,
     ) -> None:
         due = [name for name in inputs if name not in execution.outputs]
-        with _timed(Stage.ENCODE, plan, execution):
+        with _time_stage(Stage.ENCODE, plan, execution):
             for names in [[name] for name in due] if frugal else [due]:
                 conditions = adapter.encode_all([inputs[name] for name in names])
                 execution.outputs |= {name: Parcel(each) for name, each in zip(names, conditions, strict=True)}
 
-    def _group(self, plan: DispatchPlan, size: int) -> SequenceGroup:
+    def _get_group(self, plan: DispatchPlan, size: int) -> SequenceGroup:
         """The process group of the first `size` workers of a plan."""
         members = plan.workers[:size]
         rank = members.index(self._worker_id)
         return self._groups.acquire(plan.groups[size], rank, size, use=plan.plan_id, members=members)
 
 
-def _diffuse(
+def _run_diffuse(
     plan: DispatchPlan, denoising: Denoising, inputs: Mapping[str, GenerationInputs], execution: Execution
 ) -> None:
     denoising.share_states(inputs, execution.outputs)
     # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
-    with _timed(Stage.DIFFUSE, plan, execution):
+    with _time_stage(Stage.DIFFUSE, plan, execution):
         denoising.run_steps(execution.spans)
         execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
     execution.outputs = denoising.collect_outputs()
 
 
 @contextmanager
-def _timed(stage: Stage, plan: DispatchPlan, execution: Execution) -> Iterator[None]:
+def _time_stage(stage: Stage, plan: DispatchPlan, execution: Execution) -> Iterator[None]:
     """Add the span of a stage. Its length comes from a clock that is never set back."""
     start_s, began_s = time.time(), time.perf_counter()
     yield

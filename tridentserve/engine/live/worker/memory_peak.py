@@ -30,7 +30,7 @@ class MemoryPeak:
             return
         try:
             _CLEAR.write_text(_RESET_PEAK)
-            self._before_bytes = _status_bytes("VmRSS")
+            self._before_bytes = _read_status_bytes("VmRSS")
         except OSError:  # no such file but on Linux; some containers forbid it
             self._before_bytes = None
 
@@ -38,11 +38,11 @@ class MemoryPeak:
         if self._device.type == "cuda":
             self.total_bytes = torch.cuda.max_memory_allocated(self._device)
         elif _STATUS.exists():
-            self.total_bytes = _status_bytes("VmHWM")
+            self.total_bytes = _read_status_bytes("VmHWM")
         if self._before_bytes is not None:
             self.growth_bytes = max(self.total_bytes - self._before_bytes, 0)
 
 
-def _status_bytes(key: str) -> int:
+def _read_status_bytes(key: str) -> int:
     lines = (line.split() for line in _STATUS.read_text().splitlines())
     return next((int(words[1]) * 1024 for words in lines if words and words[0] == f"{key}:"), 0)

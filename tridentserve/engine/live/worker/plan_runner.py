@@ -111,7 +111,7 @@ class PlanRunner:
     async def _run_in_turn(self, number: int, running: RunningPlan) -> tuple[PlanReport, list[EncodedOutput]]:
         plan = running.plan
         try:
-            async with self._turns.turn(number):
+            async with self._turns.wait_for(number):
                 execution = await self._execute(running)
                 running.peak.end()
             return await self._make_report(running, execution)
@@ -141,12 +141,12 @@ class PlanRunner:
             raise
         running.peak.begin()
         execution = await self._device_thread(
-            self._executor.execute_plan, plan, self._inputs_of_members(running), incoming, control, frugal
+            self._executor.execute_plan, plan, self._collect_inputs(running), incoming, control, frugal
         )
         self._hand_on(plan, execution)
         return execution
 
-    def _inputs_of_members(self, running: RunningPlan) -> dict[str, GenerationInputs]:
+    def _collect_inputs(self, running: RunningPlan) -> dict[str, GenerationInputs]:
         """The content of the members. The leader leaves out those that have ended meanwhile, and tells the others."""
         plan, inputs = running.plan, running.inputs
         is_leader = plan.leader == self._worker_id
@@ -171,7 +171,7 @@ class PlanRunner:
         """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
         others = (other for other in self._running.values() if other is not running)
         queued = {replica for other in others for replica in other.needed}
-        expected, tell = running.expected.plus(self._lora_bytes(running)), running.notes.put_nowait
+        expected, tell = running.expected.with_bytes(self._count_lora_bytes(running)), running.notes.put_nowait
         try:
             await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
         except OutOfMemoryError:
@@ -181,7 +181,7 @@ class PlanRunner:
             return True
         return False
 
-    def _lora_bytes(self, running: RunningPlan) -> int:
+    def _count_lora_bytes(self, running: RunningPlan) -> int:
         if Stage.DIFFUSE not in running.plan.stages:
             return 0
         folder = self._host_copies.source(Replica(running.plan.model, Stage.DIFFUSE)).folder

@@ -15,7 +15,7 @@ class Turns:
         self._changed = asyncio.Condition()
 
     @asynccontextmanager
-    async def turn(self, number: int) -> AsyncIterator[None]:
+    async def wait_for(self, number: int) -> AsyncIterator[None]:
         """Wait until all lower numbers have had their turn."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._next == number)

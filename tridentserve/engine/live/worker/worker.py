@@ -76,7 +76,7 @@ class WorkerParts:
     def _make_replica_store(self, device: torch.device) -> ReplicaStore:
         options, peers = self.config.options, None
         if self._link is not None:
-            peers = PeerWeights(self._link, self._peers, _node_id(), options.block_bytes)
+            peers = PeerWeights(self._link, self._peers, _get_node_id(), options.block_bytes)
         budget = MemoryBudget(self.config.spec.memory_bytes, options.handoff_bytes, options.group_bytes)
         return ReplicaStore(
             self.host_copies,
@@ -97,11 +97,11 @@ class WorkerParts:
         )
         await self.replicas.load_placement(frozenset(one for one in self.config.replicas if one.model in sources))
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
-        return WorkerReady(self._link.address if self._link is not None else None, _node_id())
+        return WorkerReady(self._link.address if self._link is not None else None, _get_node_id())
 
     async def unload_model(self, number: int, model: str) -> None:
         """Drop all that is kept of a model, when its turn has come."""
-        async with self._turns.turn(number):
+        async with self._turns.wait_for(number):
             await self.replicas.unload_model(model)
             await self.device_thread(self.host_copies.drop_model, model)
 
@@ -116,7 +116,7 @@ class WorkerParts:
                 self.device_thread.submit(self._executor.drop_groups_of, worker_id)
                 if self._link is not None and former.link_name is not None:
                     self._link.remove_peer(former.link_name)
-            self._peers[worker_id] = RayPeer(actor, await self._link_to(ready.address), ready.node_id)
+            self._peers[worker_id] = RayPeer(actor, await self._add_link(ready.address), ready.node_id)
 
     async def make_groups(self) -> None:
         """Make the process groups of the hot set, together with the other workers."""
@@ -126,7 +126,7 @@ class WorkerParts:
         """Add a parcel that came through Ray. Its buffer is copied, because Ray's is read-only."""
         await self.handoff.deliver_parcel(key, layout, torch.from_numpy(buffer.copy()))
 
-    async def _link_to(self, address: LinkAddress | None) -> str | None:
+    async def _add_link(self, address: LinkAddress | None) -> str | None:
         """The name under which NIXL knows a peer from now on; None where host memory has to do."""
         if self._link is None or address is None:
             return None
@@ -144,7 +144,7 @@ class WorkerParts:
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 
-def _node_id() -> str:
+def _get_node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
