@@ -1,16 +1,22 @@
-"""The curl lines of the documents, as they stand there, against a running service."""
+"""The curl lines, replays and Python handles of the documents, as they stand there, against a running service."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import shlex
+import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from tests import http
-from tests.docs.commands import ShownCommand, list_commands
+from tests.docs.commands import ShownCommand, indented_blocks, list_commands
+from tests.docs.test_paths import ROOT
 from tests.e2e.conftest import Service
 from tests.processes import output_of
 from tests.waiting import wait_until
@@ -18,7 +24,7 @@ from tests.waiting import wait_until
 SHOWN_URL = "http://127.0.0.1:8000"
 LINES = list({command.text: command for command in list_commands() if command.text.startswith("curl")}.values())
 IMAGES = [line for line in LINES if "/v1/images/generations" in line.text]
-# The line for edits needs a model of its own; `test_edits.py` sends the same form.
+# The line for edits needs a model of its own; `test_edits.py` runs it.
 EDITS = [line for line in LINES if "/v1/images/edits" in line.text]
 VIDEOS = [line for line in LINES if "/v1/videos" in line.text]
 HEALTH = [line for line in LINES if line.text.endswith("/health")]
@@ -61,3 +67,34 @@ def test_videos(service: Service, tmp_path: Path) -> None:
 def test_health(service: Service, tmp_path: Path) -> None:
     for line in HEALTH:
         assert json.loads(run_line(line, service, tmp_path))["status"] == "ready"
+
+
+def test_a_replay(service: Service, tmp_path: Path) -> None:
+    lines = [one for one in list_commands() if one.text.startswith("python scripts/replay_trace.py traces/data")]
+    lines = [one for one in lines if "--url" in one.text]
+    assert len(lines) >= 2
+    # One of them, cut short; this service has several models, and the trace names none.
+    words = shlex.split(lines[-1].text.replace(SHOWN_URL, service.url))[1:]
+    output_of([sys.executable, *words, "--model", "tiny-sd3", "--limit", "3", "--out", str(tmp_path)], ROOT)
+    assert json.loads((tmp_path / "summary.json").read_text())["completed_requests"] == 3
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_python_handles(page: str, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve
+
+    monkeypatch.chdir(tmp_path)
+    blocks = indented_blocks(page, "handle = serve.get_app_handle")
+    streams = indented_blocks(page, "async for update in handle")
+    assert len(blocks) == 1
+    assert len(streams) == (page == "docs/api.md")
+    seen: list[dict[str, Any]] = []
+    for block in streams:
+        assert "    ...  #" in block
+    code = "\n".join([*blocks, *(block.replace("    ...  #", "    seen.append(update)  #") for block in streams)])
+    names: dict[str, Any] = {"serve": serve, "seen": seen}
+    exec(compile(f"async def example():\n{textwrap.indent(code, '    ')}", page, "exec"), names)
+    asyncio.run(names["example"]())
+    width, height = Image.open(io.BytesIO((tmp_path / "fox.png").read_bytes())).size
+    assert f"{width}x{height}" in code
+    assert [update["type"] for update in seen[-1:]] == ["completed"] * len(streams)

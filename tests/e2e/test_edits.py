@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests import http
 from tests.e2e.conftest import Service, decode_image
+from tests.e2e.test_docs_commands import EDITS, run_line
 from tests.e2e.test_videos import frames_of
 from tests.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
@@ -110,6 +111,14 @@ def test_an_edit_is_the_stock_pipelines(edits: Service) -> None:
     assert told["request_id"] in log
     assert "night" not in log
     assert "IHDR" not in log
+
+
+def test_the_line_of_the_documents_runs(edits: Service, tmp_path: Path) -> None:
+    (tmp_path / "fox.png").write_bytes(UPRIGHT)
+    assert EDITS
+    for line in EDITS:
+        run_line(line, edits, tmp_path)
+        assert Image.open(io.BytesIO((tmp_path / "night.png").read_bytes())).size == (64, 96)
 
 
 def test_the_sdk_edits_and_says_how_far_it_is(edits: Service, sdk: openai.OpenAI) -> None:
