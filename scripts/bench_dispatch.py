@@ -17,31 +17,30 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, whole_number
+from lib.evaluate.cells import PAPER_NODE
 
+from deployments.assembly.planning import Planners, assemble, degrees_in_use
+from deployments.assembly.simulation import cluster_options
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.options import SolverName
-from placement import LoadShare, Orchestrator
+from dispatch.options import DEFAULT_POLICY, SolverName
+from placement import LoadShare
+from placement.cluster_file import ClusterSpec
 from profiler import CostModel, shipped_table
 from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import TridentServeError
 from tridentserve.long_lived import spare_long_lived
-from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
-_GPUS_PER_NODE = 8
-_GPU_BYTES = 48 * 2**30
-_RESERVE_BYTES = WorkerOptions(torch_device="cuda").reserve_bytes
 _PENDING_PER_GPU = 10 / 32  # Table 4: pending requests grow with the cluster
 _NOW_S = 10_000.0
 _MODELS = ("cogvideox1.5-5b", "flux.1-dev", "hunyuanvideo", "sd3-medium")
@@ -54,7 +53,8 @@ class Snapshots:
     times: CostModel
     kinds: dict[str, list[LoadShare]]
     workers: Sequence[WorkerSpec]
-    placement: PlacementPlan
+    planners: Planners
+    """The dispatcher and the placement of the default policy."""
     num_pending: int
 
     def draw(self, rng: random.Random) -> ClusterView:
@@ -62,14 +62,15 @@ class Snapshots:
         return ClusterView(_NOW_S, self._pending(rng), (), self._views(rng, idle_share=rng.uniform(0.1, 0.5)))
 
     def _views(self, rng: random.Random, idle_share: float) -> list[WorkerView]:
-        """Workers become busy and idle in the blocks of 1 to 8 that plans use."""
+        """Workers become busy and idle in blocks of the degrees that plans use."""
         views: list[WorkerView] = []
+        degrees = degrees_in_use(self.times, [kind for kinds in self.kinds.values() for kind in kinds], self.workers)
         while len(views) < len(self.workers):
-            in_node = _GPUS_PER_NODE - len(views) % _GPUS_PER_NODE
-            degree = rng.choice([k for k in (1, 2, 4, 8) if in_node % k == 0])
+            in_node = PAPER_NODE.gpus_per_node - len(views) % PAPER_NODE.gpus_per_node
+            degree = rng.choice([k for k in degrees if in_node % k == 0])
             idle, free_at_s = rng.random() < idle_share, _NOW_S + rng.expovariate(1 / 20.0)
             for spec in self.workers[len(views) : len(views) + degree]:
-                replicas = self.placement.replicas[spec.worker_id]
+                replicas = self.planners.placement.replicas[spec.worker_id]
                 free_s = 0.0 if idle else free_at_s
                 views.append(
                     WorkerView(spec.worker_id, spec.node_id, spec.memory_bytes, replicas, idle, free_s, replicas)
@@ -107,10 +108,9 @@ def main() -> int:
 
 def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
     """One warm-up tick, then `ticks` measured ones. The gap is the largest of them."""
-    snapshots = _snapshots(gpus, options.profiles, options.mix)
-    dispatcher = IlpDispatcher(
-        snapshots.times, DispatchOptions(handoff_reserve_bytes=_RESERVE_BYTES, solver=options.solver)
-    )
+    snapshots = _snapshots(gpus, options)
+    dispatcher = snapshots.planners.policy.dispatcher
+    assert isinstance(dispatcher, IlpDispatcher)
     spare_long_lived()  # as the service does
     rng = random.Random(options.seed)
     took_s: list[float] = []
@@ -130,17 +130,16 @@ def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
     }
 
 
-def _snapshots(gpus: int, profiles: str, mix: str) -> Snapshots:
-    table = shipped_table(profiles)
-    times = CostModel([table], device=table.rows[0].gpu)
-    kinds = {model: _kinds(load_mix(f"{model}-{mix}"), model, times) for model in _MODELS}
-    workers = [
-        WorkerSpec(f"n{i // _GPUS_PER_NODE:03d}w{i % _GPUS_PER_NODE}", f"n{i // _GPUS_PER_NODE:03d}", _GPU_BYTES)
-        for i in range(gpus)
-    ]
-    load = [kind for model in _MODELS for kind in kinds[model]]
-    placement = Orchestrator(times, _RESERVE_BYTES, (1, 2, 4, 8)).plan(load, workers)
-    return Snapshots(times, kinds, workers, placement, num_pending=round(gpus * _PENDING_PER_GPU))
+def _snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
+    table = shipped_table(options.profiles)
+    nodes = math.ceil(gpus / PAPER_NODE.gpus_per_node)
+    cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
+    times, workers = CostModel([table], device=cluster.gpu), cluster.workers()[:gpus]
+    kinds = {model: _kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
+    shipped = cluster_options(cluster, DEFAULT_POLICY)
+    service = replace(shipped, dispatch=replace(shipped.dispatch, solver=options.solver))
+    planners = assemble(service, times, workers, [kind for model in _MODELS for kind in kinds[model]])
+    return Snapshots(times, kinds, workers, planners, num_pending=round(gpus * _PENDING_PER_GPU))
 
 
 def _kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:

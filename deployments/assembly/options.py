@@ -10,9 +10,28 @@ from deployments.config.app import AppArgs
 from deployments.config.base import embedded
 from dispatch import DispatchOptions
 from dispatch.options import DEFAULT_POLICY
+from dispatch.policies import find_policy
 from placement import ReplanOptions
 from tridentserve.engine.options import Device, EngineOptions, WorkerOptions
+from tridentserve.engine.simulated.options import SimulationOptions
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.scheduler import SchedulerOptions
+
+# Options of a simulation that change its results. Seed and trace stand in other columns; tick, handoff buffer and
+# groups are the service's.
+_OF_SIMULATIONS = (
+    "solve_time",
+    "jitter",
+    "retry_s",
+    "plan_overhead_s",
+    "report_overhead_s",
+    "image_s_per_pixel",
+    "slowdown",
+    "wide_slowdown",
+    "group_setup_s",
+    "max_idle_s",
+    "decodes_in_tiles",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +79,30 @@ def device_of(gpu: str) -> Device:
     return "cpu" if gpu == "cpu" else "cuda"
 
 
-def describe_options(options: ServiceOptions) -> dict[str, Any]:
-    """The options of a simulated service in addition to its policy: JSON-able values by dotted names, such as
-    `dispatch.max_batch`. They are written next to its results."""
-    kept = {
-        "dispatch": _without(asdict(options.dispatch), "handoff_reserve_bytes"),
-        "scheduler": _without(asdict(options.scheduler), "decode_order", "slo_scale"),
+def describe_options(options: ServiceOptions, simulation: SimulationOptions | None = None) -> dict[str, Any]:
+    """The options of a service in addition to its policy, and those of its simulation: JSON-able values by dotted
+    names, such as `dispatch.max_batch`, with what the policy makes of values that are left out. They are written next
+    to its results. `scheduler.slo_scale` is the default, and those of the models that have another one."""
+    dispatch = find_policy(options.policy).resolve(options.dispatch)
+    scales = {name: scale for name, scale in options.scheduler.slo_scale.items() if scale != DEFAULT_SLO_SCALE}
+    kept: dict[str, Any] = {
+        "dispatch": _without(asdict(dispatch), "handoff_reserve_bytes"),
+        "scheduler": {**asdict(options.scheduler), "slo_scale": {"default": DEFAULT_SLO_SCALE, **scales}},
         "replan": {**asdict(options.replan), "enabled": options.replans},
         "engine": {"tick_s": options.engine.tick_s},
         "worker": {name: getattr(options.worker, name) for name in ("handoff_bytes", "max_groups", "group_bytes")},
     }
+    if simulation is not None:
+        kept["simulation"] = {name: getattr(simulation, name) for name in _OF_SIMULATIONS}
     return dict(_flat(kept))
 
 
 def options_line(options: ServiceOptions) -> str:
     """One line that says whether a service has the shipped options, and names those that differ."""
-    shipped = describe_options(ServiceOptions(worker=WorkerOptions(torch_device=options.worker.torch_device)))
-    changed = [f"{name} {value}" for name, value in describe_options(options).items() if value != shipped[name]]
+    shipped = describe_options(
+        ServiceOptions(policy=options.policy, worker=WorkerOptions(torch_device=options.worker.torch_device))
+    )
+    changed = [f"{name} {value}" for name, value in describe_options(options).items() if value != shipped.get(name)]
     return f"options: as shipped (docs/configuration.md){', but ' if changed else ''}{', '.join(changed)}"
 
 
@@ -89,4 +115,4 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield prefix + name, list(value) if isinstance(value, tuple) else value

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
-from deployments.assembly.options import ServiceOptions, device_of, service_options
-from deployments.assembly.planning import Planners, assemble, assemble_service, divide_stages, service_workers
+from deployments.assembly.options import ServiceOptions, describe_options, device_of, service_options
+from deployments.assembly.planning import assemble, assemble_service, divide_stages, service_workers
 from deployments.config.app import AppArgs
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
@@ -55,9 +56,30 @@ def times_of(cluster: ClusterSpec, profiles: Sequence[TableSource]) -> Callable[
     return partial(CostModel, tables, cluster.gpu, links)
 
 
+@dataclass(frozen=True, slots=True)
+class AssembledSimulation:
+    """An engine that is ready to serve a trace, and the options that it has."""
+
+    engine: SimulatedEngine
+    options: ServiceOptions
+    """Those of the setup, with the order of decodes that the policy sets."""
+    simulation: SimulationOptions
+    """Those of the setup, with what the policy and the service's options set."""
+
+    def describe(self) -> dict[str, Any]:
+        """See `describe_options`."""
+        return describe_options(self.options, self.simulation)
+
+
 def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationResult:
-    """Serve a trace. Raises `ConfigError` for a trace without requests or an unknown policy, `PlacementError` when the
-    cluster cannot hold the models, `ProfileError` for a model or size that was not profiled."""
+    """Serve a trace. Raises what `assemble_simulation` raises."""
+    return assemble_simulation(arrivals, setup).engine.run(arrivals)
+
+
+def assemble_simulation(arrivals: Sequence[Arrival], setup: SimulationSetup) -> AssembledSimulation:
+    """Make all that serves a trace. Raises `ConfigError` for a trace without requests or an unknown policy,
+    `PlacementError` when the cluster cannot hold the models, `ProfileError` for a model or size that was not
+    profiled."""
     if not arrivals:
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
     times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
@@ -65,8 +87,13 @@ def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationR
     if units := divide_stages(options, times, workers, load):
         times, truth = times.divided(units), truth.divided(units)
     planners = assemble(options, times, workers, load)
-    engine = replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles)
-    return _engine(planners, options, workers, truth, engine).run(arrivals)
+    engine = _engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
+    scheduler = replace(options.scheduler, decode_order=planners.policy.decode_order)
+    return AssembledSimulation(
+        SimulatedEngine(planners.scheduler, workers, planners.placement, truth, engine),
+        replace(options, scheduler=scheduler),
+        engine,
+    )
 
 
 def simulate_service(
@@ -76,24 +103,18 @@ def simulate_service(
     and corrects, `truth` how long stages take. Raises what `deployments.assembly.planning` raises."""
     specs = service_workers(args)
     planners = assemble_service(args, times, specs)
-    return _engine(planners, service_options(args), specs, truth, engine).run(arrivals)
+    options = _engine_options(service_options(args), engine)
+    return SimulatedEngine(planners.scheduler, specs, planners.placement, truth, options).run(arrivals)
 
 
-def _engine(
-    planners: Planners,
-    options: ServiceOptions,
-    workers: Sequence[WorkerSpec],
-    truth: StageTimes,
-    engine: SimulationOptions,
-) -> SimulatedEngine:
-    """An engine whose tick, handoff buffers and process groups are those of the service."""
-    engine = replace(
+def _engine_options(options: ServiceOptions, engine: SimulationOptions) -> SimulationOptions:
+    """The options of an engine whose tick, handoff buffers and process groups are those of the service."""
+    return replace(
         engine,
         tick_s=options.engine.tick_s,
         handoff_capacity_bytes=options.worker.handoff_bytes,
         group_bytes=options.worker.group_bytes,
     )
-    return SimulatedEngine(planners.scheduler, workers, planners.placement, truth, engine)
 
 
 def mix_of(arrivals: Sequence[Arrival]) -> list[LoadShare]:

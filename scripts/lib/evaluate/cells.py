@@ -11,8 +11,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from deployments.assembly.options import ServiceOptions, describe_options
-from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
+from deployments.assembly.options import ServiceOptions
+from deployments.assembly.simulation import (
+    SimulationSetup,
+    assemble_simulation,
+    cluster_options,
+    times_of,
+    with_deadlines,
+)
 from dispatch.options import DEFAULT_POLICY
 from lib.evaluate.rows import CellResult, details_of, row_of
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
@@ -28,7 +34,7 @@ BASELINES = ("b1", "b2", "b3", "b4", "b5", "b6")
 # In place of a model's name, for a workload of several.
 MIXED = "mixed"
 # The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).
-_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
+PAPER_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +60,11 @@ class Settings:
     def cluster_spec(self) -> ClusterSpec:
         """Raises `ConfigError` for a file that is no cluster, or that has another number of GPUs."""
         if self.cluster is None:
-            per_node = min(self.gpus, _NODE.gpus_per_node)
+            per_node = min(self.gpus, PAPER_NODE.gpus_per_node)
             if self.gpus % per_node:
                 raise ConfigError(f"--gpus is {self.gpus}; it must be a multiple of {per_node}, or give --cluster")
             changed = {"nodes": self.gpus // per_node, "gpus_per_node": per_node}
-            return ClusterSpec(groups=(_NODE.model_copy(update=changed),))
+            return ClusterSpec(groups=(PAPER_NODE.model_copy(update=changed),))
         spec = read_cluster(Path(self.cluster))
         if (found := sum(group.nodes * group.gpus_per_node for group in spec.groups)) != self.gpus:
             raise ConfigError(f"{self.cluster} has {found} GPUs, not {self.gpus}; set --gpus {found}")
@@ -121,10 +127,11 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
     make_times = times_of(cluster, [settings.profiles])
     start_s = time.perf_counter()
-    result = simulate(arrivals, SimulationSetup(cluster.workers(), make_times, options, engine=engine))
+    simulation = assemble_simulation(arrivals, SimulationSetup(cluster.workers(), make_times, options, engine=engine))
+    result = simulation.engine.run(arrivals)
     wall_s = time.perf_counter() - start_s
     parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}
-    parameters["options"] = json.dumps(describe_options(options))
+    parameters["options"] = json.dumps(simulation.describe())
     return CellResult(
         parameters | row_of(result, settings.duration_s, bound, wall_s), details_of(result, settings.duration_s)
     )

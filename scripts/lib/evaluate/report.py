@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Collection, Mapping
 from html import escape
 from pathlib import Path
 
@@ -46,16 +47,24 @@ def write_markdown(path: Path, results: Results, command: str) -> None:
 def _options(results: Results) -> str:
     """The options of the simulated services, and how many decisions hung on the speed of the machine."""
     rows = [result.row for result in results.values()]
-    options = " or ".join(
-        ", ".join(f"{name} {'-' if value is None else value}" for name, value in json.loads(text).items())
-        for text in sorted({row["options"] for row in rows})
-    )
+    found: dict[str, dict[str, set[str]]] = {}
+    for row in rows:
+        for name, value in json.loads(row["options"]).items():
+            shown = "-" if value is None or value == [] else str(value)
+            found.setdefault(name, {}).setdefault(shown, set()).add(row["policy"])
+    options = ", ".join(f"{name} {_by_policy(values)}" for name, values in found.items())
     cut_short = sum(row["cut_short"] for row in rows)
     return (
         f"Options of the simulated services, which are those that ship unless the command says otherwise: {options}. "
-        f"Where dispatch.max_batch is - each policy has its own. Solves that hit their time limit made {cut_short} "
-        "decisions."
+        f"Solves that hit their time limit made {cut_short} decisions."
     )
+
+
+def _by_policy(values: Mapping[str, Collection[str]]) -> str:
+    """The values of an option, with the policies that have them where policies differ."""
+    if len(values) == 1:
+        return next(iter(values))
+    return " or ".join(f"{value} ({', '.join(sorted(policies))})" for value, policies in values.items())
 
 
 def write_report(folder: Path, results: Results, command: str, bench: Path | None = None) -> Path:

@@ -11,8 +11,14 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from deployments.assembly.options import describe_options, options_line
-from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, times_of, with_deadlines
+from deployments.assembly.options import options_line
+from deployments.assembly.simulation import (
+    SimulationSetup,
+    assemble_simulation,
+    cluster_options,
+    times_of,
+    with_deadlines,
+)
 from dispatch.options import DEFAULT_POLICY
 from dispatch.policies import find_policy
 from dispatch.solver.ilp import is_cut_short
@@ -47,10 +53,10 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
             on_progress=lambda now_s, ended: _show(bar, now_s, ended),
         )
         began_s = time.perf_counter()
-        result = simulate(
-            with_deadlines(arrivals, times), SimulationSetup(cluster.workers(), make_times, options, engine=engine)
-        )
-    written = json.dumps(describe_options(options), indent=2)
+        due = with_deadlines(arrivals, times)
+        simulation = assemble_simulation(due, SimulationSetup(cluster.workers(), make_times, options, engine=engine))
+        result = simulation.engine.run(due)
+    written = json.dumps(simulation.describe(), indent=2)
     (arguments.out / "options.json").write_text(f"{written}\n", encoding="utf-8")
     print(options_line(options), file=sys.stderr)
     _tell(result, cluster.gpu, time.perf_counter() - began_s)

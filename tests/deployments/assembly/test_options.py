@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.assembly.options import ServiceOptions, describe_options, options_line, service_options
-from deployments.assembly.simulation import cluster_options
+from deployments.assembly.simulation import SimulationSetup, assemble_simulation, cluster_options, times_of
 from deployments.config.app import AppArgs, HandoffArgs
 from deployments.config.base import MIB, option_keys
 from dispatch import DispatchOptions
@@ -20,9 +20,10 @@ from placement.cluster_file import ClusterSpec, NodeGroup
 from profiler import CostModel, shipped_table
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import EngineOptions, WorkerOptions
+from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import ConfigError
 from tridentserve.load import LoadShare
-from tridentserve.requests import Shape
+from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
 MINIMAL: dict[str, Any] = {
@@ -60,6 +61,32 @@ def test_what_is_not_as_shipped_is_said() -> None:
     options = ServiceOptions(dispatch=DispatchOptions(max_batch=4), engine=EngineOptions(tick_s=0.5))
     assert options_line(options).endswith(", but dispatch.max_batch 4, engine.tick_s 0.5")
     assert json.loads(json.dumps(describe_options(options))) == describe_options(options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_batch", "decode_order", "in_tiles"),
+    [
+        ("default", 1, "urgent", True),
+        ("b1", 1, "urgent", False),
+        ("b6", 1, "shortest", True),
+        ("genserve", 8, "urgent", True),
+    ],
+)
+def test_a_simulation_says_what_its_policy_sets(policy: str, max_batch: int, decode_order: str, in_tiles: bool) -> None:
+    cluster = ClusterSpec(groups=(NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48),))
+    setup = SimulationSetup(
+        cluster.workers(),
+        times_of(cluster, ["l20"]),
+        cluster_options(cluster, policy),
+        engine=SimulationOptions(jitter=0.25),
+    )
+    described = assemble_simulation([(0.0, RequestSpec("r", "sd3-medium", Shape(512, 512), 20))], setup).describe()
+    assert described["dispatch.max_batch"] == max_batch
+    assert described["scheduler.decode_order"] == decode_order
+    assert described["scheduler.slo_scale.default"] == 2.5
+    assert described["simulation.decodes_in_tiles"] is in_tiles
+    assert (described["simulation.jitter"], described["simulation.max_idle_s"]) == (0.25, 60.0)
+    assert json.loads(json.dumps(described)) == described
 
 
 def test_values_reach_the_rooms_in_their_units(tmp_path: Path) -> None:
