@@ -41,7 +41,7 @@ class EngineOptions(LoopOptions):
     max_result_age_s: float = Field(
         default=60,
         ge=0,
-        description="How long a finished request's result can be asked for again by its `request_id`, in seconds.",
+        description="Seconds for which the result of a finished request can be asked for again by its `request_id`.",
     )
 
 
@@ -71,9 +71,9 @@ class WorkerOptions:
     )
     fetch: Fetch = Field(
         default="auto",
-        description="Where a worker gets weights from. `mapped` uses the pages of the node's host copy as the weights "
-        "(CPUs only); `peer` copies from a worker of the node that has them, else from the host copy; `host` copies "
-        "from the host copy; `auto` is `mapped` on a CPU and `peer` on a GPU.",
+        description="The source from which a worker gets weights. `mapped` uses the pages of the node's host copy "
+        "as the weights (CPUs only); `peer` copies from a worker of the node that has them, else from the host "
+        "copy; `host` copies from the host copy; `auto` is `mapped` on a CPU and `peer` on a GPU.",
     )
     block_bytes: int = Field(
         default=64 << 20,

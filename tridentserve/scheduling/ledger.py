@@ -88,7 +88,7 @@ class Ledger:
         return any(request.spec.model == model for request in self.requests.values())
 
     def has_plans_of(self, model: str) -> bool:
-        """Whether workers have plans of a model that have not been reported."""
+        """True when workers have plans of a model that have not been reported."""
         return any(plan.model == model for plan, _ in self._plans.values())
 
     def end_plan(self, plan_id: int, now_s: float) -> tuple[DispatchPlan, list[Run]] | None:
@@ -101,7 +101,7 @@ class Ledger:
         return (plan, waiting) if waiting else None
 
     def _is_wanted(self, plan: DispatchPlan) -> bool:
-        """Whether anybody still waits for a plan that has not been reported."""
+        """True when a client still waits for a plan that has not been reported."""
         _, runs = self._plans.get(plan.plan_id, (plan, ()))
         return any(run.plan is plan and run.requests for run in runs)
 

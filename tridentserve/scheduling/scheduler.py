@@ -46,7 +46,7 @@ class PolicyError(TridentServeError):
 
 @options
 class SchedulerOptions:
-    """What the scheduler does by itself, whatever the policy."""
+    """The options of the scheduler that hold for every policy."""
 
     slo_scale: Mapping[str, float] = Field(
         default_factory=dict,

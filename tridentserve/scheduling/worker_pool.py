@@ -142,7 +142,7 @@ class WorkerPool:
 
     def list_holders(self, replica: Replica, like: WorkerId, now_s: float) -> list[WorkerId]:
         """The live workers that hold a replica and have as much memory as worker `like`: first those that hold least
-        beside it, then those that are free first."""
+        in addition to it, then those that are free first."""
         memory_bytes = self._workers[like].spec.memory_bytes
         holders = [
             (len(worker.replicas), self.free_at_s(worker_id, now_s), worker_id)

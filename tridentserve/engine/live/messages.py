@@ -45,7 +45,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """Tells a peer how to write into the slab of a worker."""
+    """Describes to a peer how to write into the slab of a worker."""
 
     name: str
     """Name of the worker's NIXL agent, another one in each incarnation."""
@@ -62,7 +62,7 @@ class WorkerReady:
     """A worker can take plans."""
 
     address: LinkAddress | None
-    """Tells peers how to write into its slab; None without NIXL."""
+    """Describes to peers how to write into its slab; None without NIXL."""
     node_id: str
     """Ray's id of its node."""
 

@@ -1,4 +1,4 @@
-"""Gives the scheduler's plans to the workers, and tells the scheduler and the clients what comes of them."""
+"""Gives the scheduler's plans to the workers, and reports their results to the scheduler and the clients."""
 
 from __future__ import annotations
 
@@ -169,4 +169,4 @@ class PlanDriver:
                 if rank < size:
                     self._abandon(group, rank, plan.plan_id)
         except RuntimeError as error:  # raised by the store: the others wait for their timeout then
-            logger.warning("the groups of plan %d cannot be told that %s is lost: %s", plan.plan_id, worker_id, error)
+            logger.warning("the groups of plan %d do not learn that %s is lost: %s", plan.plan_id, worker_id, error)

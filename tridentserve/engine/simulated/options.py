@@ -40,7 +40,7 @@ class SimulationOptions(LoopOptions):
     )
     solve_time: Literal["measured"] | Seconds = Field(
         default=0.0,
-        description="What a tick costs, in seconds; `measured` charges what it really takes, so that runs differ.",
+        description="Seconds that a tick costs; `measured` charges its real time, so that runs differ.",
     )
     jitter: float = Field(
         default=0.0,
@@ -58,7 +58,7 @@ class SimulationOptions(LoopOptions):
     image_s_per_pixel: float = Field(
         default=0.0,
         ge=0,
-        description="What each decoded pixel adds to `report_overhead_s`, in seconds, as files are made then.",
+        description="Seconds that each decoded pixel adds to `report_overhead_s`, as files are made then.",
     )
     slowdown: tuple[Factor, ...] = Field(
         default=(),
@@ -79,7 +79,7 @@ class SimulationOptions(LoopOptions):
     group_bytes: int = Field(
         default=WorkerOptions().group_bytes,
         ge=0,
-        description="What its process groups take of each worker's memory, in bytes.",
+        description="Bytes of each worker's memory that its process groups take.",
     )
     failures: tuple[WorkerFailure, ...] = Field(default=(), description="Workers that are lost, and when.")
     max_idle_s: float = Field(

@@ -19,7 +19,7 @@ from tridentserve.stages import Stage
 
 
 class StepCommand(IntEnum):
-    """What a plan does at a step boundary."""
+    """The action of a plan at a step boundary."""
 
     CONTINUE = 0
     PAUSE = 1

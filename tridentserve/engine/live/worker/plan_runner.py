@@ -147,7 +147,7 @@ class PlanRunner:
         return execution
 
     def _collect_inputs(self, running: RunningPlan) -> dict[str, GenerationInputs]:
-        """The content of the members. The leader leaves out those that have ended meanwhile, and tells the others."""
+        """The content of the members. The leader leaves out those that have ended meanwhile, and the others follow."""
         plan, inputs = running.plan, running.inputs
         is_leader = plan.leader == self._worker_id
         return {
@@ -243,8 +243,8 @@ class PlanRunner:
 
 
 def _may_succeed_later(error: TridentServeError) -> bool:
-    """Whether the plan's requests may succeed another time. What does not fit with nothing else in memory never will,
-    and what is wrong with a request stays wrong."""
+    """True when the plan's requests may succeed another time. A plan that does not fit into empty
+    memory never will, and a fault of a request stays."""
     return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
 
 
