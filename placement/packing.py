@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.demands import ClusterCosts, ReplicaDemand
-from placement.split import Counts
+from placement.split import WorkerCounts
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.stages import PlacementType, VirtualReplica
@@ -128,7 +128,7 @@ class Portion:
     """The workers of one demand, by type."""
 
     demand: ReplicaDemand
-    counts: Counts
+    counts: WorkerCounts
     rates: Mapping[PlacementType, float]
 
     @property

@@ -15,7 +15,7 @@ from tridentserve.stages import PlacementType, VirtualReplica
 # Rates are measured: a capacity this much short of another counts as equal.
 _TOLERANCE = 1e-9
 
-Counts = dict[PlacementType, int]
+WorkerCounts = dict[PlacementType, int]
 # How many workers of a type belong together, as they hold a stage's weights together (appendix E.2); 1 where not said.
 Units = Mapping[PlacementType, int]
 _ALONE: Units = MappingProxyType({})
@@ -32,7 +32,7 @@ def split(
     rates: Mapping[PlacementType, float],
     min_primaries: int = 1,
     units: Units = _ALONE,
-) -> Counts:
+) -> WorkerCounts:
     """Workers per placement type, `budget` in all, or as many of it as make whole units.
 
     `rates` are requests per second and worker of the primary and of each auxiliary. Primaries are as many as leave
@@ -68,11 +68,11 @@ def keeps_up(
 
 def pad_to_degrees(
     replica: VirtualReplica,
-    counts: Counts,
+    counts: WorkerCounts,
     rates: Mapping[PlacementType, float],
     degrees: Sequence[int],
     units: Units = _ALONE,
-) -> Counts:
+) -> WorkerCounts:
     """Raise the primaries to a multiple of each degree in turn, by workers borrowed from the auxiliaries, where those
     still keep up; elsewhere leave them, so that a degree is never bought with a congested stage."""
     padded = dict(counts)
@@ -92,7 +92,7 @@ def pad_to_degrees(
 
 def _share_out(
     replica: VirtualReplica, budget: int, rates: Mapping[PlacementType, float], units: Units = _ALONE
-) -> Counts:
+) -> WorkerCounts:
     """One unit for each auxiliary, the others one by one to the type with the least capacity of those that have a unit
     no larger than what is left."""
     counts = {kind: units.get(kind, 1) for kind in replica.auxiliaries}

@@ -23,7 +23,7 @@ _STRETCH = 5.0
 # A rate counts as measured from this many requests in the window.
 DEFAULT_MIN_REQUESTS = 8
 
-_Kind = tuple[str, PlacementType]
+_ServedKind = tuple[str, PlacementType]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,7 +64,7 @@ class Monitor:
         self._arrivals: dict[str, deque[tuple[float, WorkKind, int]]] = {}
         self._arrived: dict[str, dict[WorkKind, int]] = {}
         self._reports: dict[str, deque[tuple[float, PlacementType, Stage, int, int]]] = {}
-        self._done: dict[_Kind, dict[Stage, _Total]] = {}
+        self._done: dict[_ServedKind, dict[Stage, _Total]] = {}
 
     def arrived(self, spec: RequestSpec, now_s: float) -> None:
         """A request has come in. Each of its outputs counts."""
@@ -115,7 +115,7 @@ class Monitor:
         arrivals = self._arrivals.get(model)
         return max(self._window_of(model), now_s - arrivals[0][0] if arrivals else 0.0)
 
-    def rates(self, now_s: float) -> dict[_Kind, float]:
+    def rates(self, now_s: float) -> dict[_ServedKind, float]:
         """The measured v of section 5.1: requests per second of work and worker, per model and placement type.
 
         One over the GPU-seconds that a request takes there, over all stages of the type. Types that have done fewer
@@ -124,7 +124,7 @@ class Monitor:
         """
         for model in self._reports:
             self._forget(model, now_s)
-        rates: dict[_Kind, float] = {}
+        rates: dict[_ServedKind, float] = {}
         for (model, kind), stages in sorted(self._done.items()):
             totals = [stages.get(stage, _Total()) for stage in sorted(kind.stages)]
             requests = min(total.requests for total in totals)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from traces.requests import TraceRequest
 from traces.results import ReplayResult, TimelineEntry, simulated_result
-from tridentserve.engine.simulated import Arrival, RequestResult, SimulationResult
+from tridentserve.engine.simulated import RequestResult, SimulationResult, TimedRequest
 from tridentserve.engine.simulated.result import FINISHED, UNFINISHED
 from tridentserve.errors import ConfigError, ProfileError
 from tridentserve.protocols import StageTimes
@@ -20,7 +20,7 @@ _MIB = 2**20
 
 def arrivals_of(
     requests: Sequence[TraceRequest], profiled: Sequence[str], model: str | None = None, speed: float = 1.0
-) -> list[Arrival]:
+) -> list[TimedRequest]:
     """The requests as the simulator takes them, in the same order: request i comes at `timestamp_s / speed`.
 
     Each asks for `model`, else for what its row names, else for the only profiled one. Raises `ConfigError`, with the
@@ -41,7 +41,7 @@ def arrivals_of(
     return arrivals
 
 
-def check_profiled(arrivals: Sequence[Arrival], times: StageTimes) -> None:
+def check_profiled(arrivals: Sequence[TimedRequest], times: StageTimes) -> None:
     """Raises `ProfileError`, with the first request at fault and what to profile, when a size is not covered."""
     seen: set[tuple[str, Shape]] = set()
     for _, spec in arrivals:

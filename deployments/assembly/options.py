@@ -12,7 +12,7 @@ from dispatch import DispatchOptions
 from dispatch.options import DEFAULT_POLICY
 from dispatch.policies import find_policy
 from placement import ReplanOptions
-from tridentserve.engine.options import Device, EngineOptions, WorkerOptions
+from tridentserve.engine.options import EngineOptions, TorchDevice, WorkerOptions
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.scheduler import SchedulerOptions
@@ -74,7 +74,7 @@ def service_options(args: AppArgs) -> ServiceOptions:
     )
 
 
-def device_of(gpu: str) -> Device:
+def device_of(gpu: str) -> TorchDevice:
     """The kind of a device that is named as in the profile tables."""
     return "cpu" if gpu == "cpu" else "cuda"
 

@@ -19,7 +19,7 @@ from profiler import CostModel, load_tables
 from profiler.loading import TableSource
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
-from tridentserve.engine.simulated import Arrival, SimulatedEngine, SimulationOptions, SimulationResult
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult, TimedRequest
 from tridentserve.errors import ConfigError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
@@ -71,12 +71,12 @@ class AssembledSimulation:
         return describe_options(self.options, self.simulation)
 
 
-def simulate(arrivals: Sequence[Arrival], setup: SimulationSetup) -> SimulationResult:
+def simulate(arrivals: Sequence[TimedRequest], setup: SimulationSetup) -> SimulationResult:
     """Serve a trace. Raises what `assemble_simulation` raises."""
     return assemble_simulation(arrivals, setup).engine.run(arrivals)
 
 
-def assemble_simulation(arrivals: Sequence[Arrival], setup: SimulationSetup) -> AssembledSimulation:
+def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup) -> AssembledSimulation:
     """Make all that serves a trace. Raises `ConfigError` for a trace without requests or an unknown policy,
     `PlacementError` when the cluster cannot hold the models, `ProfileError` for a model or size that was not
     profiled."""
@@ -97,7 +97,7 @@ def assemble_simulation(arrivals: Sequence[Arrival], setup: SimulationSetup) -> 
 
 
 def simulate_service(
-    args: AppArgs, times: StageTimes, truth: StageTimes, arrivals: Sequence[Arrival], engine: SimulationOptions
+    args: AppArgs, times: StageTimes, truth: StageTimes, arrivals: Sequence[TimedRequest], engine: SimulationOptions
 ) -> SimulationResult:
     """Serve a trace with the workers, placement and scheduler of a configuration. `times` is what the scheduler goes by
     and corrects, `truth` how long stages take. Raises what `deployments.assembly.planning` raises."""
@@ -117,14 +117,16 @@ def _engine_options(options: ServiceOptions, engine: SimulationOptions) -> Simul
     )
 
 
-def mix_of(arrivals: Sequence[Arrival]) -> list[LoadShare]:
+def mix_of(arrivals: Sequence[TimedRequest]) -> list[LoadShare]:
     """The requests of a trace by kind, per second."""
     duration_s = max(arrival_s for arrival_s, _ in arrivals) or 1.0
     kinds = Counter((spec.model, spec.shape, spec.num_inference_steps) for _, spec in arrivals)
     return [LoadShare(*kind, weight=count / duration_s) for kind, count in sorted(kinds.items())]
 
 
-def with_deadlines(arrivals: Sequence[Arrival], times: StageTimes, slo_scale: float | None = None) -> list[Arrival]:
+def with_deadlines(
+    arrivals: Sequence[TimedRequest], times: StageTimes, slo_scale: float | None = None
+) -> list[TimedRequest]:
     """The trace with an SLO on every request: its own, else `slo_scale` times its latency at the optimal degrees
     (section 8.1; without one `DEFAULT_SLO_SCALE`), by the profile as it stands: so all policies meet the same
     deadlines, whatever they learn."""

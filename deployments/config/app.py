@@ -12,7 +12,7 @@ from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from dispatch.policies import find_policy
-from tridentserve.engine.options import Device, EngineOptions, Transport, WorkerOptions
+from tridentserve.engine.options import EngineOptions, TorchDevice, Transport, WorkerOptions
 from tridentserve.models import cache
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
@@ -32,7 +32,7 @@ def is_table_path(name: str) -> bool:
     return name.endswith(".csv")
 
 
-TableSource = Annotated[str, AfterValidator(_table_source)]
+TableNameOrPath = Annotated[str, AfterValidator(_table_source)]
 
 
 class Limits(Args):
@@ -118,7 +118,7 @@ class ClusterArgs(Args):
 
     nodes: int = Field(default=1, ge=1, description="Number of machines of the Ray cluster that hold workers.")
     workers_per_node: int = Field(ge=1, description="Number of workers on each machine, one per GPU.")
-    device: Device = option(WorkerOptions, "torch_device")
+    device: TorchDevice = option(WorkerOptions, "torch_device")
     device_name: str = Field(
         default="cpu",
         description="Name of the device in the profile tables, such as `NVIDIA L20`; it is needed with `cuda`.",
@@ -170,7 +170,7 @@ class AppArgs(Args):
         default=[],
         description="Requests to plan for; `placement: auto` and most policies need one entry of each model.",
     )
-    profiles: list[TableSource] = Field(
+    profiles: list[TableNameOrPath] = Field(
         default=["tiny-cpu"],
         min_length=1,
         description="Tables of stage times: names of those that come with the package, or paths of CSV files.",
@@ -238,7 +238,7 @@ class AppArgs(Args):
             raise config_error(
                 "dispatch.max_degree",
                 f"{degree} is more than cluster.workers_per_node ({self.cluster.workers_per_node}): "
-                "an instance never spans two nodes",
+                "a group of workers never spans two nodes",
             )
         if self.handoff.capacity_mb >= self.cluster.memory_mb:
             raise config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")

@@ -61,7 +61,7 @@ def _check_response_format(value: str) -> str:
     return value
 
 
-Text = Annotated[str, AfterValidator(_check_text)]
+PlainText = Annotated[str, AfterValidator(_check_text)]
 
 
 class GenerationRequest(BaseModel):
@@ -74,12 +74,12 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
-    prompt: Annotated[Text, AfterValidator(_check_not_blank)] = Field(description="The text to generate from.")
-    model: Text | None = Field(
+    prompt: Annotated[PlainText, AfterValidator(_check_not_blank)] = Field(description="The text to generate from.")
+    model: PlainText | None = Field(
         default=None, description="The name of a served model. The default is the first one that fits the route."
     )
     n: int = Field(default=1, ge=1, description="The number of outputs.")
-    size: Text | None = Field(default=None, description="The size in pixels as `WxH`, or `auto` for the default.")
+    size: PlainText | None = Field(default=None, description="The size in pixels as `WxH`, or `auto` for the default.")
     width: int | None = Field(default=None, ge=1, description="The width in pixels.")
     height: int | None = Field(default=None, ge=1, description="The height in pixels.")
     num_inference_steps: int | None = Field(
@@ -88,18 +88,18 @@ class GenerationRequest(BaseModel):
     guidance_scale: float | None = Field(
         default=None, ge=0, le=MAX_GUIDANCE_SCALE, description="The guidance scale. The default is the model family's."
     )
-    negative_prompt: Text = Field(default="", description="The text to avoid. Some model families ignore it.")
+    negative_prompt: PlainText = Field(default="", description="The text to avoid. Some model families ignore it.")
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="The seed. By default it is drawn, and the answer holds it."
     )
-    lora: Text | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
+    lora: PlainText | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
     slo_ms: float | None = Field(
         default=None,
         gt=0,
         le=MAX_SLO_MS,
         description="Milliseconds from arrival to the deadline of the result. The default is the service's.",
     )
-    request_id: Annotated[Text, AfterValidator(_check_request_id)] | None = Field(
+    request_id: Annotated[PlainText, AfterValidator(_check_request_id)] | None = Field(
         default=None,
         description="The id of the request. A request that asks for the same as one with this id that runs, or that "
         "completed a short while ago, joins it; one that asks for something else is refused.",
@@ -107,7 +107,7 @@ class GenerationRequest(BaseModel):
     quality: Literal["auto", "standard"] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
-    user: Text | None = Field(
+    user: PlainText | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
 
@@ -122,7 +122,7 @@ class ImageRequest(GenerationRequest):
     )
 
     stream: bool = Field(default=False, description="True for an answer of server-sent events.")
-    response_format: Annotated[Text, AfterValidator(_check_response_format)] = Field(
+    response_format: Annotated[PlainText, AfterValidator(_check_response_format)] = Field(
         default="b64_json", description="The form of the images in the answer."
     )
     output_format: Literal["png"] = Field(default="png", description="The format of the image files.")

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from deployments.models.served import ServedModel
 from deployments.schemas.image import (
     GenerationRequest,
-    Text,
+    PlainText,
     build_request,
     check_limits,
     parse_as,
@@ -76,7 +76,7 @@ class HandleVideoRequest(VideoRequest):
         default="mp4", description="`mp4` for files, `frames` for arrays of frames."
     )
     stream: bool = Field(default=False, description="The field has no effect here.")
-    response_format: Text | None = Field(default=None, description="The field has no effect here.")
+    response_format: PlainText | None = Field(default=None, description="The field has no effect here.")
 
 
 def parse_video_request(body: Any, strict: bool = True) -> VideoRequest:

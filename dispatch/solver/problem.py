@@ -72,14 +72,14 @@ class Problem:
 # is given. `plan_greedily`: the list plan, as nothing better was found; the reason says what was tried.
 Method = Literal["uncontended", "ranked", "ilp", "incumbent", "greedy"]
 METHODS: tuple[Method, ...] = get_args(Method)  # the most certain first
-Counts = Mapping[tuple[int, GroupKind], int]
+GroupCounts = Mapping[tuple[int, GroupKind], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
     """How many requests of each class get each group, and how that was found."""
 
-    counts: Counts
+    counts: GroupCounts
     """Requests by the index of their class and the group."""
     method: Method
     """See `Method`."""
@@ -104,7 +104,7 @@ class Solution:
         return max(self.bound - value, 0.0) / value if value else 0.0
 
 
-def compute_value(problem: Problem, counts: Counts) -> float:
+def compute_value(problem: Problem, counts: GroupCounts) -> float:
     """The sum of values."""
     return sum(n * problem.classes[index].values[group] for (index, group), n in counts.items())
 
@@ -114,7 +114,7 @@ def compute_upper_bound(problem: Problem) -> float:
     return sum(item.count * max(item.values.values(), default=0.0) for item in problem.classes)
 
 
-def is_feasible(problem: Problem, counts: Counts) -> bool:
+def is_feasible(problem: Problem, counts: GroupCounts) -> bool:
     """True when counts keep every limit: each request at most once, those required once (C1), idle workers and nodes
     (C2)."""
     per_class: Counter[int] = Counter()
@@ -163,7 +163,7 @@ def plan_greedily(problem: Problem, why: str = "") -> Solution:
     return Solution(complete(problem, {}), "greedy", compute_upper_bound(problem), why)
 
 
-def complete(problem: Problem, counts: Counts) -> Counts:
+def complete(problem: Problem, counts: GroupCounts) -> GroupCounts:
     """A feasible choice with every request added that still fits, as `plan_greedily` does."""
     filled = Counter(dict(counts))
     served: Counter[int] = Counter()

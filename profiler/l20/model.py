@@ -25,7 +25,7 @@ _OFF_MODEL, _OFF_SHAPE, _OFF_DEGREE = "cogvideox1.5-5b", Shape(768, 432, 33), 2
 _OFF_NEIGHBOURS = (Shape(768, 432, 17), Shape(768, 432, 65))
 _OFF_SOURCE = "modelled: speedup between those of 17 and 65 frames (published is 0.7519 as for degree 4)"
 
-_Steps = dict[tuple[Shape, int], float]
+_StepSeconds = dict[tuple[Shape, int], float]
 
 
 def complete(published: Sequence[ProfileRow], name: str = "l20.csv") -> ProfileTable:
@@ -43,7 +43,7 @@ def complete(published: Sequence[ProfileRow], name: str = "l20.csv") -> ProfileT
     return ProfileTable(name, tuple(rows), weights, (LinksRow(GPU, figures.LINKS, _MODELLED),))
 
 
-def _model_rows(model: ModelFigures, published: _Steps) -> Iterator[ProfileRow]:
+def _model_rows(model: ModelFigures, published: _StepSeconds) -> Iterator[ProfileRow]:
     """The rows of one model, sizes ascending in tokens, each with E, D and C."""
     steps = _with_off_entry(model, published)
     curve = TokenCurve((shape.tokens, seconds) for (shape, degree), seconds in steps.items() if degree == 1)
@@ -58,7 +58,7 @@ def _model_rows(model: ModelFigures, published: _Steps) -> Iterator[ProfileRow]:
             yield _row(model, Stage.DECODE, shape, decode_seconds(model, shape) * share, _MODELLED, degree)
 
 
-def _with_off_entry(model: ModelFigures, published: _Steps) -> _Steps:
+def _with_off_entry(model: ModelFigures, published: _StepSeconds) -> _StepSeconds:
     if model.name != _OFF_MODEL:
         return published
     gains = [published[shape, _OFF_DEGREE] / published[shape, 1] for shape in _OFF_NEIGHBOURS]

@@ -17,7 +17,7 @@ from traces.reports.report import percentile
 from traces.simulated import arrivals_of, check_profiled
 from traces.workloads.arrivals import arrival_times
 from traces.workloads.mixes import Mix, draw, load_figure
-from tridentserve.engine.simulated import Arrival
+from tridentserve.engine.simulated import TimedRequest
 from tridentserve.errors import ConfigError, PlacementError
 
 
@@ -91,7 +91,7 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
     return [options_line(options), *lines], is_reached
 
 
-def _arrivals(question: Question, times: CostModel) -> list[Arrival]:
+def _arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
     mix = question.mix
     times_s = arrival_times(mix.arrivals, mix.rate_per_s, question.duration_s, question.seed)
     if not times_s:
@@ -101,7 +101,7 @@ def _arrivals(question: Question, times: CostModel) -> list[Arrival]:
     return with_deadlines(arrivals, times, mix.slo_scale)
 
 
-def _trial(nodes: int, gpus: int, arrivals: list[Arrival], setup: SimulationSetup) -> Trial:
+def _trial(nodes: int, gpus: int, arrivals: list[TimedRequest], setup: SimulationSetup) -> Trial:
     with tqdm(total=len(arrivals), desc=f"{gpus} GPUs", unit="req", leave=False, file=sys.stderr) as bar:
 
         def show(now_s: float, ended: int) -> None:

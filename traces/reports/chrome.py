@@ -11,7 +11,7 @@ from typing import Any
 
 from traces.results import ReplayResult, TimelineEntry
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 _PID = 1
 
 
@@ -46,17 +46,17 @@ def _natural_order(worker: str) -> tuple[int, str]:
     return len(worker), worker
 
 
-def _metadata(name: str, value: str | int, row: int = 0) -> Event:
+def _metadata(name: str, value: str | int, row: int = 0) -> TraceEvent:
     key = "sort_index" if name.endswith("sort_index") else "name"
     return {"ph": "M", "name": name, "pid": _PID, "tid": row, "args": {key: value}}
 
 
-def _slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zero_s: float) -> list[Event]:
+def _slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zero_s: float) -> list[TraceEvent]:
     """One per worker, the first worker's first."""
     start_us = round((span.start_s - zero_s) * 1e6)
     end_us = max(start_us, round((span.end_s - zero_s) * 1e6))
     request = result.request
-    common: Event = {
+    common: TraceEvent = {
         "ph": "X",
         "name": f"{span.stage} {request.request_id}",
         "cat": span.stage,
@@ -78,7 +78,7 @@ def _slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zer
     return [{**common, "tid": rows[worker]} for worker in span.workers]
 
 
-def _without_overlaps(slices: list[Event]) -> list[Event]:
+def _without_overlaps(slices: list[TraceEvent]) -> list[TraceEvent]:
     """Viewers drop a slice that begins before the one ahead of it in its row has ended. A few microseconds do that: the
     end of a stage is timed by its first worker only. Such a slice is drawn from where the one ahead ends; its true
     times stand in its args."""
@@ -91,7 +91,7 @@ def _without_overlaps(slices: list[Event]) -> list[Event]:
     return slices
 
 
-def _arrow(before: Event, after: Event, arrow_id: int) -> list[Event]:
+def _arrow(before: TraceEvent, after: TraceEvent, arrow_id: int) -> list[TraceEvent]:
     # An arrow is tied to the slice that is open at its time, so it leaves just before the end of the earlier stage.
     common = {"name": "handoff", "cat": "handoff", "id": arrow_id, "pid": _PID}
     leaves_us = before["ts"] + max(0, before["dur"] - 1)

@@ -28,7 +28,7 @@ _PROMPTS = (
     "mountains above the clouds, early morning",
 )
 
-Steps = PositiveInt | tuple[PositiveInt, ...]
+StepCounts = PositiveInt | tuple[PositiveInt, ...]
 
 
 class MixShape(BaseModel):
@@ -41,7 +41,7 @@ class MixShape(BaseModel):
     num_frames: PositiveInt = 1
     weight: PositiveFloat
     model: str | None = None
-    num_inference_steps: Steps | None = None
+    num_inference_steps: StepCounts | None = None
     slo_s: PositiveFloat | None = None
 
     @property
@@ -63,7 +63,7 @@ class Mix(BaseModel):
     name: str
     about: str
     model: str | None = None
-    num_inference_steps: Steps | None = None
+    num_inference_steps: StepCounts | None = None
     rate_per_s: PositiveFloat
     arrivals: Process = "constant"
     num_gpus: PositiveInt

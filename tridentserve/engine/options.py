@@ -12,7 +12,7 @@ from tridentserve.options import options
 from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES
 from tridentserve.scheduling.tick_pacer import TICK_S
 
-Device = Literal["cpu", "cuda"]
+TorchDevice = Literal["cpu", "cuda"]
 Fetch = Literal["auto", "mapped", "peer", "host"]
 Transport = Literal["nixl", "host"]
 
@@ -49,7 +49,7 @@ class EngineOptions(LoopOptions):
 class WorkerOptions:
     """How each worker of a service is set up."""
 
-    torch_device: Device = Field(default="cpu", description="Kind of device that workers compute on.")
+    torch_device: TorchDevice = Field(default="cpu", description="Kind of device that workers compute on.")
     num_threads: int = Field(default=1, ge=1, description="Number of torch threads of one worker.")
     num_cpus: float = Field(default=0.1, gt=0, description="Number of Ray's logical CPUs that one worker reserves.")
     handoff_bytes: int = Field(

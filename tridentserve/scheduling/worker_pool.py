@@ -12,7 +12,7 @@ from tridentserve.protocols import WorkerView
 from tridentserve.scheduling.estimation.hot_groups import group_name
 from tridentserve.stages import PlacementType
 
-Kind = tuple[frozenset[Replica], int]
+WorkerKind = tuple[frozenset[Replica], int]
 
 
 @dataclass(slots=True)
@@ -64,8 +64,8 @@ class WorkerPool:
             self._workers[spec.worker_id] = _Worker(spec, held, resident=held)
         self._alive: tuple[WorkerSpec, ...] | None = None
         # Idle workers by kind; those that have changed since are looked at again before it is used.
-        self._idle: defaultdict[Kind, dict[WorkerId, None]] = defaultdict(dict)
-        self._kinds: dict[WorkerId, Kind] = {}
+        self._idle: defaultdict[WorkerKind, dict[WorkerId, None]] = defaultdict(dict)
+        self._kinds: dict[WorkerId, WorkerKind] = {}
         self._changed: dict[WorkerId, None] = dict.fromkeys(self._workers)
         # How often a group of workers has failed: a name is never used again after a failure.
         self._group_failures: dict[tuple[WorkerId, ...], int] = {}
@@ -124,12 +124,12 @@ class WorkerPool:
         held = self._workers[worker_id].replicas
         return PlacementType.of(replica.stage for replica in held if replica.model == model)
 
-    def kind(self, worker_id: WorkerId) -> Kind:
+    def kind(self, worker_id: WorkerId) -> WorkerKind:
         """A worker's placement and memory: a plan that fits there fits on all workers of its kind."""
         worker = self._workers[worker_id]
         return worker.replicas, worker.spec.memory_bytes
 
-    def list_idle(self, kind: Kind) -> Collection[WorkerId]:
+    def list_idle(self, kind: WorkerKind) -> Collection[WorkerId]:
         """The live workers of a kind that have nothing to do."""
         for worker_id in self._changed:
             worker = self._workers[worker_id]

@@ -25,7 +25,7 @@ from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
 from traces.reports.bound import on_time_bound
 from traces.simulated import arrivals_of
 from traces.workloads.named import WORKLOADS, make_workload
-from tridentserve.engine.simulated import Arrival, SimulationOptions
+from tridentserve.engine.simulated import SimulationOptions, TimedRequest
 from tridentserve.errors import ConfigError
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
@@ -140,7 +140,7 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
 @lru_cache(maxsize=2)
 def _trace(
     model: str, workload: str, slo_scale: float, seed: int, settings: Settings
-) -> tuple[tuple[Arrival, ...], int]:
+) -> tuple[tuple[TimedRequest, ...], int]:
     """The trace with its deadlines, by the profile as it stands, and the bound: the same for all policies."""
     asked = None if model == MIXED else model
     times = times_of(settings.cluster_spec(), [settings.profiles])()

@@ -14,10 +14,10 @@ from tridentserve.errors import TridentServeError
 
 RunCell = Callable[[Cell, Settings], CellResult]
 # A cell with its result, or with what kept it from having one.
-Outcome = tuple[Cell, CellResult | str]
+CellOutcome = tuple[Cell, CellResult | str]
 
 
-def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell = run_cell) -> Iterator[Outcome]:
+def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell = run_cell) -> Iterator[CellOutcome]:
     """Yields cells as they finish. One that fails stops no other.
 
     One job runs in this process; more run in processes of their own (`run` must be importable there).
@@ -47,7 +47,7 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
         pool.shutdown(cancel_futures=True)
 
 
-def _guarded(run: RunCell, cell: Cell, settings: Settings) -> Outcome:
+def _guarded(run: RunCell, cell: Cell, settings: Settings) -> CellOutcome:
     try:
         return cell, run(cell, settings)
     except TridentServeError as error:

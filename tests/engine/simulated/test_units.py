@@ -20,7 +20,7 @@ from profiler import CostModel, shipped_table
 from tests.decision_log import read_log
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
-from tridentserve.engine.simulated import Arrival, SimulationOptions, SimulationResult, WorkerFailure
+from tridentserve.engine.simulated import SimulationOptions, SimulationResult, TimedRequest, WorkerFailure
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare
 from tridentserve.plans import Replica, WorkerId
@@ -47,7 +47,7 @@ def cluster(nodes: int, memory_gb: float) -> list[WorkerSpec]:
     ]
 
 
-def trace(number: int = 40) -> list[Arrival]:
+def trace(number: int = 40) -> list[TimedRequest]:
     draw, at_s, arrivals = random.Random(5), 0.0, []
     for i in range(number):
         at_s += draw.expovariate(0.5)

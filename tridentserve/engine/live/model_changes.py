@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A function of the directory of host copies, the model, and the device that it is served on.
 _OnNode = Callable[[Path, ModelSource, str], None]
-_Kind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
+_ChangeKind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
 
 
 class ModelChanges:
@@ -36,7 +36,7 @@ class ModelChanges:
         self._core = core
         self._fleet = fleet
         self.set_memory = set_memory
-        self._awaited: defaultdict[tuple[_Kind, str], list[asyncio.Future[None]]] = defaultdict(list)
+        self._awaited: defaultdict[tuple[_ChangeKind, str], list[asyncio.Future[None]]] = defaultdict(list)
         self._drained: set[str] = set()
         self.placement: PlacementPlan | None = None
         """The placement in force, once it has changed."""
@@ -106,12 +106,12 @@ class ModelChanges:
                 case _:
                     pass
 
-    def _expect(self, kind: _Kind, model: str) -> asyncio.Future[None]:
+    def _expect(self, kind: _ChangeKind, model: str) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited[kind, model].append(future)
         return future
 
-    def _wake(self, kind: _Kind, model: str) -> None:
+    def _wake(self, kind: _ChangeKind, model: str) -> None:
         for future in self._awaited.pop((kind, model), []):
             if not future.done():
                 future.set_result(None)

@@ -3,17 +3,17 @@
 `SimulatedEngine(...).run(arrivals)` answers in seconds what hours of serving on a cluster would show.
 """
 
-from tridentserve.engine.simulated.engine import Arrival, SimulatedEngine
+from tridentserve.engine.simulated.engine import SimulatedEngine, TimedRequest
 from tridentserve.engine.simulated.options import SimulationOptions, WorkerFailure
 from tridentserve.engine.simulated.result import Counts, PlanRecord, RequestResult, SimulationResult
 
 __all__ = [
-    "Arrival",
     "Counts",
     "PlanRecord",
     "RequestResult",
     "SimulatedEngine",
     "SimulationOptions",
     "SimulationResult",
+    "TimedRequest",
     "WorkerFailure",
 ]

@@ -24,7 +24,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.tick_pacer import SchedulerLike
 
 # The time of arrival of a request, in seconds from the start, and the request.
-Arrival = tuple[float, RequestSpec]
+TimedRequest = tuple[float, RequestSpec]
 # The time at which a model comes or goes, and the event.
 ModelChange = tuple[float, ev.ModelAdded | ev.ModelDraining | ev.ModelRemoved]
 
@@ -58,7 +58,7 @@ class SimulatedEngine:
         if unknown:
             raise ConfigError(f"failures name workers that are not in the cluster: {', '.join(unknown)}")
 
-    def run(self, arrivals: Iterable[Arrival], changes: Iterable[ModelChange] = ()) -> SimulationResult:
+    def run(self, arrivals: Iterable[TimedRequest], changes: Iterable[ModelChange] = ()) -> SimulationResult:
         """Simulate until all requests have ended (or `end_s`). To be called once. Models that are added are at hand at
         once. Raises `ConfigError` when a request id comes twice."""
         if self._has_run:
@@ -73,7 +73,7 @@ class SimulatedEngine:
         counts.spills = self._handoff.spills
         return self._recorder.make_result(self._num_workers)
 
-    def _simulate(self, arrivals: list[Arrival], changes: list[ModelChange], log: IO[str] | None) -> None:
+    def _simulate(self, arrivals: list[TimedRequest], changes: list[ModelChange], log: IO[str] | None) -> None:
         _check_distinct(arrivals)
         core = SimulatedCore(self._scheduler, self._agenda, self._carry_out, self._options, self._recorder.counts, log)
         self._executor = Executor(
@@ -133,7 +133,7 @@ class SimulatedEngine:
                     self._handoff.drop(effect.request_id)
 
 
-def _check_distinct(arrivals: list[Arrival]) -> None:
+def _check_distinct(arrivals: list[TimedRequest]) -> None:
     seen: set[str] = set()
     for arrival_s, spec in arrivals:
         if spec.request_id in seen:
