@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
-from dispatch.candidates.narrowing import narrowing
+from dispatch.candidates.narrowing import choose_narrowing
 from dispatch.candidates.overdue import find_longest_overdue, hold_back
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
@@ -52,39 +52,39 @@ class IlpDispatcher:
         if not view.pending or not view.workers:
             return TickPlan((), 0.0)
         known, workers = self._snapshot, view.workers
-        self._snapshot = known.seen(workers) if known is not None else take_snapshot(workers, self._memory.unit_of)
-        tick = self._tick(self._snapshot, view.now_s)
+        self._snapshot = known.update(workers) if known is not None else take_snapshot(workers, self._memory.find_unit)
+        tick = self._build_tick(self._snapshot, view.now_s)
         if not tick.any_idle:
             return TickPlan((), 0.0)
-        waiting = group_by_work(view.pending, tick.models_with_idle())
-        tick.narrowing = narrow = narrowing(waiting, tick, self._options.rewards)
+        waiting = group_by_work(view.pending, tick.list_idle_models())
+        tick.narrowing = narrow = choose_narrowing(waiting, tick, self._options.rewards)
         overdue = []
         if self._options.overdue_first:
             firsts = sorted((requests[0] for requests in waiting.values()), key=by_deadline)
             overdue = find_longest_overdue(firsts, tick)
             if held := hold_back(overdue, tick):
-                tick = self._tick(self._snapshot.replacing(held), view.now_s)
+                tick = self._build_tick(self._snapshot.replace_views(held), view.now_s)
                 tick.narrowing = narrow
         members, problem = build_problem(waiting, overdue, tick)
         if not problem.classes:
             return TickPlan((), 0.0)
         solution = solve(problem, self._options)
         assigner = Assigner(self._times, self._options, tick, waiting)
-        assignments = assigner.assign(_choices(solution, members, tick), solution.found_by)
-        return TickPlan(assignments, solution.gap(problem))
+        assignments = assigner.assign(_list_choices(solution, members, tick), solution.found_by)
+        return TickPlan(assignments, solution.compute_gap(problem))
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         """None when some primary with its auxiliaries has the memory and the degrees for this request, else why not."""
-        survey = TickView(self._times, self._options, workers, now_s=0.0).survey(Work.of_spec(spec))
+        survey = TickView(self._times, self._options, workers, now_s=0.0).survey(Work.from_spec(spec))
         if survey.candidates:
             return None
         return f"{spec.model} cannot make {spec.shape} here: {'; '.join(survey.obstacles)}"
 
-    def _tick(self, snapshot: WorkerSnapshot, now_s: float) -> TickView:
+    def _build_tick(self, snapshot: WorkerSnapshot, now_s: float) -> TickView:
         return TickView(self._times, self._options, snapshot, now_s, self._memory)
 
 
-def _choices(solution: Solution, members: Sequence[Members], tick: TickView) -> list[Choice]:
+def _list_choices(solution: Solution, members: Sequence[Members], tick: TickView) -> list[Choice]:
     """The members of each class, earliest deadline first, onto the groups the class was given, fastest first."""
     choices: list[Choice] = []
     groups: defaultdict[int, list[GroupKind]] = defaultdict(list)

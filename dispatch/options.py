@@ -17,13 +17,13 @@ SolverName = Literal["highs", "cbc"]
 NO_BATCHES = 1
 
 
-def _power_of_two(degree: int) -> int:
+def _check_power_of_two(degree: int) -> int:
     if degree & (degree - 1):
         raise ValueError("a degree is a power of two: 1, 2, 4, ...")
     return degree
 
 
-Degree = Annotated[int, AfterValidator(_power_of_two)]
+Degree = Annotated[int, AfterValidator(_check_power_of_two)]
 
 
 @options

@@ -54,7 +54,7 @@ class ClusterSpec(BaseModel):
         """The GPU of all nodes, as profile tables name it."""
         return self.groups[0].gpu
 
-    def workers(self) -> list[WorkerSpec]:
+    def list_workers(self) -> list[WorkerSpec]:
         """One worker per GPU: `n<node>w<index in node>` in node `n<node>`."""
         sizes = [group for group in self.groups for _ in range(group.nodes)]
         return [
@@ -63,7 +63,7 @@ class ClusterSpec(BaseModel):
             for index in range(group.gpus_per_node)
         ]
 
-    def links(self, profiled: LinkSpeeds) -> LinkSpeeds:
+    def override_links(self, profiled: LinkSpeeds) -> LinkSpeeds:
         """The speeds of the profile table, with those that the file states instead."""
         stated = {
             "intra_node_bytes_per_s": self.intra_node_gb_s,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from placement.split import count_smallest_workable
 from placement.virtual_replicas import Fit, MemoryModel
-from profiler.memory import stages_peak_bytes
+from profiler.memory import compute_stages_peak_bytes
 from profiler.monitor import StageSpeed
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
@@ -61,7 +61,7 @@ class ClusterCosts:
         self._memory: dict[str, MemoryModel] = {}
         self._fits: dict[tuple[str, VirtualReplica, Shape], Fit | None] = {}
 
-    def memory(self, model: str) -> MemoryModel:
+    def find_memory_model(self, model: str) -> MemoryModel:
         """What fits on a worker, for one model. `PlacementError` when no profiled degree can be formed."""
         if model not in self._memory:
             profiled = self._times.degrees(model, Stage.DIFFUSE)
@@ -76,7 +76,7 @@ class ClusterCosts:
             )
         return self._memory[model]
 
-    def room_for(self, roles: Iterable[tuple[ReplicaDemand, PlacementType]]) -> int:
+    def compute_room_bytes(self, roles: Iterable[tuple[ReplicaDemand, PlacementType]]) -> int:
         """Bytes that one worker has left when it holds all of these types and runs one of them at a time, each at the
         degrees of its demand; negative when that does not fit."""
         weights: dict[Replica, int] = {}
@@ -85,7 +85,7 @@ class ClusterCosts:
             for stage in kind.stages:
                 weights[Replica(demand.model, stage)] = self._times.weights_bytes(demand.model, stage)
             for shape, degree in demand.fit.min_degrees.items():
-                peak = stages_peak_bytes(self._times, demand.model, kind.stages, shape, degree)
+                peak = compute_stages_peak_bytes(self._times, demand.model, kind.stages, shape, degree)
                 peak_bytes = max(peak_bytes, peak)
         return self._memory_bytes - self._handoff_reserve_bytes - sum(weights.values()) - peak_bytes
 
@@ -93,17 +93,17 @@ class ClusterCosts:
         """How one virtual replica runs one size; None when it never fits."""
         key = (model, replica, shape)
         if key not in self._fits:
-            self._fits[key] = self.memory(model).fit(model, replica, [shape])
+            self._fits[key] = self.find_memory_model(model).fit(model, replica, [shape])
         return self._fits[key]
 
-    def first_replica(self, model: str, shape: Shape) -> VirtualReplica:
+    def choose_first_replica(self, model: str, shape: Shape) -> VirtualReplica:
         """Algorithm 2, lines 3-4: the first feasible virtual replica. `PlacementError` when there is none."""
         for replica in VirtualReplica:
             if self.fit(model, replica, shape) is not None:
                 return replica
-        return self.memory(model).first_fit(model, [shape]).replica
+        return self.find_memory_model(model).find_first_fit(model, [shape]).replica
 
-    def gpu_seconds(self, share: LoadShare, fit: Fit, stages: Iterable[Stage]) -> float:
+    def compute_gpu_seconds(self, share: LoadShare, fit: Fit, stages: Iterable[Stage]) -> float:
         """GPU-seconds of some stages of one request, D at the narrowest degree that fits, E and C on one unit each."""
         total_s, degree = 0.0, fit.min_degrees[share.shape]
         for stage in sorted(stages):
@@ -115,7 +115,7 @@ class ClusterCosts:
                 total_s += unit * self._times.seconds(share.model, stage, share.shape)
         return total_s
 
-    def rates(self, demand: ReplicaDemand, measured: MeasuredRates) -> dict[PlacementType, float]:
+    def choose_rates(self, demand: ReplicaDemand, measured: MeasuredRates) -> dict[PlacementType, float]:
         """Requests per second and worker of the primary and of each auxiliary: as measured when all of them were (so
         that they were under one mix of requests), else from the profile."""
         if all((demand.model, kind) in measured for kind in demand.kinds):
@@ -123,19 +123,21 @@ class ClusterCosts:
         requests = math.fsum(share.weight for share in demand.load)
         return {
             kind: requests
-            / math.fsum(share.weight * self.gpu_seconds(share, demand.fit, kind.stages) for share in demand.load)
+            / math.fsum(
+                share.weight * self.compute_gpu_seconds(share, demand.fit, kind.stages) for share in demand.load
+            )
             for kind in demand.kinds
         }
 
-    def demands(self, load: Sequence[LoadShare], keep: Sequence[LoadShare] = ()) -> list[ReplicaDemand]:
+    def group_demands(self, load: Sequence[LoadShare], keep: Sequence[LoadShare] = ()) -> list[ReplicaDemand]:
         """The virtual replicas that the load needs, in a fixed order. Sizes of `keep` need none of their own while one
         that is there runs them: what they add to the work is next to nothing."""
         asked = [share for share in load if share.weight > 0]
         grouped: defaultdict[tuple[str, VirtualReplica], list[LoadShare]] = defaultdict(list)
         for share in asked:
-            grouped[share.model, self.first_replica(share.model, share.shape)].append(share)
+            grouped[share.model, self.choose_first_replica(share.model, share.shape)].append(share)
         weight = _KEPT_WEIGHT * math.fsum(share.weight for share in asked)
-        firsts = {share: self.first_replica(share.model, share.shape) for share in keep}
+        firsts = {share: self.choose_first_replica(share.model, share.shape) for share in keep}
         served = {(share.model, share.shape) for share in asked}
         # Those that need most come first, as their virtual replica may run the others.
         for share in sorted(
@@ -150,16 +152,18 @@ class ClusterCosts:
             grouped[share.model, first if first in able else min(able, default=first)].append(
                 replace(share, weight=weight)
             )
-        return [self.demand(model, shares) for (model, _), shares in sorted(grouped.items(), key=lambda item: item[0])]
+        return [
+            self.build_demand(model, shares) for (model, _), shares in sorted(grouped.items(), key=lambda item: item[0])
+        ]
 
-    def demand(self, model: str, load: Sequence[LoadShare]) -> ReplicaDemand:
+    def build_demand(self, model: str, load: Sequence[LoadShare]) -> ReplicaDemand:
         """One virtual replica for all of this load: the first that fits every request in it."""
         ordered = sorted(load, key=lambda share: (share.shape, share.num_inference_steps, share.weight))
-        fit = self.memory(model).first_fit(model, list(dict.fromkeys(share.shape for share in ordered)))
-        gpu_seconds = math.fsum(share.weight * self.gpu_seconds(share, fit, Stage) for share in ordered)
+        fit = self.find_memory_model(model).find_first_fit(model, list(dict.fromkeys(share.shape for share in ordered)))
+        gpu_seconds = math.fsum(share.weight * self.compute_gpu_seconds(share, fit, Stage) for share in ordered)
         return ReplicaDemand(model, fit, tuple(ordered), gpu_seconds)
 
-    def pooled(self, demands: Sequence[ReplicaDemand]) -> list[ReplicaDemand]:
+    def pool_demands(self, demands: Sequence[ReplicaDemand]) -> list[ReplicaDemand]:
         """One virtual replica per model. Of those that run all of its requests the first, but C stays off the primaries
         of a model that runs wide: the leader of an instance that decodes keeps its block of workers from being used."""
         merged = []
@@ -169,16 +173,16 @@ class ClusterCosts:
                 merged += of_model
             else:
                 load = [share for demand in of_model for share in demand.load]
-                merged.append(self._pool(model, load))
+                merged.append(self._pool_model(model, load))
         return merged
 
-    def _pool(self, model: str, load: Sequence[LoadShare]) -> ReplicaDemand:
-        demand = self.demand(model, load)
+    def _pool_model(self, model: str, load: Sequence[LoadShare]) -> ReplicaDemand:
+        demand = self.build_demand(model, load)
         apart = None
         if demand.fit.replica is VirtualReplica.V1 and self._runs_wide(demand):
             shapes = list(demand.fit.min_degrees)
-            apart = self.memory(model).fit(model, VirtualReplica.V2, shapes)
-            apart = apart or self.memory(model).fit(model, VirtualReplica.V3, shapes)
+            apart = self.find_memory_model(model).fit(model, VirtualReplica.V2, shapes)
+            apart = apart or self.find_memory_model(model).fit(model, VirtualReplica.V3, shapes)
         return demand if apart is None else replace(demand, fit=apart)
 
     def _runs_wide(self, demand: ReplicaDemand) -> bool:
@@ -186,16 +190,16 @@ class ClusterCosts:
         work: Counter[bool] = Counter()
         for share in demand.load:
             is_wide = self._times.optimal_degree(share.model, Stage.DIFFUSE, share.shape) > 1
-            work[is_wide] += share.weight * self.gpu_seconds(share, demand.fit, Stage)  # type: ignore[assignment]
+            work[is_wide] += share.weight * self.compute_gpu_seconds(share, demand.fit, Stage)  # type: ignore[assignment]
         return work[True] > work[False]
 
-    def fewer(self, demands: Sequence[ReplicaDemand], num_workers: int) -> list[ReplicaDemand]:
+    def merge_demands(self, demands: Sequence[ReplicaDemand], num_workers: int) -> list[ReplicaDemand]:
         """While the smallest workable sets are more than the workers, let a model do with one virtual replica: the
         first that fits all of its requests. May still be too many."""
         left = list(demands)
         while sum(demand.minimum for demand in left) > num_workers:
             merged = {
-                model: self.demand(model, [share for d in left if d.model == model for share in d.load])
+                model: self.build_demand(model, [share for d in left if d.model == model for share in d.load])
                 for model, n in Counter(demand.model for demand in left).items()
                 if n > 1
             }
@@ -226,7 +230,7 @@ def compute_stage_speeds(
         if share.weight > 0:
             fit = _find_fit(share, holders, costs)
             for kind in (fit.replica.primary, *fit.replica.auxiliaries):
-                seconds = costs.gpu_seconds(share, fit, kind.stages)
+                seconds = costs.compute_gpu_seconds(share, fit, kind.stages)
                 work[share.model, kind] += share.weight * seconds
                 squared[share.model, kind] += share.weight * seconds**2
     speeds = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from profiler.memory import held_weights_bytes
+from profiler.memory import sum_weights_bytes
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageTimes
@@ -25,7 +25,7 @@ def describe_placement(plan: PlacementPlan, workers: Sequence[WorkerSpec], times
     legend = [f"{number} {model}" for model, number in short.items() if number]
     rows: list[tuple[str, tuple[str, ...]]] = []
     for node_id, members in groupby(workers, key=lambda worker: worker.node_id):
-        rows.append((node_id, tuple(_cell(plan, worker, times, short) for worker in members)))
+        rows.append((node_id, tuple(_describe_worker(plan, worker, times, short) for worker in members)))
     lines: list[tuple[str, tuple[str, ...]]] = []
     for cells, alike in groupby(rows, key=lambda row: row[1]):
         names = [name for name, _ in alike]
@@ -34,14 +34,16 @@ def describe_placement(plan: PlacementPlan, workers: Sequence[WorkerSpec], times
     return legend + _align([head, *lines])
 
 
-def _cell(plan: PlacementPlan, worker: WorkerSpec, times: StageTimes, short: dict[str, str]) -> str:
+def _describe_worker(plan: PlacementPlan, worker: WorkerSpec, times: StageTimes, short: dict[str, str]) -> str:
     held = plan.replicas[worker.worker_id]
-    kinds = [f"{short[model]}{_kind(held, model, times)}" for model in sorted({r.model for r in held})] or ["-"]
-    free_gb = (worker.memory_bytes - held_weights_bytes(times, held)) / _GB
+    kinds = [f"{short[model]}{_describe_kind(held, model, times)}" for model in sorted({r.model for r in held})] or [
+        "-"
+    ]
+    free_gb = (worker.memory_bytes - sum_weights_bytes(times, held)) / _GB
     return f"{'+'.join(kinds)} {free_gb:.1f}"
 
 
-def _kind(held: Iterable[Replica], model: str, times: StageTimes) -> str:
+def _describe_kind(held: Iterable[Replica], model: str, times: StageTimes) -> str:
     """The stages of one model, such as EDC; D/2 where two workers hold the weights of D together."""
     stages = {replica.stage for replica in held if replica.model == model}
     units = {stage: times.unit(model, stage) for stage in Stage if stage in stages}

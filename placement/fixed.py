@@ -28,7 +28,7 @@ def build_fixed_placement(
     if not models:
         raise PlacementError("the placement has no models; name at least one")
     entries = zip(workers, types, strict=True)
-    held = {worker.worker_id: _held(worker.worker_id, entry, models) for worker, entry in entries}
+    held = {worker.worker_id: _read_entry(worker.worker_id, entry, models) for worker, entry in entries}
     for model in models:
         _check_covered(model, {worker_id: kinds[model] for worker_id, kinds in held.items() if model in kinds})
     replicas = {
@@ -38,7 +38,7 @@ def build_fixed_placement(
     return PlacementPlan(replicas, reason="as configured", epoch=epoch)
 
 
-def _held(worker_id: str, entry: str | Mapping[str, str], models: Sequence[str]) -> dict[str, PlacementType]:
+def _read_entry(worker_id: str, entry: str | Mapping[str, str], models: Sequence[str]) -> dict[str, PlacementType]:
     names = dict.fromkeys(models, entry) if isinstance(entry, str) else dict(entry)
     if not names:
         raise PlacementError(f"worker {worker_id} holds nothing; give it a type, or take it out of the cluster")

@@ -40,7 +40,7 @@ class Orchestrator:
         self._degrees = tuple(sorted(set(degrees)))
         self._pooled = pooled
 
-    def costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
+    def build_costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
         """What requests need on these workers. Raises `PlacementError` when there are none, or one without memory."""
         _check_workers(workers)
         return ClusterCosts(self._times, workers, self._handoff_reserve_bytes, self._degrees)
@@ -61,40 +61,42 @@ class Orchestrator:
         there are too few workers for the models, and for an empty load or cluster; `ProfileError` for a model or size
         that is not profiled.
         """
-        costs = self.costs(workers)
+        costs = self.build_costs(workers)
         if not any(share.weight > 0 for share in load):
             raise PlacementError("the load is empty; name at least one model and size with a weight above 0")
-        asked = costs.demands(load, keep)
-        demands = costs.fewer(costs.pooled(asked) if self._pooled else asked, len(workers))
+        asked = costs.group_demands(load, keep)
+        demands = costs.merge_demands(costs.pool_demands(asked) if self._pooled else asked, len(workers))
         if sum(demand.minimum for demand in demands) > len(workers):
-            return _stacked(demands, workers, costs, epoch)
+            return _stack(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]
         unit = max(unit for demand in demands for unit in demand.fit.units.values())
         shares = share_in_units(len(workers), weights, [demand.minimum for demand in demands], unit)
-        portions = [_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)]
+        portions = [
+            _build_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)
+        ]
         groups = group_portions(portions, costs)
         placed = pack_per_machine(groups, workers)
         for demand in demands:
             _check_degree(demand, placed, workers)
             _check_units(demand, placed)
         replicas = {w.worker_id: placed[w.worker_id].held if w.worker_id in placed else frozenset() for w in workers}
-        return PlacementPlan(replicas, _reason(portions, groups, len(workers) - len(placed)), epoch)
+        return PlacementPlan(replicas, _explain(portions, groups, len(workers) - len(placed)), epoch)
 
 
-def _portion(demand: ReplicaDemand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:
+def _build_portion(demand: ReplicaDemand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:
     """Lines 7-8: primaries and auxiliaries by their rates, primaries padded to the degrees a node can form."""
-    rates = costs.rates(demand, measured)
-    replica, units, degrees = demand.fit.replica, demand.fit.units, costs.memory(demand.model).degrees
+    rates = costs.choose_rates(demand, measured)
+    replica, units, degrees = demand.fit.replica, demand.fit.units, costs.find_memory_model(demand.model).degrees
     counts = split(replica, share, rates, demand.fit.min_degree, units)
     return Portion(demand, pad_to_degrees(replica, counts, rates, degrees, units), rates)
 
 
-def _reason(portions: Sequence[Portion], groups: Sequence[Group], left_over: int) -> str:
+def _explain(portions: Sequence[Portion], groups: Sequence[Group], left_over: int) -> str:
     total = sum(portion.demand.gpu_seconds for portion in portions)
     parts = []
     for portion in portions:
         units = portion.demand.fit.units
-        what = ", ".join(f"{n} {kind}{_in_units(units[kind])}" for kind, n in portion.counts.items())
+        what = ", ".join(f"{n} {kind}{_describe_unit(units[kind])}" for kind, n in portion.counts.items())
         share = portion.demand.gpu_seconds / total
         parts.append(f"{portion.demand.model} {portion.demand.fit.replica} brings {share:.0%} of the work: {what}")
     for group in groups:
@@ -106,11 +108,11 @@ def _reason(portions: Sequence[Portion], groups: Sequence[Group], left_over: int
     return "; ".join(parts)
 
 
-def _in_units(unit: int) -> str:
+def _describe_unit(unit: int) -> str:
     return f" in units of {unit}" if unit > 1 else ""
 
 
-def _stacked(
+def _stack(
     demands: Sequence[ReplicaDemand], workers: Sequence[WorkerSpec], costs: ClusterCosts, epoch: int
 ) -> PlacementPlan:
     held: Mapping[WorkerId, frozenset[Replica]] | None = stack_models(demands, workers, costs)

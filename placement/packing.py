@@ -61,14 +61,14 @@ class _Nodes:
 
     def give(self, node: str, group: Group, count: int) -> int:
         """Place up to `count` workers of the group in a node; how many that were."""
-        chosen = self.usable(node, group.unit)[:count]
+        chosen = self.list_usable(node, group.unit)[:count]
         taken = set(chosen)
         self.free[node] = [worker_id for worker_id in self.free[node] if worker_id not in taken]
         self.placed.update(dict.fromkeys(chosen, group))
         self.hosts[node].add((group.model, group.replica))
         return len(chosen)
 
-    def usable(self, node: str, unit: int) -> list[WorkerId]:
+    def list_usable(self, node: str, unit: int) -> list[WorkerId]:
         """The free workers of a node, those only whose aligned block of `unit` places is free as a whole; whole blocks
         after one another."""
         free = self.free[node]
@@ -79,16 +79,16 @@ class _Nodes:
             blocks[self._place[worker_id] // unit].append(worker_id)
         return [worker_id for block in blocks.values() if len(block) == unit for worker_id in block]
 
-    def whole_node(self, count: int, unit: int) -> str | None:
+    def find_whole_node(self, count: int, unit: int) -> str | None:
         """The largest untouched node that `count` workers fill completely, but for what makes no unit."""
-        sizes = {node: len(self.usable(node, unit)) for node in self.free if not self.hosts[node]}
+        sizes = {node: len(self.list_usable(node, unit)) for node in self.free if not self.hosts[node]}
         return max((node for node, size in sizes.items() if 0 < size <= count), key=sizes.__getitem__, default=None)
 
-    def node_for(self, group: Group, count: int) -> str | None:
+    def find_node_for(self, group: Group, count: int) -> str | None:
         """Where a remainder goes: a node that holds all of it and hosts its virtual replica, else one that holds all of
         it, the tightest first; else the one with most room. None where no node has a unit."""
         kin = (group.model, group.replica)
-        sizes = {node: len(self.usable(node, group.unit)) for node in self.free}
+        sizes = {node: len(self.list_usable(node, group.unit)) for node in self.free}
         holding = [node for node, size in sizes.items() if size >= count]
         if holding:
             return min(holding, key=lambda node: (kin not in self.hosts[node], len(self.free[node])))
@@ -110,10 +110,10 @@ def pack_per_machine(groups: Sequence[Group], workers: Sequence[WorkerSpec]) -> 
     ordered = sorted(groups, key=_order)
     left = {group: group.count for group in ordered}
     for group in ordered:
-        while left[group] and (node := nodes.whole_node(left[group], group.unit)) is not None:
+        while left[group] and (node := nodes.find_whole_node(left[group], group.unit)) is not None:
             left[group] -= nodes.give(node, group, left[group])
     for group in ordered:
-        while left[group] and (node := nodes.node_for(group, left[group])) is not None:
+        while left[group] and (node := nodes.find_node_for(group, left[group])) is not None:
             left[group] -= nodes.give(node, group, left[group])
     return nodes.placed
 
@@ -135,7 +135,7 @@ class Portion:
     def primary(self) -> PlacementType:
         return self.demand.fit.replica.primary
 
-    def need(self, kind: PlacementType) -> float:
+    def compute_need(self, kind: PlacementType) -> float:
         """How many workers of an auxiliary type the primaries keep busy."""
         return self.counts[self.primary] * self.rates[self.primary] / self.rates[kind]
 
@@ -161,8 +161,8 @@ class _Sharing:
         self._costs = costs
         self.workers: list[list[_Role]] = []
 
-    def need(self, roles: Sequence[_Role]) -> float:
-        return sum(self.portions[role.portion].need(role.kind) for role in roles)
+    def compute_need(self, roles: Sequence[_Role]) -> float:
+        return sum(self.portions[role.portion].compute_need(role.kind) for role in roles)
 
     def join(self) -> int:
         """First fit, those that need most first. Returns how many workers that spares."""
@@ -172,7 +172,7 @@ class _Sharing:
             for kind in portion.demand.fit.replica.auxiliaries
             if portion.counts[kind] == 1
         ]
-        for role in sorted(lone, key=lambda role: (-self.need([role]), role.portion, role.kind)):
+        for role in sorted(lone, key=lambda role: (-self.compute_need([role]), role.portion, role.kind)):
             host = next((roles for roles in self.workers if self._may_join(role, roles)), None)
             if host is None:
                 self.workers.append([role])
@@ -188,7 +188,7 @@ class _Sharing:
                 return False
         together = [*roles, role]
         pairs = [(self.portions[one.portion].demand, one.kind) for one in together]
-        return self.need(together) <= _MOST_USED and self._costs.room_for(pairs) >= 0
+        return self.compute_need(together) <= _MOST_USED and self._costs.compute_room_bytes(pairs) >= 0
 
     def grow(self) -> bool:
         """Give a spared worker to the primaries with most work each, whose auxiliaries keep up with one more."""
@@ -198,8 +198,8 @@ class _Sharing:
                 continue  # one worker is no unit
             portion.counts[portion.primary] += 1
             own = [kind for kind in portion.demand.fit.replica.auxiliaries if (index, kind) not in shared]
-            if all(portion.need(kind) <= portion.counts[kind] for kind in own) and all(
-                self.need(roles) <= 1 for roles in self.workers if any(role.portion == index for role in roles)
+            if all(portion.compute_need(kind) <= portion.counts[kind] for kind in own) and all(
+                self.compute_need(roles) <= 1 for roles in self.workers if any(role.portion == index for role in roles)
             ):
                 return True
             portion.counts[portion.primary] -= 1
@@ -227,7 +227,7 @@ def group_portions(portions: Sequence[Portion], costs: ClusterCosts) -> list[Gro
             beside = frozenset(
                 replica
                 for role in roles[1:]
-                for replica in _alone(portions[role.portion].demand, role.kind).held
+                for replica in _make_lone_group(portions[role.portion].demand, role.kind).held
                 if replica.model != demand.model
             )
             unit = demand.fit.units[kind]
@@ -236,7 +236,7 @@ def group_portions(portions: Sequence[Portion], costs: ClusterCosts) -> list[Gro
     return groups
 
 
-def _alone(demand: ReplicaDemand, kind: PlacementType) -> Group:
+def _make_lone_group(demand: ReplicaDemand, kind: PlacementType) -> Group:
     return Group(demand.model, demand.fit.replica, kind, 1)
 
 
@@ -256,7 +256,7 @@ def stack_models(
         return None
     held: dict[WorkerId, _Roles] = {worker.worker_id: [] for worker in sorted(workers, key=_name)}
     items = [(demand, kind) for demand in demands for kind in demand.kinds]
-    for demand, kind in sorted(items, key=lambda item: (costs.room_for([item]), item[0].model, item[1])):
+    for demand, kind in sorted(items, key=lambda item: (costs.compute_room_bytes([item]), item[0].model, item[1])):
         if not _add(demand, kind, held, costs):
             return None
     primaries = dict.fromkeys((demand.model for demand in demands), 1)
@@ -276,7 +276,7 @@ def stack_models(
 def _add(demand: ReplicaDemand, kind: PlacementType, held: dict[WorkerId, _Roles], costs: ClusterCosts) -> bool:
     """Put a type on the worker that has most room left then; whether there is one."""
     rooms = [
-        (costs.room_for([*roles, (demand, kind)]), worker_id)
+        (costs.compute_room_bytes([*roles, (demand, kind)]), worker_id)
         for worker_id, roles in held.items()
         if all(other.model != demand.model for other, _ in roles)
     ]

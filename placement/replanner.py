@@ -19,7 +19,7 @@ from profiler.monitor import (
     Monitor,
     SkewTrigger,
     StageSpeed,
-    skew,
+    compute_skew,
 )
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
@@ -132,7 +132,7 @@ class MonitoredReplanner:
         """A request was accepted. It may wait for longer than the window is: its size is kept in mind."""
         self._monitor.arrived(spec, now_s)
         # What runs the largest size of an octave runs all of it: memory grows with tokens.
-        key = (spec.model, _octave(spec.shape))
+        key = (spec.model, _find_octave(spec.shape))
         known = self._largest.get(key)
         if known is None or spec.shape.tokens > known.shape.tokens:
             self._largest[key] = LoadShare(spec.model, spec.shape, spec.num_inference_steps)
@@ -159,112 +159,114 @@ class MonitoredReplanner:
         if workers is self._workers and now_s < self._next_check_s:
             return None
         if workers is not self._workers:
-            self._workers_changed(workers, now_s)
+            self._follow_workers(workers, now_s)
         if now_s < self._next_check_s:
             return None
         self._next_check_s = now_s + self._options.check_interval_s
         if not workers:
-            return self._no("there are no workers")
+            return self._decline("there are no workers")
         alive = frozenset(worker.worker_id for worker in workers)
         stray = alive ^ (placement.replicas.keys() & self._seen)
         if stray and alive != self._tried:
-            return self._for_workers(workers, placement, alive, now_s)
-        return self._for_load(workers, placement, now_s)
+            return self._propose_for_workers(workers, placement, alive, now_s)
+        return self._propose_for_load(workers, placement, now_s)
 
-    def _workers_changed(self, workers: Sequence[WorkerSpec], now_s: float) -> None:
+    def _follow_workers(self, workers: Sequence[WorkerSpec], now_s: float) -> None:
         alive = {worker.worker_id for worker in workers}
         if alive != {worker.worker_id for worker in self._workers}:
             self._changed_s = now_s
             self._seen |= alive
             self._tried = frozenset()
-            self._costs = self._orchestrator.costs(workers) if workers else None
+            self._costs = self._orchestrator.build_costs(workers) if workers else None
         self._workers = workers
 
-    def _for_workers(
+    def _propose_for_workers(
         self, workers: Sequence[WorkerSpec], placement: PlacementPlan, alive: frozenset[WorkerId], now_s: float
     ) -> PlacementPlan | None:
         """A plan for other workers than the placement has: without asking what it gains."""
         if now_s - self._changed_s < self._options.settle_s:
-            return self._no("workers came or went a moment ago")
+            return self._decline("workers came or went a moment ago")
         self._tried = alive
-        load = self._load(now_s) or list(self._expected)
+        load = self._measure_load(now_s) or list(self._expected)
         lost, new = len((placement.replicas.keys() & self._seen) - alive), len(alive - placement.replicas.keys())
         try:
-            plan = self._planned(load, workers, placement, now_s)
+            plan = self._plan(load, workers, placement, now_s)
         except ConfigError as error:
-            return self._no(f"{lost} workers lost, {new} new; no plan for those that there are: {error}")
+            return self._decline(f"{lost} workers lost, {new} new; no plan for those that there are: {error}")
         self._trigger.rest(now_s)
-        return self._yes(plan, f"{lost} workers lost, {new} new")
+        return self._accept(plan, f"{lost} workers lost, {new} new")
 
-    def _for_load(self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float) -> PlacementPlan | None:
+    def _propose_for_load(
+        self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float
+    ) -> PlacementPlan | None:
         """A plan for the load in the window, if stages are out of balance and it is worth its cost."""
         o, costs = self._options, self._costs
-        load = self._load(now_s)
+        load = self._measure_load(now_s)
         if not load or costs is None:
-            return self._no("nothing arrives")
+            return self._decline("nothing arrives")
         try:
             now = compute_stage_speeds(placement, load, costs)
         except ConfigError as error:
-            return self._no(str(error))
-        found, pressure = skew(now.values()), _pressure(now.values())
+            return self._decline(str(error))
+        found, pressure = compute_skew(now.values()), _compute_pressure(now.values())
         # An idle system is in balance: a skew does not begin before there is work, and ends with it.
         due = self._trigger.update(found if pressure >= o.min_pressure else 1.0, now_s)
         state = f"fastest over slowest stage {found:.2f}, slowest has work for {pressure:.2f} of its workers"
         if not due:
-            return self._no(state)
+            return self._decline(state)
         try:
-            plan = self._planned(load, workers, placement, now_s)
+            plan = self._plan(load, workers, placement, now_s)
         except ConfigError as error:
-            return self._no(f"{state}; no other plan: {error}")
-        gain = pressure / _pressure(compute_stage_speeds(plan, load, costs).values()) - 1
-        noise = self._noise(now, now_s)
+            return self._decline(f"{state}; no other plan: {error}")
+        gain = pressure / _compute_pressure(compute_stage_speeds(plan, load, costs).values()) - 1
+        noise = self._estimate_noise(now, now_s)
         if gain < max(o.min_gain, noise):
-            return self._no(f"{state}; another plan gains {gain:.0%}, chance alone {noise:.0%}")
-        cost_s = self._loading_gpu_seconds(plan, placement)
+            return self._decline(f"{state}; another plan gains {gain:.0%}, chance alone {noise:.0%}")
+        cost_s = self._sum_loading_gpu_seconds(plan, placement)
         if cost_s >= o.min_interval_s * len(workers) * (1 - 1 / (1 + gain)):
-            return self._no(f"{state}; another plan gains {gain:.0%} and takes {cost_s:.0f} GPU-seconds to load")
-        return self._yes(plan, f"{state}; this gains {gain:.0%}")
+            return self._decline(f"{state}; another plan gains {gain:.0%} and takes {cost_s:.0f} GPU-seconds to load")
+        return self._accept(plan, f"{state}; this gains {gain:.0%}")
 
-    def _planned(
+    def _plan(
         self, load: Sequence[LoadShare], workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float
     ) -> PlacementPlan:
         """The Orchestrator's plan, its parts given to the workers that have most of them already."""
         keep = [*self._expected, *self._largest.values()]
-        plan = self._orchestrator.plan(load, workers, placement.epoch + 1, keep, self._monitor.rates(now_s))
+        plan = self._orchestrator.plan(load, workers, placement.epoch + 1, keep, self._monitor.measure_rates(now_s))
         return align(plan, placement, workers, self._times)
 
-    def _load(self, now_s: float) -> list[LoadShare]:
+    def _measure_load(self, now_s: float) -> list[LoadShare]:
         return [
             LoadShare(kind.model, kind.shape, kind.num_inference_steps, per_s)
-            for kind, per_s in self._monitor.load(now_s).items()
+            for kind, per_s in self._monitor.measure_load(now_s).items()
         ]
 
-    def _noise(self, speeds: Mapping[frozenset[Replica], StageSpeed], now_s: float) -> float:
+    def _estimate_noise(self, speeds: Mapping[frozenset[Replica], StageSpeed], now_s: float) -> float:
         """How wrong the work of the slowest stage may be, by chance, relative to it."""
         replicas, slowest = min(speeds.items(), key=lambda item: (item[1].speed, sorted(item[0])))
-        window_s = min(self._monitor.load_window_s(replica.model, now_s) for replica in replicas)
-        return self._options.noise_factor * slowest.relative_error(window_s)
+        window_s = min(self._monitor.choose_load_window_s(replica.model, now_s) for replica in replicas)
+        return self._options.noise_factor * slowest.compute_relative_error(window_s)
 
-    def _loading_gpu_seconds(self, plan: PlacementPlan, placement: PlacementPlan) -> float:
+    def _sum_loading_gpu_seconds(self, plan: PlacementPlan, placement: PlacementPlan) -> float:
         return sum(
             self._times.load_seconds(replica.model, replica.stage)
             for worker_id, held in plan.replicas.items()
             for replica in held - placement.replicas.get(worker_id, frozenset())
         )
 
-    def _yes(self, plan: PlacementPlan, why: str) -> PlacementPlan:
+    def _accept(self, plan: PlacementPlan, why: str) -> PlacementPlan:
         self.verdict = why
         return replace(plan, reason=f"{why}; {plan.reason}")
 
-    def _no(self, why: str) -> PlacementPlan | None:
+    def _decline(self, why: str) -> PlacementPlan | None:
         self.verdict = why
         return None
 
 
-def _pressure(speeds: Iterable[StageSpeed]) -> float:
+def _compute_pressure(speeds: Iterable[StageSpeed]) -> float:
     """GPU-seconds per second and worker of the slowest stage: above 1, its queue grows."""
     return max(1 / stage.speed for stage in speeds)
 
 
-def _octave(shape: Shape) -> int:
+def _find_octave(shape: Shape) -> int:
     return round(math.log2(shape.tokens))

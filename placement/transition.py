@@ -12,7 +12,7 @@ from itertools import groupby
 
 import networkx
 
-from profiler.memory import held_weights_bytes, largest_unit
+from profiler.memory import find_largest_unit, sum_weights_bytes
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
@@ -31,7 +31,9 @@ def count_moved_bytes(
 ) -> dict[WorkerId, int]:
     """Bytes of weights that each worker has to load for `plan` when it holds what `current` says."""
     return {
-        worker.worker_id: held_weights_bytes(times, _held(plan, worker.worker_id) - _held(current, worker.worker_id))
+        worker.worker_id: sum_weights_bytes(
+            times, _find_held(plan, worker.worker_id) - _find_held(current, worker.worker_id)
+        )
         for worker in workers
     }
 
@@ -48,8 +50,8 @@ def align(
     memory that the plan was made for.
     """
     kinds = {*plan.replicas.values(), *current.replicas.values()}
-    unit = max((largest_unit(times, held) for held in kinds), default=1)
-    nodes = _nodes(plan, current, workers, unit)
+    unit = max((find_largest_unit(times, held) for held in kinds), default=1)
+    nodes = _build_nodes(plan, current, workers, unit)
     replicas: dict[WorkerId, _Held] = {}
     by_build: defaultdict[tuple[tuple[int, str, int], ...], list[_Node]] = defaultdict(list)
     for node in nodes:
@@ -80,30 +82,30 @@ class _BytesToLoad:
         self._blocks: dict[tuple[_Block, _Block], tuple[int, list[int]]] = {}
         self._nodes: dict[tuple[_Layout, _Layout], tuple[int, list[list[int]]]] = {}
 
-    def of_worker(self, held: tuple[Replica, ...], wanted: tuple[Replica, ...]) -> int:
+    def count_for_worker(self, held: tuple[Replica, ...], wanted: tuple[Replica, ...]) -> int:
         if (held, wanted) not in self._workers:
-            self._workers[held, wanted] = held_weights_bytes(self._times, set(wanted) - set(held))
+            self._workers[held, wanted] = sum_weights_bytes(self._times, set(wanted) - set(held))
         return self._workers[held, wanted]
 
-    def of_block(self, held: _Block, wanted: _Block) -> tuple[int, list[int]]:
+    def match_block(self, held: _Block, wanted: _Block) -> tuple[int, list[int]]:
         """The fewest bytes from one block to another, and which part of `wanted` each worker takes: its own where
         weights are divided, any where none are."""
         if len(held) == len(wanted) == 1:
-            return self.of_worker(held[0], wanted[0]), [0]
+            return self.count_for_worker(held[0], wanted[0]), [0]
         if len(held) != len(wanted):
             return _NEVER, []
         if (held, wanted) not in self._blocks:
-            cost = [[self.of_worker(before, after) for after in wanted] for before in held]
+            cost = [[self.count_for_worker(before, after) for after in wanted] for before in held]
             taken = list(range(len(held)))
-            if all(largest_unit(self._times, replicas) == 1 for replicas in wanted):
+            if all(find_largest_unit(self._times, replicas) == 1 for replicas in wanted):
                 taken = [row.index(1) for row in solve_transport([1] * len(held), [1] * len(held), cost)]
             self._blocks[held, wanted] = sum(cost[i][j] for i, j in enumerate(taken)), taken
         return self._blocks[held, wanted]
 
-    def of_node(self, held: _Layout, wanted: _Layout) -> tuple[int, list[list[int]]]:
+    def match_layout(self, held: _Layout, wanted: _Layout) -> tuple[int, list[list[int]]]:
         """The fewest bytes from one layout to another, and how many blocks go from each part to each."""
         if (held, wanted) not in self._nodes:
-            cost = [[self.of_block(before, after)[0] for after, _ in wanted] for before, _ in held]
+            cost = [[self.match_block(before, after)[0] for after, _ in wanted] for before, _ in held]
             flow = solve_transport([n for _, n in held], [n for _, n in wanted], cost)
             total = sum(n * cost[i][j] for i, row in enumerate(flow) for j, n in enumerate(row))
             self._nodes[held, wanted] = total, flow
@@ -115,10 +117,10 @@ def _match_nodes(nodes: Sequence[_Node], costs: _BytesToLoad) -> list[tuple[_Nod
     now: defaultdict[_Layout, list[_Node]] = defaultdict(list)
     then: defaultdict[_Layout, list[tuple[_Block, ...]]] = defaultdict(list)
     for node in nodes:
-        now[_layout(block for _, block in node.held)].append(node)
-        then[_layout(node.wanted)].append(node.wanted)
+        now[_count_blocks(block for _, block in node.held)].append(node)
+        then[_count_blocks(node.wanted)].append(node.wanted)
     befores, afters = sorted(now), sorted(then)
-    cost = [[costs.of_node(before, after)[0] for after in afters] for before in befores]
+    cost = [[costs.match_layout(before, after)[0] for after in afters] for before in befores]
     flow = solve_transport([len(now[before]) for before in befores], [len(then[after]) for after in afters], cost)
     return [
         (now[before].pop(0), then[after].pop(0))
@@ -130,8 +132,8 @@ def _match_nodes(nodes: Sequence[_Node], costs: _BytesToLoad) -> list[tuple[_Nod
 
 def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _BytesToLoad) -> dict[WorkerId, _Held]:
     """What each worker of a node takes of the contents of one."""
-    before, after = _layout(block for _, block in node.held), _layout(wanted)
-    _, flow = costs.of_node(before, after)
+    before, after = _count_blocks(block for _, block in node.held), _count_blocks(wanted)
+    _, flow = costs.match_layout(before, after)
     waiting: defaultdict[_Block, list[tuple[WorkerId, ...]]] = defaultdict(list)
     for worker_ids, held in node.held:
         waiting[held].append(worker_ids)
@@ -139,13 +141,13 @@ def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _BytesToLoad) ->
     for i, (kind, _) in enumerate(before):
         for j, (block, _) in enumerate(after):
             for _ in range(flow[i][j]):
-                parts = costs.of_block(kind, block)[1]
+                parts = costs.match_block(kind, block)[1]
                 ids = waiting[kind].pop(0)
                 taken |= {worker_id: frozenset(block[part]) for worker_id, part in zip(ids, parts, strict=True)}
     return taken
 
 
-def _nodes(plan: PlacementPlan, current: PlacementPlan, workers: Sequence[WorkerSpec], unit: int) -> list[_Node]:
+def _build_nodes(plan: PlacementPlan, current: PlacementPlan, workers: Sequence[WorkerSpec], unit: int) -> list[_Node]:
     """With blocks of `unit` places that are aligned to it."""
     by_node: defaultdict[str, list[WorkerSpec]] = defaultdict(list)
     for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id)):
@@ -157,20 +159,20 @@ def _nodes(plan: PlacementPlan, current: PlacementPlan, workers: Sequence[Worker
             members.sort(key=lambda worker: worker.place)
             blocks = [list(block) for _, block in groupby(members, key=lambda worker: worker.place // unit)]
         build = [(worker.memory_bytes, worker.device, worker.place if unit > 1 else 0) for worker in members]
-        held = [(tuple(worker.worker_id for worker in block), _contents(current, block)) for block in blocks]
-        nodes.append(_Node(tuple(sorted(build)), tuple(held), tuple(_contents(plan, block) for block in blocks)))
+        held = [(tuple(worker.worker_id for worker in block), _list_contents(current, block)) for block in blocks]
+        nodes.append(_Node(tuple(sorted(build)), tuple(held), tuple(_list_contents(plan, block) for block in blocks)))
     return nodes
 
 
-def _contents(plan: PlacementPlan, block: Iterable[WorkerSpec]) -> _Block:
-    return tuple(tuple(sorted(_held(plan, worker.worker_id))) for worker in block)
+def _list_contents(plan: PlacementPlan, block: Iterable[WorkerSpec]) -> _Block:
+    return tuple(tuple(sorted(_find_held(plan, worker.worker_id))) for worker in block)
 
 
-def _layout(blocks: Iterable[_Block]) -> _Layout:
+def _count_blocks(blocks: Iterable[_Block]) -> _Layout:
     return tuple(sorted(Counter(blocks).items()))
 
 
-def _held(plan: PlacementPlan, worker_id: WorkerId) -> _Held:
+def _find_held(plan: PlacementPlan, worker_id: WorkerId) -> _Held:
     return plan.replicas.get(worker_id, frozenset())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from profiler.memory import peak_bytes_by_degree
+from profiler.memory import compute_peak_bytes_by_degree
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError
 from tridentserve.load import LoadShare
@@ -26,7 +26,7 @@ def choose_units(
     """The stages of the load's models that have to be divided, each with the smallest power of two of workers in one
     node on which its weights and its activations fit at every size of the load (D at the degree that needs least).
 
-    `times` has no divided stages (`CostModel.divided` takes what comes of this). The worker with the least memory
+    `times` has no divided stages (`CostModel.divide` takes what comes of this). The worker with the least memory
     decides. A stage that no node could hold is left out: planning refuses it, with the numbers. `ProfileError` for a
     model or size that is not profiled.
     """
@@ -81,14 +81,14 @@ def _fits(
     if stage is Stage.DIFFUSE:
         degrees = [degree for degree in times.degrees(model, stage) if unit <= degree and degree in sizes]
     return bool(degrees) and all(
-        shard_bytes + _least_peak_bytes(times, model, stage, shape, degrees) <= usable_bytes for shape in shapes
+        shard_bytes + _find_least_peak_bytes(times, model, stage, shape, degrees) <= usable_bytes for shape in shapes
     )
 
 
-def _least_peak_bytes(times: StageTimes, model: str, stage: Stage, shape: Shape, degrees: Sequence[int]) -> float:
+def _find_least_peak_bytes(times: StageTimes, model: str, stage: Stage, shape: Shape, degrees: Sequence[int]) -> float:
     """Infinite where the size was profiled at other degrees only."""
     try:
-        return min(peak_bytes_by_degree(times, model, (stage,), shape, degrees).values())
+        return min(compute_peak_bytes_by_degree(times, model, (stage,), shape, degrees).values())
     except ProfileError:
         if stage is Stage.DIFFUSE and degrees[0] > 1:
             return float("inf")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.split import Units
-from profiler.memory import held_weights_bytes, largest_unit, peak_bytes_by_degree
+from profiler.memory import compute_peak_bytes_by_degree, find_largest_unit, sum_weights_bytes
 from tridentserve.errors import PlacementError
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
@@ -51,32 +51,32 @@ class MemoryModel:
 
     def unit(self, model: str, kind: PlacementType) -> int:
         """How many workers of this type belong together."""
-        return largest_unit(self.times, (Replica(model, stage) for stage in kind.stages))
+        return find_largest_unit(self.times, (Replica(model, stage) for stage in kind.stages))
 
-    def needed_bytes(self, model: str, kind: PlacementType, shape: Shape) -> dict[int, int]:
+    def compute_needed_bytes(self, model: str, kind: PlacementType, shape: Shape) -> dict[int, int]:
         """Bytes that a worker of this type needs to run its stages at this size, per degree of D (auxiliaries run at
         degree 1, or on a unit). `ProfileError` if the size is not profiled."""
-        weights_bytes = held_weights_bytes(self.times, (Replica(model, stage) for stage in kind.stages))
+        weights_bytes = sum_weights_bytes(self.times, (Replica(model, stage) for stage in kind.stages))
         unit = self.unit(model, kind)
         degrees = [degree for degree in self.degrees if degree >= unit] if kind.is_primary else [1]
-        peaks = peak_bytes_by_degree(self.times, model, kind.stages, shape, degrees)
+        peaks = compute_peak_bytes_by_degree(self.times, model, kind.stages, shape, degrees)
         return {degree: weights_bytes + peak + self.handoff_reserve_bytes for degree, peak in peaks.items()}
 
-    def _fitting_degrees(self, model: str, kind: PlacementType, shape: Shape) -> set[int]:
-        needed = self.needed_bytes(model, kind, shape)
+    def _find_fitting_degrees(self, model: str, kind: PlacementType, shape: Shape) -> set[int]:
+        needed = self.compute_needed_bytes(model, kind, shape)
         return {degree for degree, needed_bytes in needed.items() if needed_bytes <= self.memory_bytes}
 
     def fit(self, model: str, replica: VirtualReplica, shapes: Sequence[Shape]) -> Fit | None:
         """How this virtual replica runs these shapes; None when one of them never fits."""
-        if not all(self._fitting_degrees(model, kind, shape) for kind in replica.auxiliaries for shape in shapes):
+        if not all(self._find_fitting_degrees(model, kind, shape) for kind in replica.auxiliaries for shape in shapes):
             return None
-        fitting = {shape: self._fitting_degrees(model, replica.primary, shape) for shape in shapes}
+        fitting = {shape: self._find_fitting_degrees(model, replica.primary, shape) for shape in shapes}
         if not all(fitting.values()):
             return None
         units = {kind: self.unit(model, kind) for kind in (replica.primary, *replica.auxiliaries)}
         return Fit(replica, {shape: min(degrees) for shape, degrees in fitting.items()}, units)
 
-    def first_fit(self, model: str, shapes: Sequence[Shape]) -> Fit:
+    def find_first_fit(self, model: str, shapes: Sequence[Shape]) -> Fit:
         """The first virtual replica that runs all shapes. Raises `PlacementError` when even V3, with each stage on
         its own, does not fit; the message names the stage, the bytes it needs and those there are."""
         for replica in VirtualReplica:
@@ -85,7 +85,9 @@ class MemoryModel:
         self._check_weights(model, shapes)
         kinds = (PlacementType.E, PlacementType.D, PlacementType.C)
         needs = [
-            (min(self.needed_bytes(model, kind, shape).values()), kind, shape) for kind in kinds for shape in shapes
+            (min(self.compute_needed_bytes(model, kind, shape).values()), kind, shape)
+            for kind in kinds
+            for shape in shapes
         ]
         needed_bytes, kind, shape = max(needs)
         raise PlacementError(
@@ -105,17 +107,17 @@ class MemoryModel:
             weights_bytes = unit * self.times.weights_bytes(model, stage)
             raise PlacementError(
                 f"{model}: the weights of {stage} alone are {weights_bytes} bytes and a worker has {usable_bytes} for "
-                f"them; {self._together(model, stage, shapes, weights_bytes, usable_bytes)}; use workers with more "
-                f"memory, or a model in a smaller precision"
+                f"them; {self._explain_group(model, stage, shapes, weights_bytes, usable_bytes)}; use workers with "
+                f"more memory, or a model in a smaller precision"
             )
 
-    def _together(
+    def _explain_group(
         self, model: str, stage: Stage, shapes: Sequence[Shape], weights_bytes: int, usable_bytes: int
     ) -> str:
         """Which group of workers could hold such weights together, and why that is of no use here."""
         unit = self.times.unit(model, stage)
         degrees = [degree for degree in self.degrees if degree >= unit] if stage is Stage.DIFFUSE else [1]
-        peaks = [peak_bytes_by_degree(self.times, model, (stage,), shape, degrees) for shape in shapes]
+        peaks = [compute_peak_bytes_by_degree(self.times, model, (stage,), shape, degrees) for shape in shapes]
         room_bytes = usable_bytes - max(min(peak.values()) for peak in peaks)
         if room_bytes <= 0:
             return "no group of them would hold them"

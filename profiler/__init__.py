@@ -4,10 +4,18 @@ Everything here is pure except `profiler.measure.run*`, which runs real pipeline
 """
 
 from profiler.cost_model import CostModel
-from profiler.loading import diffuse_only, load_cost_model, load_tables
-from profiler.memory import held_weights_bytes, stages_peak_bytes
+from profiler.loading import keep_diffuse_only, load_cost_model, load_tables
+from profiler.memory import compute_stages_peak_bytes, sum_weights_bytes
 from profiler.tables.links import DEFAULT_LINKS, INSTANT_LINKS, LinkSpeeds
-from profiler.tables.rows import LinksRow, ProfileRow, ProfileTable, WeightsRow, read_table, shipped_table, write_table
+from profiler.tables.rows import (
+    LinksRow,
+    ProfileRow,
+    ProfileTable,
+    WeightsRow,
+    read_shipped_table,
+    read_table,
+    write_table,
+)
 
 __all__ = [
     "DEFAULT_LINKS",
@@ -18,12 +26,12 @@ __all__ = [
     "ProfileRow",
     "ProfileTable",
     "WeightsRow",
-    "diffuse_only",
-    "held_weights_bytes",
+    "compute_stages_peak_bytes",
+    "keep_diffuse_only",
     "load_cost_model",
     "load_tables",
+    "read_shipped_table",
     "read_table",
-    "shipped_table",
-    "stages_peak_bytes",
+    "sum_weights_bytes",
     "write_table",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from profiler.memory import MemoryTable
 from profiler.tables.device_profile import DeviceProfile
 from profiler.tables.links import LinkSpeeds
-from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow, rows_of
+from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow, collect_rows
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
@@ -59,11 +59,11 @@ class CostModel:
     light inputs, does not grow (TridentServe, arXiv 2510.02838, section 5.1 and appendix E.1). `observe` corrects the
     table: per (model, stage, degree, octave of size) an exponentially weighted ratio of observed to tabled seconds.
 
-    Where the weights of a stage are divided among a unit of workers (`divided`), DIFFUSE has the degrees from the unit
+    Where the weights of a stage are divided among a unit of workers (`divide`), DIFFUSE has the degrees from the unit
     on; ENCODE and DECODE take what the widest profiled degree up to the unit takes. That the workers of a unit send
     each other their weights is in the seconds of a profile that was measured so, and is learned otherwise.
 
-    A cost model belongs to one thread. Other threads use a `snapshot` of it, or its `memory_table`.
+    A cost model belongs to one thread. Other threads use what `take_snapshot` or `build_memory_table` gives.
     """
 
     def __init__(self, tables: Iterable[ProfileTable], device: str, links: LinkSpeeds | None = None) -> None:
@@ -87,16 +87,16 @@ class CostModel:
         """The models that the tables cover on this device, sorted."""
         return self._profile.models
 
-    def divided(self, units: Mapping[Replica, int]) -> CostModel:
+    def divide(self, units: Mapping[Replica, int]) -> CostModel:
         """A model of the same tables, which has learned nothing, where the weights of these stages are divided among so
         many workers of a node each: powers of two (`placement.units` says which are needed)."""
         other = CostModel(self._tables, self._device, self._links)
         other._units = dict(units)
         return other
 
-    def rows(self, model: str) -> frozenset[ProfileRow | WeightsRow]:
+    def collect_rows(self, model: str) -> frozenset[ProfileRow | WeightsRow]:
         """All that the tables hold of a model, on whatever device."""
-        return rows_of(self._tables, model)
+        return collect_rows(self._tables, model)
 
     def extend(self, tables: Iterable[ProfileTable]) -> None:
         """Cover further models. What is known of the others stays, with what was learned of them. Raises `ProfileError`
@@ -105,7 +105,7 @@ class CostModel:
         self._profile = DeviceProfile(together, self._device)
         self._tables = together
 
-    def snapshot(self) -> CostModel:
+    def take_snapshot(self) -> CostModel:
         """A copy with all that has been learned so far, which another thread may use."""
         other = copy.copy(self)
         learned = {key: replace(correction) for key, correction in self._corrections.items()}
@@ -113,7 +113,7 @@ class CostModel:
         other._encode, other._diffuse, other._decode, other._by_degree = {}, {}, {}, {}
         return other
 
-    def memory_table(self) -> MemoryTable:
+    def build_memory_table(self) -> MemoryTable:
         """The memory of all stages that the tables cover now, which any thread may use."""
         return MemoryTable(self._profile)
 
@@ -124,24 +124,24 @@ class CostModel:
 
     def seconds(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> float:
         """Expected seconds per denoising step (DIFFUSE) or per call, as corrected so far. `ProfileError` if unknown."""
-        cost = self._cost(model, stage, shape, degree, batch)
+        cost = self._find_cost(model, stage, shape, degree, batch)
         return cost.tabled_s * cost.correction.ratio
 
     def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
         """Peak activation bytes on one worker, weights not counted. `ProfileError` if unknown."""
-        return self._cost(model, stage, shape, degree, batch).peak_bytes
+        return self._find_cost(model, stage, shape, degree, batch).peak_bytes
 
     def unit(self, model: str, stage: Stage) -> int:
-        """How many workers hold the weights of a stage together; 1 unless `divided` says more."""
+        """How many workers hold the weights of a stage together; 1 unless `divide` was given more."""
         return self._units.get(Replica(model, stage), 1) if self._units else 1
 
     def weights_bytes(self, model: str, stage: Stage) -> int:
         """Bytes of the weights of one stage on a worker that holds it. `ProfileError` if the model is unknown."""
-        return -(-self._profile.held(model, stage).weights_bytes // self.unit(model, stage))
+        return -(-self._profile.find_weights(model, stage).weights_bytes // self.unit(model, stage))
 
     def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
         """Bytes that a stage hands on for `batch` outputs. `ProfileError` if the model is unknown."""
-        held = self._profile.held(model, stage)
+        held = self._profile.find_weights(model, stage)
         return math.ceil(batch * (held.output_bytes + held.output_bytes_per_token * shape.tokens))
 
     def transfer_seconds(self, model: str, stage: Stage, shape: Shape, batch: int = 1, same_node: bool = True) -> float:
@@ -170,7 +170,7 @@ class CostModel:
         if costs is None:
             if len(self._by_degree) >= _MAX_REMEMBERED:
                 self._by_degree.clear()
-            costs = self._by_degree[point] = self._costs_by_degree(model, stage, shape)
+            costs = self._by_degree[point] = self._find_costs_by_degree(model, stage, shape)
         narrowest, first = costs[0]
         least = narrowest * first.tabled_s * first.correction.ratio
         best = narrowest
@@ -182,14 +182,14 @@ class CostModel:
     def optimal_batch(self, model: str, stage: Stage, shape: Shape, degree: int = 1) -> int:
         """The largest profiled batch that takes less than 1.2 times what one output takes (appendix E.1); 1 when there
         is none. `ProfileError` when the size is not covered."""
-        batches = self._profile.batches(model, stage, shape, self._profiled_degree(model, stage, degree))
+        batches = self._profile.list_batches(model, stage, shape, self._find_profiled_degree(model, stage, degree))
         limit_s = BATCH_LATENCY_GROWTH * self.seconds(model, stage, shape, degree)
         return max((b for b in batches if self.seconds(model, stage, shape, degree, b) < limit_s), default=1)
 
     def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
         """Learn from one finished stage (seconds per step for DIFFUSE). Times that are not positive are ignored, and a
         stage that the table takes for free stays so."""
-        cost = self._cost(model, stage, shape, degree, batch)
+        cost = self._find_cost(model, stage, shape, degree, batch)
         if not (math.isfinite(seconds) and seconds > 0 and cost.tabled_s > 0):
             return
         ratio = min(max(seconds / cost.tabled_s, 1 / MAX_CORRECTION), MAX_CORRECTION)
@@ -199,26 +199,28 @@ class CostModel:
         weight = max(OBSERVATION_WEIGHT, 1 / (correction.observations + 1))
         correction.ratio += weight * (ratio - correction.ratio)
 
-    def _cost(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
+    def _find_cost(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
         known = self._diffuse if stage is _DIFFUSE else self._decode if stage is _DECODE else self._encode
         point = (model, shape.height, shape.width, shape.num_frames, degree, batch)
         cost = known.get(point)
         if cost is None:
             if len(known) >= _MAX_REMEMBERED:
                 known.clear()
-            cost = known[point] = self._tabled(model, stage, shape, degree, batch)
+            cost = known[point] = self._look_up(model, stage, shape, degree, batch)
         return cost
 
-    def _costs_by_degree(self, model: str, stage: Stage, shape: Shape) -> tuple[tuple[int, _Cost], ...]:
+    def _find_costs_by_degree(self, model: str, stage: Stage, shape: Shape) -> tuple[tuple[int, _Cost], ...]:
         """The degrees that cover a size with their costs, ascending; at least one."""
         degrees = self.degrees(model, stage)
         profile = self._profile
-        covering = [k for k in degrees if profile.covers(model, stage, shape, self._profiled_degree(model, stage, k))]
+        covering = [
+            k for k in degrees if profile.covers(model, stage, shape, self._find_profiled_degree(model, stage, k))
+        ]
         if not covering:
-            raise self._profile.not_covered(model, stage, shape, degrees[0], batch=1)
-        return tuple((k, self._cost(model, stage, shape, k, 1)) for k in covering)
+            raise self._profile.explain_not_covered(model, stage, shape, degrees[0], batch=1)
+        return tuple((k, self._find_cost(model, stage, shape, k, 1)) for k in covering)
 
-    def _profiled_degree(self, model: str, stage: Stage, degree: int) -> int:
+    def _find_profiled_degree(self, model: str, stage: Stage, degree: int) -> int:
         """The degree whose rows say what a stage takes at this degree."""
         unit = self.unit(model, stage)
         if unit == 1:
@@ -229,8 +231,8 @@ class CostModel:
             raise ProfileError(f"{model}: {unit} workers hold the weights of {stage} together, {degree} cannot run it")
         return degree
 
-    def _tabled(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
-        sizes, scale = self._profile.find(model, stage, shape, self._profiled_degree(model, stage, degree), batch)
+    def _look_up(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
+        sizes, scale = self._profile.find(model, stage, shape, self._find_profiled_degree(model, stage, degree), batch)
         degree = max(degree, self.unit(model, stage))
         correction = self._corrections[model, stage, degree, round(math.log2(shape.tokens))]
         return _Cost(scale * sizes.seconds(shape), math.ceil(scale * sizes.peak_bytes(shape)), correction)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from profiler.cost_model import CostModel
 from profiler.tables.links import INSTANT_LINKS, LinkSpeeds
-from profiler.tables.rows import LinksRow, ProfileTable, is_table, read_table, shipped_names, shipped_table
+from profiler.tables.rows import LinksRow, ProfileTable, is_table, list_shipped_tables, read_shipped_table, read_table
 from tridentserve.errors import ProfileError
 from tridentserve.stages import Stage
 
@@ -23,14 +23,14 @@ def load_cost_model(sources: Iterable[TableSource], device: str, links: LinkSpee
 def load_tables(sources: Iterable[TableSource]) -> tuple[ProfileTable, ...]:
     """Each source is a table, the name of a shipped one, the path of a CSV file or a directory (all tables in it).
     Raises `ProfileError` for what does not exist or cannot be read, and for a directory without tables."""
-    return tuple(table for source in sources for table in _tables(source))
+    return tuple(table for source in sources for table in _read_tables(source))
 
 
-def _tables(source: TableSource) -> Iterator[ProfileTable]:
+def _read_tables(source: TableSource) -> Iterator[ProfileTable]:
     if isinstance(source, ProfileTable):
         yield source
-    elif str(source) in shipped_names():
-        yield shipped_table(str(source))
+    elif str(source) in list_shipped_tables():
+        yield read_shipped_table(str(source))
     elif Path(source).is_dir():
         paths = sorted(path for path in Path(source).glob("*.csv") if is_table(path))
         if not paths:
@@ -41,10 +41,10 @@ def _tables(source: TableSource) -> Iterator[ProfileTable]:
     elif isinstance(source, Path) or source.endswith(".csv"):
         yield read_table(source)
     else:
-        yield shipped_table(source)
+        yield read_shipped_table(source)
 
 
-def diffuse_only(table: ProfileTable) -> ProfileTable:
+def keep_diffuse_only(table: ProfileTable) -> ProfileTable:
     """The table with ENCODE, DECODE, transfers and loads that take no time, to judge a policy by D alone. Memory stays
     as it is. Written as a file, it serves wherever a table does."""
     rows = tuple(row if row.stage is Stage.DIFFUSE else replace(row, seconds=0.0) for row in table.rows)

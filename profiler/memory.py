@@ -32,17 +32,17 @@ class MemoryTable:
         return math.ceil(scale * sizes.peak_bytes(shape))
 
 
-def held_weights_bytes(times: StageTimes, replicas: Iterable[Replica]) -> int:
+def sum_weights_bytes(times: StageTimes, replicas: Iterable[Replica]) -> int:
     """Bytes of these replicas' weights on one worker together. `ProfileError` when a model is not profiled."""
     return sum(times.weights_bytes(replica.model, replica.stage) for replica in replicas)
 
 
-def largest_unit(times: StageTimes, replicas: Iterable[Replica]) -> int:
+def find_largest_unit(times: StageTimes, replicas: Iterable[Replica]) -> int:
     """How many workers hold the weights of one of these stages together (`StageTimes.unit`): the largest number."""
     return max((times.unit(replica.model, replica.stage) for replica in replicas), default=1)
 
 
-def stages_peak_bytes(
+def compute_stages_peak_bytes(
     times: StageTimes, model: str, stages: Iterable[Stage], shape: Shape, degree: int = 1, batch: int = 1
 ) -> int:
     """Peak activation bytes of stages that run one after the other on one worker: that of the largest.
@@ -54,16 +54,16 @@ def stages_peak_bytes(
     )
 
 
-def peak_bytes_by_degree(
+def compute_peak_bytes_by_degree(
     times: StageTimes, model: str, stages: Collection[Stage], shape: Shape, degrees: Iterable[int], batch: int = 1
 ) -> dict[int, int]:
-    """`stages_peak_bytes` at each degree that was profiled up to this size (wide degrees need not cover small sizes,
-    nor narrow ones large sizes). `ProfileError` when none covers it."""
+    """`compute_stages_peak_bytes` at each degree that was profiled up to this size (wide degrees need not cover small
+    sizes, nor narrow ones large sizes). `ProfileError` when none covers it."""
     peaks: dict[int, int] = {}
     uncovered: ProfileError | None = None
     for degree in degrees:
         try:
-            peaks[degree] = stages_peak_bytes(times, model, stages, shape, degree, batch)
+            peaks[degree] = compute_stages_peak_bytes(times, model, stages, shape, degree, batch)
         except ProfileError as error:
             uncovered = uncovered or error
     if not peaks and uncovered is not None:

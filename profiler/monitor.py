@@ -60,7 +60,7 @@ class Monitor:
         self._min_requests = min_requests
         self._min_arrivals = min_arrivals
         for name, seconds in [*self._window_s.items(), ("default", default_window_s)]:
-            _checked_window(name, seconds)
+            _check_window(name, seconds)
         self._arrivals: dict[str, deque[tuple[float, WorkKind, int]]] = {}
         self._arrived: dict[str, dict[WorkKind, int]] = {}
         self._reports: dict[str, deque[tuple[float, PlacementType, Stage, int, int]]] = {}
@@ -89,7 +89,7 @@ class Monitor:
         """Set a model's window from now on; None: the common window. Raises `ConfigError` as the constructor does."""
         self._window_s.pop(model, None)
         if window_s is not None:
-            self._window_s[model] = _checked_window(model, window_s)
+            self._window_s[model] = _check_window(model, window_s)
 
     def drop(self, model: str) -> None:
         """Forget all that was counted of a model."""
@@ -99,23 +99,23 @@ class Monitor:
         for kind in [kind for kind in self._done if kind[0] == model]:
             del self._done[kind]
 
-    def load(self, now_s: float) -> dict[WorkKind, float]:
-        """Outputs asked for per second, averaged over `load_window_s`: a young window counts as a quiet one. In a fixed
-        order."""
+    def measure_load(self, now_s: float) -> dict[WorkKind, float]:
+        """Outputs asked for per second, averaged over `choose_load_window_s`: a young window counts as a quiet one. In
+        a fixed order."""
         return {
             kind: self._arrived[model][kind] / window_s
             for model in sorted(self._arrived)
-            for window_s in [self.load_window_s(model, now_s)]
+            for window_s in [self.choose_load_window_s(model, now_s)]
             for kind in sorted(self._arrived[model])
         }
 
-    def load_window_s(self, model: str, now_s: float) -> float:
+    def choose_load_window_s(self, model: str, now_s: float) -> float:
         """How far back the load of a model is counted."""
         self._forget(model, now_s)
         arrivals = self._arrivals.get(model)
-        return max(self._window_of(model), now_s - arrivals[0][0] if arrivals else 0.0)
+        return max(self._find_window_s(model), now_s - arrivals[0][0] if arrivals else 0.0)
 
-    def rates(self, now_s: float) -> dict[_ServedKind, float]:
+    def measure_rates(self, now_s: float) -> dict[_ServedKind, float]:
         """The measured v of section 5.1: requests per second of work and worker, per model and placement type.
 
         One over the GPU-seconds that a request takes there, over all stages of the type. Types that have done fewer
@@ -133,12 +133,12 @@ class Monitor:
                 rates[model, kind] = requests / (gpu_ns / 1e9)
         return rates
 
-    def _window_of(self, model: str) -> float:
+    def _find_window_s(self, model: str) -> float:
         return self._window_s.get(model, self._default_window_s)
 
     def _forget(self, model: str, now_s: float) -> None:
         """Drop what is older than the model's window, but the last `min_arrivals` only when they are much older."""
-        oldest_s, longest_s = now_s - self._window_of(model), now_s - _STRETCH * self._window_of(model)
+        oldest_s, longest_s = now_s - self._find_window_s(model), now_s - _STRETCH * self._find_window_s(model)
         arrivals = self._arrivals.get(model, deque())
         while arrivals and arrivals[0][0] <= (oldest_s if len(arrivals) > self._min_arrivals else longest_s):
             _, work, outputs = arrivals.popleft()
@@ -154,7 +154,7 @@ class Monitor:
             total.gpu_ns -= gpu_ns
 
 
-def _checked_window(name: str, seconds: float) -> float:
+def _check_window(name: str, seconds: float) -> float:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigError(f"the Monitor's window for {name} is {seconds} s; give a time above 0")
     return seconds
@@ -176,7 +176,7 @@ class StageSpeed:
     def speed(self) -> float:
         return self.workers / self.work if self.work > 0 else math.inf
 
-    def relative_error(self, window_s: float) -> float:
+    def compute_relative_error(self, window_s: float) -> float:
         """The standard error of `work`, as a share of it, when it was seen for so long and requests come independently:
         few heavy requests tell less than many light ones."""
         return math.sqrt(self.squared_work / window_s) / self.work if self.work > 0 else math.inf
@@ -189,7 +189,7 @@ class StageSpeed:
         return (self.workers - 1) / self.work if self.work > 0 else math.inf
 
 
-def skew(speeds: Iterable[StageSpeed]) -> float:
+def compute_skew(speeds: Iterable[StageSpeed]) -> float:
     """How much faster the fastest stage is than the slowest (section 5.3), where it still is with one worker fewer.
 
     The paper compares stage throughputs. Here a stage is what one set of workers holds, and its speed is relative to

@@ -47,14 +47,14 @@ class Component:
 
 
 @cache
-def shared_components() -> Mapping[str, Component]:
+def read_shared_components() -> Mapping[str, Component]:
     """The components that several models share, by name."""
     return TypeAdapter(dict[str, Component]).validate_python(_read(_SHARED))
 
 
 def _resolve(value: Any) -> Any:
     """The shared component of a name."""
-    return shared_components()[value] if isinstance(value, str) else value
+    return read_shared_components()[value] if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class PublishedModel:
     """Entries of `model_index.json` that are not components."""
 
 
-def published_names() -> list[str]:
+def list_published_models() -> list[str]:
     """The names of all models with a published configuration, in alphabetical order."""
     return sorted(path.stem for path in _DIRECTORY.glob("*.json") if path.stem != _SHARED)
 
 
 @cache
-def published_model(name: str) -> PublishedModel:
+def read_published_model(name: str) -> PublishedModel:
     """The published configuration of a model. Raises `ProfileError`, which lists the names, for an unknown one."""
-    if name not in published_names():
-        known = ", ".join(published_names())
+    if name not in list_published_models():
+        known = ", ".join(list_published_models())
         raise ProfileError(f"no published configuration is known of {name!r}; there are: {known}")
     return TypeAdapter(PublishedModel).validate_python(_read(name))
 

@@ -30,7 +30,7 @@ from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.options import DEFAULT_POLICY, SolverName
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
-from profiler import CostModel, shipped_table
+from profiler import CostModel, read_shipped_table
 from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import TridentServeError
@@ -131,10 +131,10 @@ def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
 
 
 def _snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
-    table = shipped_table(options.profiles)
+    table = read_shipped_table(options.profiles)
     nodes = math.ceil(gpus / PAPER_NODE.gpus_per_node)
     cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
-    times, workers = CostModel([table], device=cluster.gpu), cluster.workers()[:gpus]
+    times, workers = CostModel([table], device=cluster.gpu), cluster.list_workers()[:gpus]
     kinds = {model: _kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
     shipped = cluster_options(cluster, DEFAULT_POLICY)
     service = replace(shipped, dispatch=replace(shipped.dispatch, solver=options.solver))

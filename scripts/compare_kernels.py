@@ -24,8 +24,8 @@ from lib.command_line import Parser, whole_number
 from lib.measure.models import add_model_options, check_model_options, is_published, name_of, shapes, source_of
 
 from profiler.measure.checks import Sweep, check_measurable
-from profiler.measure.kernels import Timing, compare_kernels, ratios, spread
-from profiler.measure.run import device_name
+from profiler.measure.kernels import Timing, compare_kernels, compute_ratios, compute_spread
+from profiler.measure.run import find_device_name
 from profiler.measure.stages import Source, set_threads
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import ATTENTIONS, Attention, Kernels
@@ -75,8 +75,8 @@ def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
             {"error": timing.error}
             if timing.error
             else {
-                "step_s": _rounded(spread(timing.seconds)),
-                "ratio": _rounded(spread(ratios(timing, stock))),
+                "step_s": _rounded(compute_spread(timing.seconds)),
+                "ratio": _rounded(compute_spread(compute_ratios(timing, stock))),
                 "first_step_s": round(timing.first_step_s, 4),
                 "difference": float(f"{timing.difference:.2g}"),
             }
@@ -118,7 +118,7 @@ def _title(arguments: argparse.Namespace, shape: Shape) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
-    details = (device_name(arguments.device), f"threads {arguments.threads}")
+    details = (find_device_name(arguments.device), f"threads {arguments.threads}")
     run = describe_run(*details, libraries=("torch", "diffusers"))
     with tempfile.TemporaryDirectory(prefix="compare-kernels-") as scratch:
         try:

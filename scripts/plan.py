@@ -66,9 +66,9 @@ def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> t
 
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = times_of(cluster, arguments.profiles)()
-    workers, load, options = cluster.workers(), _load(mix), _options(arguments, cluster)
+    workers, load, options = cluster.list_workers(), _load(mix), _options(arguments, cluster)
     units = divide_stages(options, times, workers, load)
-    times = times.divided(units) if units else times
+    times = times.divide(units) if units else times
     plan = plan_placement(options, times, workers, load)
     sizes = ", ".join(str(size) for size in sorted({group.gpus_per_node for group in cluster.groups}))
     needed = load_figure(mix, times, len(workers))

@@ -28,9 +28,9 @@ from tqdm import tqdm
 
 from profiler.cost_model import CostModel
 from profiler.measure.checks import ProfilePoint, Sweep, check_measurable
-from profiler.measure.run import MeasureOptions, device_name, measure
+from profiler.measure.run import MeasureOptions, find_device_name, measure
 from profiler.measure.stages import Sample, Source
-from profiler.tables.rows import ProfileRow, ProfileTable, read_table, weights_path, write_table
+from profiler.tables.rows import ProfileRow, ProfileTable, derive_weights_path, read_table, write_table
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import ATTENTIONS, Kernels
 from tridentserve.stages import Stage
@@ -67,7 +67,7 @@ def _table_path(text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"the directory of {text!r} cannot be made ({error.strerror})") from None
-    for file in (path, weights_path(path)):
+    for file in (path, derive_weights_path(path)):
         if file.is_dir():
             raise argparse.ArgumentTypeError(f"{str(file)!r} is a directory")
     if not os.access(path.parent, os.W_OK | os.X_OK):
@@ -155,7 +155,7 @@ def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _
     """Measure one model. Raises `ProfileError` when what could be measured of it is not enough to plan with."""
     options, sweep = MeasureOptions(arguments.steps_per_point, arguments.passes, arguments.threads), _sweep(arguments)
     done = {(row.stage, row.shape, row.degree, row.batch) for row in _rows_of(output.known, name, source)}
-    left = [at for at in sweep.points() if (at.stage, at.shape, at.degree, at.batch) not in done]
+    left = [at for at in sweep.list_points() if (at.stage, at.shape, at.degree, at.batch) not in done]
     with tqdm(total=len(left) * arguments.passes, desc=name, unit="point") as bar:
 
         def on_point(point: ProfilePoint, sample: Sample, table: ProfileTable) -> None:
@@ -172,11 +172,11 @@ def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _
     output.write(table)
     output.finished.append(table)
     if set(arguments.stages) == set(Stage):
-        CostModel([table], device_name(source.device))
+        CostModel([table], find_device_name(source.device))
 
 
 def _rows_of(known: ProfileTable | None, name: str, source: Source) -> list[ProfileRow]:
-    device = device_name(source.device)
+    device = find_device_name(source.device)
     return [row for row in known.rows if (row.model, row.gpu) == (name, device)] if known else []
 
 

@@ -65,14 +65,14 @@ def _place_in_module(item: pytest.Function) -> tuple[int, str]:
 def _patient_solver() -> Iterator[None]:
     """Solves end at a time of the wall clock. The usual limit, which a busy machine may reach, is lifted: what is found
     does not depend on the machine. Limits that no machine keeps are kept."""
-    usual = ilp._solver
+    usual = ilp._make_solver
 
     def make(options: DispatchOptions) -> pulp.LpSolver:
         is_usual = options.time_limit_s > 1e-3
         return usual(replace(options, time_limit_s=PATIENCE_S) if is_usual else options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ilp, "_solver", make)
+        patch.setattr(ilp, "_make_solver", make)
         yield
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deployments.config.app import AppArgs
 from profiler import CostModel, ProfileTable, load_tables
-from profiler.tables.rows import rows_of
+from profiler.tables.rows import collect_rows
 from tridentserve.errors import ProfileError
 
 
@@ -25,7 +25,7 @@ def add_models(times: CostModel, args: AppArgs, tables: Sequence[ProfileTable]) 
     `ProfileError` for tables that are wrong, and for a model that was profiled otherwise when it had the same name:
     what was planned with that stays in many places."""
     for index, model in enumerate(args.models):
-        if model.name in times.models and times.rows(model.name) != rows_of(tables, model.name):
+        if model.name in times.models and times.collect_rows(model.name) != collect_rows(tables, model.name):
             raise ProfileError(
                 f"models[{index}].name: {model.name!r} had another profile when it was served before; give it another "
                 "name, or restart the service"

@@ -52,7 +52,7 @@ def times_of(cluster: ClusterSpec, profiles: Sequence[TableSource]) -> Callable[
     """Makes cost models of the cluster's GPUs from these tables (named as for `profiler.load_tables`), with the link
     speeds that the cluster states, else those of the tables. Raises `ProfileError`."""
     tables = load_tables(profiles)
-    links = cluster.links(CostModel(tables, cluster.gpu).links)
+    links = cluster.override_links(CostModel(tables, cluster.gpu).links)
     return partial(CostModel, tables, cluster.gpu, links)
 
 
@@ -85,7 +85,7 @@ def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup
     times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
     load = list(setup.load) if setup.load is not None else mix_of(arrivals)
     if units := divide_stages(options, times, workers, load):
-        times, truth = times.divided(units), truth.divided(units)
+        times, truth = times.divide(units), truth.divide(units)
     planners = assemble(options, times, workers, load)
     engine = _engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
     scheduler = replace(options.scheduler, decode_order=planners.policy.decode_order)

@@ -140,10 +140,10 @@ class ModelReconciler:
 
         def extend() -> CostModel:
             add_models(self._times, args, tables)
-            return self._times.snapshot()
+            return self._times.take_snapshot()
 
         self._planning_times = await self._changes.call_in_core(extend)
-        self._changes.set_memory(self._planning_times.memory_table())
+        self._changes.set_memory(self._planning_times.build_memory_table())
 
     async def _preload(self, models: Sequence[ModelArgs], args: AppArgs) -> None:
         """Read the weights that will replace those of serving models, so that these stay if they cannot be read."""

@@ -51,7 +51,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngin
         WorkerResources(options.worker.num_cpus, gpus_per_worker, group, bundles),
         abandon,
         options.engine,
-        times.memory_table(),
+        times.build_memory_table(),
     )
     await engine.start()
     return engine, ModelReconciler(args, engine.models, times, specs, placement)

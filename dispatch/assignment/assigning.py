@@ -50,20 +50,20 @@ class Assigner:
             group = choice.candidate.group
             if group.pool not in idle:
                 idle[group.pool] = IdleWorkers(self._tick.pools[group.pool])
-            workers = idle[group.pool].take(group.degree, self._preferred(choice))
+            workers = idle[group.pool].take(group.degree, self._find_preferred(choice))
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
                 self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s))
         in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
-        left = self._left(taken)
+        left = self._list_left(taken)
         assignments: list[Assignment] = []
         for choice in in_order:
             if (workers := taken.get(choice.pending.spec.request_id)) is not None:
-                members, candidate = self._batch(choice, left.get(choice.work, []))
-                assignments.append(self._assignment(members, choice.work, candidate, workers, found_by))
+                members, candidate = self._form_batch(choice, left.get(choice.work, []))
+                assignments.append(self._build_assignment(members, choice.work, candidate, workers, found_by))
         return assignments
 
-    def _preferred(self, choice: Choice) -> frozenset[WorkerId]:
+    def _find_preferred(self, choice: Choice) -> frozenset[WorkerId]:
         """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
         held_by = choice.pending.held_by
         preferred = frozenset((held_by,) if held_by is not None else ())
@@ -74,7 +74,7 @@ class Assigner:
             else preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
         )
 
-    def _left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
+    def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
         if self._max_batch == NO_BATCHES:
             return {}
@@ -84,7 +84,7 @@ class Assigner:
             for work, requests in self._waiting.items()
         }
 
-    def _batch(self, choice: Choice, left: list[PendingRequest]) -> tuple[list[PendingRequest], Candidate]:
+    def _form_batch(self, choice: Choice, left: list[PendingRequest]) -> tuple[list[PendingRequest], Candidate]:
         """The members of the choice's batch, which are taken out of `left`, and the candidate for all of them."""
         work, group = choice.work, choice.candidate.group
         if not left:
@@ -94,18 +94,18 @@ class Assigner:
             choice.pending,
             left,
             min(self._max_batch, optimal // work.num_outputs),
-            lambda batch: self._for_batch(work, choice.candidate, batch),
-            self._tick.appraisal(work).best_finish_s,
+            lambda batch: self._fit_batch(work, choice.candidate, batch),
+            self._tick.appraise(work).best_finish_s,
             self._now_s,
         )
         if len(members) == 1:
             return members, choice.candidate
         join_solutions = {member.spec.request_id for member in members}
         left[:] = [request for request in left if request.spec.request_id not in join_solutions]
-        candidate = self._for_batch(work, choice.candidate, len(members))
+        candidate = self._fit_batch(work, choice.candidate, len(members))
         return members, candidate or choice.candidate
 
-    def _for_batch(self, work: Work, chosen: Candidate, batch: int) -> Candidate | None:
+    def _fit_batch(self, work: Work, chosen: Candidate, batch: int) -> Candidate | None:
         """The chosen group for a batch, with the queues at the auxiliaries as this tick has made them so far."""
         together = work._replace(batch=batch)
         for candidate in self._tick.survey(together).candidates:
@@ -118,12 +118,12 @@ class Assigner:
         return None
 
     def _free_at_s(self, work: Work, stage: Stage) -> float:
-        return self._auxiliaries.free_at_s(self._groups(work, stage), Replica(work.model, stage))
+        return self._auxiliaries.free_at_s(self._find_groups(work, stage), Replica(work.model, stage))
 
-    def _groups(self, work: Work, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
-        return self._auxiliaries.best(work.model, stage, work.shape, work.outputs_at_once(stage))
+    def _find_groups(self, work: Work, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
+        return self._auxiliaries.find_best(work.model, stage, work.shape, work.count_outputs_at_once(stage))
 
-    def _assignment(
+    def _build_assignment(
         self,
         members: Sequence[PendingRequest],
         work: Work,
@@ -136,10 +136,10 @@ class Assigner:
         if work.needs_encode:
             encode = StageEstimate(candidate.encode_s, len(diffuse))
             if not candidate.encodes_there:
-                encode = self._elsewhere(together, Stage.ENCODE, candidate.condition_s)
+                encode = self._estimate_elsewhere(together, Stage.ENCODE, candidate.condition_s)
         decode = StageEstimate(candidate.decode_s, candidate.decode_degree)
         if not candidate.decodes_there:
-            decode = self._elsewhere(together, Stage.DECODE, candidate.latents_s)
+            decode = self._estimate_elsewhere(together, Stage.DECODE, candidate.latents_s)
         return self._builder.build(
             members,
             candidate.primary,
@@ -155,9 +155,9 @@ class Assigner:
             occupies=False,  # that was done for all choices at once
         )
 
-    def _elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
+    def _estimate_elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
         """E or C on auxiliaries."""
-        groups = self._groups(work, stage)
+        groups = self._find_groups(work, stage)
         seconds = work.stage_s(self._times, stage, len(groups[0]))
         return StageEstimate(seconds, groups=groups, transfer_s=transfer_s)
 

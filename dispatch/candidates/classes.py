@@ -37,7 +37,7 @@ def group_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -> 
     grouped: defaultdict[Work, list[PendingRequest]] = defaultdict(list)
     for request in pending:
         if request.spec.model in models:
-            grouped[Work.of(request)].append(request)
+            grouped[Work.from_pending(request)].append(request)
     for requests in grouped.values():
         requests.sort(key=by_deadline)
     return grouped
@@ -51,15 +51,15 @@ def build_problem(
     first = {request.spec.request_id for request in required}
     found: list[tuple[Members, Mapping[GroupKind, float], bool]] = []
     for work, requests in waiting.items():
-        appraisal = tick.appraisal(work)
+        appraisal = tick.appraise(work)
         if not appraisal.can_run_now:
             continue
         is_required = requests[0].spec.request_id in first
-        if is_required and (values := appraisal.values(requests[0].deadline_s)):
+        if is_required and (values := appraisal.compute_values(requests[0].deadline_s)):
             found.append((Members(work, requests[:1]), values, True))
         rest = requests[1:] if is_required else requests
-        for standing, alike in groupby(rest, key=lambda request: appraisal.standing(request.deadline_s)):
-            if values := appraisal.values_at(standing):
+        for standing, alike in groupby(rest, key=lambda request: appraisal.find_standing(request.deadline_s)):
+            if values := appraisal.compute_values_at(standing):
                 found.append((Members(work, list(alike)), values, False))
     found.sort(key=lambda item: by_deadline(item[0].requests[0]))
     classes = [

@@ -10,7 +10,7 @@ from dispatch.candidates.tick_view import TickView
 from dispatch.options import RewardOptions
 
 
-def narrowing(waiting: Waiting, tick: TickView, options: RewardOptions) -> int:
+def choose_narrowing(waiting: Waiting, tick: TickView, options: RewardOptions) -> int:
     """The number by which optimal degrees may be divided now: `options.narrowing` under pressure, else half of it.
 
     The pressure is the time that all primaries together need for D of what waits, at the optimal degrees, over the mean

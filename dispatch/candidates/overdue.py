@@ -26,8 +26,8 @@ def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) 
     chosen: list[PendingRequest] = []
     claimed: set[int] = set()
     for request in by_deadline:
-        work = Work.of(request)
-        if tick.appraisal(work).is_fully_aged(request.deadline_s):
+        work = Work.from_pending(request)
+        if tick.appraise(work).is_fully_aged(request.deadline_s):
             pools = {candidate.group.pool for candidate in tick.survey(work).candidates}
             if not pools & claimed:
                 chosen.append(request)
@@ -43,14 +43,14 @@ def hold_back(requests: Sequence[PendingRequest], tick: TickView) -> dict[Worker
     """
     held: dict[WorkerId, WorkerView] = {}
     for request in requests:
-        work = Work.of(request)
-        if not tick.appraisal(work).values(request.deadline_s):
+        work = Work.from_pending(request)
+        if not tick.appraise(work).compute_values(request.deadline_s):
             earliest = min(
                 tick.survey(work).candidates,
                 key=lambda candidate: (candidate.earliest_start_s, candidate.group.degree, candidate.group.pool),
             )
             until_s = earliest.diffuse_end_s(earliest.earliest_start_s)
-            members = tick.pools[earliest.group.pool].first_free(earliest.group.degree, tick.now_s)
+            members = tick.pools[earliest.group.pool].find_first_free(earliest.group.degree, tick.now_s)
             held.update(
                 (worker.worker_id, replace(worker, idle=False, free_at_s=max(until_s, worker.free_at_s)))
                 for worker in members

@@ -90,13 +90,13 @@ class Appraisal:
             return False
         return compute_late_reward(overtime_s, self._best_run_s, self._options) >= self._options.on_time
 
-    def standing(self, deadline_s: float) -> Standing:
+    def find_standing(self, deadline_s: float) -> Standing:
         """The standing of a deadline now: the number of candidates that meet it, or the late steps."""
         if self.best_finish_s <= deadline_s:
             return Standing(bisect_right(self._finishes_s, deadline_s), 0)
         return Standing(0, _count_late_steps(self.best_finish_s - deadline_s, self._best_run_s, self._options))
 
-    def values(self, deadline_s: float) -> Mapping[GroupKind, float]:
+    def compute_values(self, deadline_s: float) -> Mapping[GroupKind, float]:
         """The value of each group that may be used now.
 
         While some candidate can still make the deadline, now or once busy workers are expected to be free, only groups
@@ -106,10 +106,10 @@ class Appraisal:
         overtime; when it grows no more, narrow ones count too (`dispatch.candidates.overdue` says what comes then).
         Groups that are worth no more than a narrower one of their pool are left out.
         """
-        return self.values_at(self.standing(deadline_s)) if self._priced else {}
+        return self.compute_values_at(self.find_standing(deadline_s)) if self._priced else {}
 
-    def values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
-        """`values` of all deadlines that stand there; made once."""
+    def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
+        """`compute_values` of all deadlines that stand there; made once."""
         if standing not in self._values:
             options = self._options
             if standing.late_steps:

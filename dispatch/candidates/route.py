@@ -41,12 +41,12 @@ def find_route(
     for stage in (Stage.ENCODE, Stage.DECODE):
         if stage in primary.stages or (stage is Stage.ENCODE and not work.needs_encode):
             continue
-        find = auxiliaries.best if may_widen else auxiliaries.able
-        groups[stage] = find(work.model, stage, work.shape, work.outputs_at_once(stage))
+        find = auxiliaries.find_best if may_widen else auxiliaries.find_able
+        groups[stage] = find(work.model, stage, work.shape, work.count_outputs_at_once(stage))
         if not groups[stage]:
-            holders = auxiliaries.holders(work.model, stage)
+            holders = auxiliaries.list_holders(work.model, stage)
             lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
             return f"{primary} workers: {lack} {stage}"
     stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
-    fitting = memory.degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
+    fitting = memory.find_degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
     return fitting if isinstance(fitting, str) else Route(primary, fitting, groups)

@@ -16,7 +16,7 @@ from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, TransferSeconds
 from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
 from dispatch.workers.pools import Pool
-from dispatch.workers.residency import load_seconds
+from dispatch.workers.residency import compute_load_seconds
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree
@@ -136,7 +136,7 @@ class Surveyor:
         try:
             for index, pool in enumerate(self._pools):
                 if (primary := pool.types.get(work.model)) is not None:
-                    found = self._in_pool(work, costs, index, primary)
+                    found = self._survey_pool(work, costs, index, primary)
                     if isinstance(found, str):
                         obstacles.append(found)
                     else:
@@ -149,7 +149,7 @@ class Surveyor:
         whole = [candidate for candidate in candidates if not candidate.in_tiles]
         return Survey(tuple(whole or candidates), tuple(dict.fromkeys(obstacles)))
 
-    def _in_pool(self, work: Work, costs: _WorkCosts, index: int, primary: PlacementType) -> list[Candidate] | str:
+    def _survey_pool(self, work: Work, costs: _WorkCosts, index: int, primary: PlacementType) -> list[Candidate] | str:
         """The candidates in one pool, or why there are none."""
         pool = self._pools[index]
         route = find_route(work, pool, self._memory, self._auxiliaries, may_widen=True)
@@ -199,7 +199,7 @@ class Surveyor:
     def _load_s(self, index: int, model: str, stages: frozenset[Stage], degree: int) -> float:
         key = (index, model, Stage.ENCODE in stages, degree)
         if key not in self._loads_s:
-            self._loads_s[key] = load_seconds(self._pools[index], model, stages, degree, self._times)
+            self._loads_s[key] = compute_load_seconds(self._pools[index], model, stages, degree, self._times)
         return self._loads_s[key]
 
 
@@ -222,7 +222,7 @@ class _WorkCosts:
     def step_s(self, degree: int) -> float:
         if degree not in self._steps_s:
             work = self._work
-            outputs = work.outputs_at_once(Stage.DIFFUSE)
+            outputs = work.count_outputs_at_once(Stage.DIFFUSE)
             self._steps_s[degree] = self._times.seconds(work.model, Stage.DIFFUSE, work.shape, degree, outputs)
         return self._steps_s[degree]
 

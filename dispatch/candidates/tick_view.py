@@ -29,7 +29,7 @@ class TickView:
         """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing."""
         self.now_s = now_s
         memory = memory or MemoryCheck(times, options)
-        self.snapshot = workers if isinstance(workers, WorkerSnapshot) else take_snapshot(workers, memory.unit_of)
+        self.snapshot = workers if isinstance(workers, WorkerSnapshot) else take_snapshot(workers, memory.find_unit)
         self.pools = self.snapshot.pools
         self.auxiliaries = Auxiliaries(self.snapshot.all_pools, memory, times, now_s)
         self.idle = tuple(pool.idle_per_node for pool in self.pools)
@@ -44,7 +44,7 @@ class TickView:
         """True when some primary could start something now."""
         return any(self._widest)
 
-    def models_with_idle(self) -> frozenset[str]:
+    def list_idle_models(self) -> frozenset[str]:
         """The models of which some primary is idle."""
         return frozenset(
             model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
@@ -54,7 +54,7 @@ class TickView:
         """Where the work could run, now or later."""
         return self._surveyor.survey(work)
 
-    def appraisal(self, work: Work) -> Appraisal:
+    def appraise(self, work: Work) -> Appraisal:
         """The value of each group to requests with this work; computed once."""
         if work not in self._appraisals:
             tokens = work.shape.tokens * work.num_outputs

@@ -22,22 +22,22 @@ class Work(NamedTuple):
     batch_key: BatchKey = (None, None)
 
     @classmethod
-    def of_spec(cls, spec: RequestSpec) -> Work:
+    def from_spec(cls, spec: RequestSpec) -> Work:
         steps = spec.num_inference_steps
         return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, batch_key=spec.batch_key)
 
     @classmethod
-    def of(cls, pending: PendingRequest) -> Work:
+    def from_pending(cls, pending: PendingRequest) -> Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
         return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, batch_key=spec.batch_key)
 
-    def outputs_at_once(self, stage: Stage) -> int:
+    def count_outputs_at_once(self, stage: Stage) -> int:
         """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
         return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
 
     def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:
         """Seconds of E or C of all requests on this many workers. `ProfileError` where that was not profiled."""
         calls = self.batch if stage is Stage.DECODE else 1
-        return calls * times.seconds(self.model, stage, self.shape, degree, self.outputs_at_once(stage))
+        return calls * times.seconds(self.model, stage, self.shape, degree, self.count_outputs_at_once(stage))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatch.policies.greedy.buckets import buckets
+from dispatch.policies.greedy.buckets import assign_buckets
 from dispatch.policies.greedy.dispatcher import GreedyDispatcher
 from dispatch.policies.greedy.orders import fifo, srtf
 from dispatch.policies.greedy.pipeline_level import PipelineLevel
@@ -33,7 +33,7 @@ from tridentserve.stages import Stage
 @register_policy("b1", needs_load=True, one_load=True)
 def make_b1(context: PolicyContext) -> Policy:
     degrees = choose_static_degrees(context.times, context.load)
-    return _for_pipelines(
+    return _make_for_pipelines(
         context,
         GreedyDispatcher(
             context.times, context.options, fifo, PipelineLevel, target=lambda spec: degrees.get(spec.model, 1)
@@ -44,20 +44,20 @@ def make_b1(context: PolicyContext) -> Policy:
 @register_policy("b2", needs_load=True, one_load=True)
 def make_b2(context: PolicyContext) -> Policy:
     work = WorkTimes(context.times, aligned=True)
-    bucket_of = buckets(work, context.workers, context.load, context.options.max_degree)
-    return _for_pipelines(
+    bucket_of = assign_buckets(work, context.workers, context.load, context.options.max_degree)
+    return _make_for_pipelines(
         context, GreedyDispatcher(context.times, context.options, fifo, PipelineLevel, buckets=bucket_of)
     )
 
 
 @register_policy("b3", needs_load=True)
 def make_b3(context: PolicyContext) -> Policy:
-    return _for_pipelines(context, GreedyDispatcher(context.times, context.options, fifo, PipelineLevel))
+    return _make_for_pipelines(context, GreedyDispatcher(context.times, context.options, fifo, PipelineLevel))
 
 
 @register_policy("b4", needs_load=True)
 def make_b4(context: PolicyContext) -> Policy:
-    return _for_pipelines(context, GreedyDispatcher(context.times, context.options, srtf, PipelineLevel))
+    return _make_for_pipelines(context, GreedyDispatcher(context.times, context.options, srtf, PipelineLevel))
 
 
 @register_policy("b5", needs_load=True, one_load=True)
@@ -70,7 +70,7 @@ def make_b5(context: PolicyContext) -> Policy:
         if any(replica.stage is Stage.DIFFUSE for replica in placement.replicas[worker.worker_id])
     ]
     work = WorkTimes(context.times, aligned=False)
-    bucket_of = buckets(work, primaries, context.load, context.options.max_degree)
+    bucket_of = assign_buckets(work, primaries, context.load, context.options.max_degree)
     dispatcher = GreedyDispatcher(context.times, context.options, fifo, StageLevel, buckets=bucket_of)
     return Policy(dispatcher, placement, replanner_wanted=False, decode_order="fifo")
 
@@ -82,7 +82,7 @@ def make_b6(context: PolicyContext) -> Policy:
     return Policy(dispatcher, placement, replanner_wanted=False, decode_order="shortest")
 
 
-def _for_pipelines(context: PolicyContext, dispatcher: GreedyDispatcher) -> Policy:
+def _make_for_pipelines(context: PolicyContext, dispatcher: GreedyDispatcher) -> Policy:
     """Stock pipelines on every worker, which run out of memory where they do not fit."""
     placement = co_locate(context.workers, context.load)
     return Policy(dispatcher, placement, replanner_wanted=False, decodes_in_tiles=False)

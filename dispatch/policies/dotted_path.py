@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, registered_policies
+from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, list_policies
 from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.protocols import Dispatcher
 
@@ -42,12 +42,12 @@ def load_policy(path: str) -> PolicySpec:
     if not hasattr(module, name):
         raise ConfigError(f"policy {path!r}: {_describe(module)} has no {name!r}")
     found = getattr(module, name)
-    spec = next((spec for spec in registered_policies().values() if spec.make is found), None)
+    spec = next((spec for spec in list_policies().values() if spec.make is found), None)
     if spec is not None:
         return replace(spec, name=path, make=partial(_build, path, found))
-    if problem := _problem_with(found):
+    if problem := _find_problem(found):
         raise ConfigError(f"policy {path!r}: {name} in {_describe(module)} is no policy: {problem}; {_HELP}")
-    make = partial(_from_class, found) if inspect.isclass(found) else found
+    make = partial(_build_from_class, found) if inspect.isclass(found) else found
     return PolicySpec(path, partial(_build, path, make))
 
 
@@ -71,7 +71,7 @@ def _describe(module: ModuleType) -> str:
     return f"{module.__name__} ({module.__file__})" if module.__file__ else module.__name__
 
 
-def _problem_with(found: object) -> str | None:
+def _find_problem(found: object) -> str | None:
     """Why this can be no policy; None where it can."""
     if inspect.isclass(found):
         lacking = [name for name in ("decide", "can_ever_run") if not callable(getattr(found, name, None))]
@@ -91,7 +91,7 @@ def _takes(found: Callable[..., object], count: int) -> bool:
     return True
 
 
-def _from_class(dispatchers: Callable[..., object], context: PolicyContext) -> Policy:
+def _build_from_class(dispatchers: Callable[..., object], context: PolicyContext) -> Policy:
     return Policy(cast(Dispatcher, dispatchers(context.times, context.options)))
 
 

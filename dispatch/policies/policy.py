@@ -109,11 +109,11 @@ def register_policy(name: str, **facts: Unpack[PolicyFacts]) -> Callable[[Policy
     return register
 
 
-def registered_policies() -> dict[str, PolicySpec]:
+def list_policies() -> dict[str, PolicySpec]:
     """The policies that were registered so far, by name."""
     return dict(_SPECS)
 
 
-def example_request(load: LoadShare) -> RequestSpec:
+def make_example_request(load: LoadShare) -> RequestSpec:
     """One request of this kind, to ask stage times for."""
     return RequestSpec("expected", load.model, load.shape, load.num_inference_steps)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from dispatch.options import DispatchOptions
 from dispatch.policies.dotted_path import is_dotted_path, load_policy
-from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, registered_policies
+from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, list_policies
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.load import LoadShare
@@ -31,7 +31,7 @@ _SHIPPED = (
 for _module in _SHIPPED:
     import_module(f"dispatch.policies.{_module}")
 
-POLICIES: Mapping[str, PolicySpec] = MappingProxyType(registered_policies())
+POLICIES: Mapping[str, PolicySpec] = MappingProxyType(list_policies())
 
 
 def find_policy(name: str) -> PolicySpec:

@@ -40,7 +40,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         """Give the variables the values of the LP, and set `bound`. False when there are none."""
         self.createAndConfigureSolver(lp)
         variables = lp.variables()
-        lp.solverModel.passModel(_program(lp, variables))
+        lp.solverModel.passModel(_build_program(lp, variables))
         if self._run(lp.solverModel) != highspy.HighsModelStatus.kOptimal:
             return False
         self.bound = -lp.solverModel.getInfo().objective_function_value
@@ -91,7 +91,7 @@ def _start(variables: list[pulp.LpVariable]) -> highspy.HighsSolution:
     return solution
 
 
-def _program(lp: pulp.LpProblem, variables: list[pulp.LpVariable]) -> highspy.HighsLp:
+def _build_program(lp: pulp.LpProblem, variables: list[pulp.LpVariable]) -> highspy.HighsLp:
     """The program without whole numbers, as a minimum."""
     rows = lp.constraints()
     column_of = {variable: column for column, variable in enumerate(variables)}

@@ -58,12 +58,12 @@ def solve(problem: Problem, options: DispatchOptions) -> Solution:
     gap = options.gap if sum(item.count for item in problem.classes) > _SMALL else 0.0
     limited = replace(options, gap=gap, time_limit_s=options.time_limit_s / max(len(parts), 1))
     searches = [_Search(part.problem, limited) for part in parts]
-    solutions = [search.first() for search in searches]
+    solutions = [search.find_first() for search in searches]
     whole = join_solutions(parts, solutions)
-    for index in sorted(range(len(parts)), key=lambda index: -_lack(parts[index].problem, solutions[index])):
+    for index in sorted(range(len(parts)), key=lambda index: -_measure_lack(parts[index].problem, solutions[index])):
         if _is_close(problem, whole, gap):
             break
-        solutions[index] = searches[index].better()
+        solutions[index] = searches[index].find_better()
         whole = join_solutions(parts, solutions)
     is_proved = whole.method == "incumbent" and _is_close(problem, whole, gap)
     return replace(whole, method="ilp") if is_proved else whole
@@ -76,12 +76,12 @@ def is_cut_short(found_by: str) -> bool:
 
 def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
     """True when a solution is as near to its bound as is asked for, rounding aside."""
-    return _lack(problem, solution) <= max(gap, _GAP_REL) * solution.value(problem) + _GAP_ABS
+    return _measure_lack(problem, solution) <= max(gap, _GAP_REL) * solution.evaluate(problem) + _GAP_ABS
 
 
-def _lack(problem: Problem, solution: Solution) -> float:
+def _measure_lack(problem: Problem, solution: Solution) -> float:
     """How much more another solution could be worth at most."""
-    return solution.bound - solution.value(problem)
+    return solution.bound - solution.evaluate(problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _Search:
         self._has_crashed = False
         self._best: Solution
 
-    def first(self) -> Solution:
+    def find_first(self) -> Solution:
         """The solution that needs no search: the optimum where no request has to choose, the rounded LP, or else a
         greedy plan."""
         if (best := choose_best_groups(self._problem) or choose_ranked(self._problem)) is not None:
@@ -109,14 +109,14 @@ class _Search:
         else:
             # As it stays where neither an LP nor a search has anything to say of it.
             self._best = plan_greedily(self._problem, "within the gap of the bound")
-            self._attempt(self._round)
-            if self._best.method == "incumbent" and _lack(self._problem, self._best) <= _GAP_ABS:
+            self._attempt(self._solve_relaxed)
+            if self._best.method == "incumbent" and _measure_lack(self._problem, self._best) <= _GAP_ABS:
                 self._best = replace(self._best, method="ilp")
         return self._best
 
-    def better(self) -> Solution:
+    def find_better(self) -> Solution:
         """The best solution that the solver finds within its limits; never worse than the first."""
-        if _lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
+        if _measure_lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
             self._attempt(self._solve)
         return self._best
 
@@ -131,19 +131,19 @@ class _Search:
             self._best = replace(self._best, why=found or self._best.why)
             return
         bound = min(found.solution.bound, self._best.bound)
-        if found.solution.value(self._problem) >= self._best.value(self._problem):
+        if found.solution.evaluate(self._problem) >= self._best.evaluate(self._problem):
             self._best = replace(found.solution, bound=bound)
         else:
             self._best = replace(self._best, bound=bound, why=f"worth more than {found.name}")
 
-    def _round(self) -> _Found | str:
+    def _solve_relaxed(self) -> _Found | str:
         """The LP, rounded down so that all limits are kept, and then whatever still fits."""
         self._model, self._variables = _build(self._problem)
-        self._solver = _solver(self._options)
+        self._solver = _make_solver(self._options)
         if not isinstance(self._solver, FastHiGHS):
             return ""  # it cannot solve the LP alone
         if not self._solver.relax(self._model):
-            return self._why_nothing("LP")
+            return self._explain_nothing("LP")
         down = {key: floor(variable.varValue + _ROUNDING) for key, variable in self._variables.items()}
         counts = complete(self._problem, {key: n for key, n in down.items() if n})
         if not is_feasible(self._problem, counts):
@@ -158,7 +158,7 @@ class _Search:
         self._model.solve(self._solver)
         status = self._model.sol_status
         if status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-            return self._why_nothing("search")
+            return self._explain_nothing("search")
         counts = {key: n for key, variable in self._variables.items() if (n := round(variable.varValue or 0))}
         if not is_feasible(self._problem, counts):
             return "the solver broke a limit"
@@ -175,7 +175,7 @@ class _Search:
     def _at_time_limit(self) -> str:
         return f"at the {_TIME_LIMIT} of {self._options.time_limit_s:g} s"
 
-    def _why_nothing(self, what: str) -> str:
+    def _explain_nothing(self, what: str) -> str:
         """Why the LP or the search has ended without a solution."""
         if isinstance(self._solver, FastHiGHS):
             is_out_of_time, status = self._solver.is_out_of_time, self._solver.status
@@ -193,7 +193,7 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     for index, item in enumerate(problem.classes):  # C1
         served: list[tuple[Any, int]] = []
         for group, value in item.values.items():
-            most = min(item.count, problem.capacity(group.pool, group.degree))
+            most = min(item.count, problem.count_capacity(group.pool, group.degree))
             name = f"x_{index}_{group.pool}_{group.degree}"
             variable = model.add_variable(name, lowBound=0, upBound=most, cat=pulp.LpInteger)
             variables[index, group] = variable
@@ -207,11 +207,13 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     for pool, degrees in workers.items():  # C2, per node: see Problem.fits
         for block in sorted({degree for _, degree in degrees}):
             wide = pulp.LpAffineExpression([(variable, degree) for variable, degree in degrees if degree >= block])
-            model.addConstraint(pulp.LpConstraint(wide, pulp.LpConstraintLE, rhs=block * problem.capacity(pool, block)))
+            model.addConstraint(
+                pulp.LpConstraint(wide, pulp.LpConstraintLE, rhs=block * problem.count_capacity(pool, block))
+            )
     return model, variables
 
 
-def _solver(options: DispatchOptions) -> pulp.LpSolver:
+def _make_solver(options: DispatchOptions) -> pulp.LpSolver:
     # One thread: no start-up cost, and the same answer each time.
     if options.solver == "cbc":
         path = pulp.PULP_CBC_CMD.pulp_cbc_path  # the binary that comes with PuLP

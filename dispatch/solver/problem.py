@@ -35,7 +35,7 @@ class Problem:
     idle: tuple[tuple[int, ...], ...]
     _capacities: dict[GroupKind, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def capacity(self, pool: int, degree: int) -> int:
+    def count_capacity(self, pool: int, degree: int) -> int:
         """How many groups of this degree the idle workers of a pool form: no group crosses a node."""
         group = GroupKind(pool, degree)
         if group not in self._capacities:
@@ -51,16 +51,16 @@ class Problem:
         in_use = [(group, n) for group, n in groups.items() if n > 0]
         return all(
             sum(wide.degree * n for wide, n in in_use if wide.pool == group.pool and wide.degree >= group.degree)
-            <= group.degree * self.capacity(group.pool, group.degree)
+            <= group.degree * self.count_capacity(group.pool, group.degree)
             for group, _ in in_use
         )
 
-    def room(self, groups: Mapping[GroupKind, int], group: GroupKind) -> int:
+    def count_room(self, groups: Mapping[GroupKind, int], group: GroupKind) -> int:
         """How many more of a group fit in addition to those taken, which fit themselves."""
         in_pool = [(taken.degree, n) for taken, n in groups.items() if n > 0 and taken.pool == group.pool]
         blocks = {degree for degree, _ in in_pool if degree <= group.degree} | {group.degree}
         free = [
-            block * self.capacity(group.pool, block) - sum(degree * n for degree, n in in_pool if degree >= block)
+            block * self.count_capacity(group.pool, block) - sum(degree * n for degree, n in in_pool if degree >= block)
             for block in blocks
         ]
         return min(free) // group.degree
@@ -94,13 +94,13 @@ class Solution:
         """The method, with what is to be said of it."""
         return f"{self.method} ({self.why})" if self.why else self.method
 
-    def value(self, problem: Problem) -> float:
+    def evaluate(self, problem: Problem) -> float:
         """The objective."""
         return compute_value(problem, self.counts)
 
-    def gap(self, problem: Problem) -> float:
+    def compute_gap(self, problem: Problem) -> float:
         """How much more than this solution is worth another could be worth at most, relative to this one."""
-        value = self.value(problem)
+        value = self.evaluate(problem)
         return max(self.bound - value, 0.0) / value if value else 0.0
 
 
@@ -179,9 +179,9 @@ def complete(problem: Problem, counts: GroupCounts) -> GroupCounts:
     for index in ranked:
         item = problem.classes[index]
         left = item.count - served[index]
-        for group in _by_value(item.values):
+        for group in _sort_by_value(item.values):
             if group not in rooms:
-                rooms[group] = problem.room(per_group, group)
+                rooms[group] = problem.count_room(per_group, group)
             if taken := min(rooms[group], left):
                 filled[index, group] += taken
                 per_group[group] += taken
@@ -190,5 +190,5 @@ def complete(problem: Problem, counts: GroupCounts) -> GroupCounts:
     return filled
 
 
-def _by_value(values: Mapping[GroupKind, float]) -> Sequence[GroupKind]:
+def _sort_by_value(values: Mapping[GroupKind, float]) -> Sequence[GroupKind]:
     return sorted(values, key=lambda group: (-values[group], group))

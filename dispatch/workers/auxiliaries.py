@@ -58,18 +58,18 @@ class Auxiliaries:
                     holders[replica].append(number)
         return holders
 
-    def able(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
+    def find_able(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
         """The workers that hold this stage but not D of the model and have the memory to run it at this size (C in
         tiles, if no worker has it otherwise), in groups of as many as hold its weights together."""
-        return self._able_at(model, stage, shape, batch, self._times.unit(model, stage))
+        return self._find_able_at(model, stage, shape, batch, self._times.unit(model, stage))
 
-    def best(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
-        """`able`, or groups of the stage's optimal degree where one of those is free as early."""
-        able = self.able(model, stage, shape, batch)
+    def find_best(self, model: str, stage: Stage, shape: Shape, batch: int) -> tuple[AuxiliaryGroup, ...]:
+        """The groups of `find_able`, or those of the stage's optimal degree where one of those is free as early."""
+        able = self.find_able(model, stage, shape, batch)
         optimal = self.optimal_degree(model, stage, shape)
         if able and optimal > len(able[0]):
             replica = Replica(model, stage)
-            wide = self._able_at(model, stage, shape, batch, optimal)
+            wide = self._find_able_at(model, stage, shape, batch, optimal)
             if wide and self.free_at_s(wide, replica) <= self.free_at_s(able, replica):
                 return wide
         return able
@@ -82,7 +82,9 @@ class Auxiliaries:
             self._optimal[key] = 1 if is_narrow else self._times.optimal_degree(model, stage, shape)
         return self._optimal[key]
 
-    def _able_at(self, model: str, stage: Stage, shape: Shape, batch: int, width: int) -> tuple[AuxiliaryGroup, ...]:
+    def _find_able_at(
+        self, model: str, stage: Stage, shape: Shape, batch: int, width: int
+    ) -> tuple[AuxiliaryGroup, ...]:
         key = (model, stage, shape, batch, width)
         if key not in self._able:
             numbers: tuple[int, ...] = ()
@@ -92,24 +94,24 @@ class Auxiliaries:
                     for number in self._holders.get(Replica(model, stage), ())
                     if self._memory.fits_auxiliary(self._pools[number], model, stage, shape, batch, in_tiles)
                 )
-            self._able[key] = self._groups_of(numbers, width)
+            self._able[key] = self._list_groups(numbers, width)
         return self._able[key]
 
-    def holders(self, model: str, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
+    def list_holders(self, model: str, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
         """The auxiliaries that hold this stage of a model, whatever their memory."""
-        return self._groups_of(tuple(self._holders.get(Replica(model, stage), ())), 1)
+        return self._list_groups(tuple(self._holders.get(Replica(model, stage), ())), 1)
 
-    def _groups_of(self, numbers: tuple[int, ...], width: int) -> tuple[AuxiliaryGroup, ...]:
+    def _list_groups(self, numbers: tuple[int, ...], width: int) -> tuple[AuxiliaryGroup, ...]:
         """One object per set of pools and width, so that all sizes share its queue."""
         key = (numbers, width)
         if key not in self._groups:
             nodes = [node for number in numbers for node in self._pools[number].nodes]
-            self._groups[key] = tuple(group for node in nodes for group in _groups(node, width))
+            self._groups[key] = tuple(group for node in nodes for group in _form_groups(node, width))
         return self._groups[key]
 
     def free_at_s(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None = None) -> float:
         """When the first of these groups is expected to be free, and to have loaded the replica."""
-        return self._queue(candidates, replica).first()[0]
+        return self._find_queue(candidates, replica).find_first()[0]
 
     def occupy(self, workers: Iterable[WorkerId], until_s: float) -> None:
         """Workers that a plan of this tick takes, which may be auxiliaries of another model."""
@@ -131,19 +133,19 @@ class Auxiliaries:
 
         The queue grows by the work alone: what waits for a long D leaves room for others before it.
         """
-        queue = self._queue(candidates, replica)
-        free_s, _ = first = queue.first()
-        leader = min((entry for entry in queue.entries_in(near) if entry[0] <= free_s), default=first)[1]
-        is_near = queue.node_of(leader) == near
+        queue = self._find_queue(candidates, replica)
+        free_s, _ = first = queue.find_first()
+        leader = min((entry for entry in queue.list_entries(near) if entry[0] <= free_s), default=first)[1]
+        is_near = queue.find_node(leader) == near
         start_s = max(ready_s + transfer_s[0 if is_near else 1], free_s)
-        chosen = queue.group_of(leader)
+        chosen = queue.find_group(leader)
         for worker_id in chosen:
             self._free_at_s[worker_id] = free_s + work_s
             if replica is not None:
                 self._loaded.add((worker_id, replica))
         return chosen, start_s + work_s
 
-    def _queue(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None) -> _Queue:
+    def _find_queue(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None) -> _Queue:
         key = (id(candidates), replica)
         if key not in self._queues:
             self._queues[key] = _Queue(self, candidates, replica)
@@ -186,13 +188,13 @@ class _Queue:
             nodes[group[0].node_id].append(group)
         return nodes
 
-    def node_of(self, leader: WorkerId) -> str:
+    def find_node(self, leader: WorkerId) -> str:
         return self._by_id[leader][0].node_id
 
-    def group_of(self, leader: WorkerId) -> tuple[WorkerId, ...]:
+    def find_group(self, leader: WorkerId) -> tuple[WorkerId, ...]:
         return tuple([worker.worker_id for worker in self._by_id[leader]])
 
-    def first(self) -> tuple[float, WorkerId]:
+    def find_first(self) -> tuple[float, WorkerId]:
         """The group that is free first, by its leader's id among equals, and when."""
         while True:
             known_s, worker_id = self._heap[0]
@@ -201,7 +203,7 @@ class _Queue:
                 return known_s, worker_id
             heapq.heapreplace(self._heap, (ready_s, worker_id))
 
-    def entries_in(self, node: str) -> list[tuple[float, WorkerId]]:
+    def list_entries(self, node: str) -> list[tuple[float, WorkerId]]:
         """The groups in one node, with when they are free."""
         return [
             (self._auxiliaries.ready_at_s(group, self._replica), group[0].worker_id)
@@ -209,7 +211,7 @@ class _Queue:
         ]
 
 
-def _groups(node: Sequence[WorkerView], width: int) -> Iterable[AuxiliaryGroup]:
+def _form_groups(node: Sequence[WorkerView], width: int) -> Iterable[AuxiliaryGroup]:
     """The aligned blocks of `width` places that the workers of a node fill."""
     if width == 1:
         return [(worker,) for worker in node]

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from dispatch.options import DispatchOptions
 from dispatch.workers.pools import Pool
-from profiler.memory import held_weights_bytes, largest_unit, peak_bytes_by_degree, stages_peak_bytes
+from profiler.memory import (
+    compute_peak_bytes_by_degree,
+    compute_stages_peak_bytes,
+    find_largest_unit,
+    sum_weights_bytes,
+)
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
@@ -38,13 +43,13 @@ class MemoryCheck:
         self._degrees: dict[tuple[object, ...], FittingDegrees | str] = {}
         self._auxiliaries: dict[tuple[object, ...], bool] = {}
 
-    def unit_of(self, replicas: frozenset[Replica]) -> int:
+    def find_unit(self, replicas: frozenset[Replica]) -> int:
         """How many workers that hold these replicas belong together (`dispatch.workers.pools`)."""
         if replicas not in self._units:
-            self._units[replicas] = largest_unit(self._times, replicas)
+            self._units[replicas] = find_largest_unit(self._times, replicas)
         return self._units[replicas]
 
-    def degrees(
+    def find_degrees(
         self, pool: Pool, model: str, stages: frozenset[Stage], shape: Shape, num_outputs: int, batch: int
     ) -> FittingDegrees | str:
         """The degrees of D at which these stages of a batch fit the memory and the nodes of a pool, or why there are
@@ -56,7 +61,7 @@ class MemoryCheck:
         widest = min(pool.largest_node, self._options.max_degree or pool.largest_node)
         key = (pool.memory_bytes, pool.replicas, widest, model, stages, shape, num_outputs, batch)
         if (known := self._degrees.get(key)) is None:
-            known = self._degrees[key] = self._find(pool, widest, model, stages, shape, num_outputs, batch)
+            known = self._degrees[key] = self._find_degrees(pool, widest, model, stages, shape, num_outputs, batch)
         return known
 
     def fits_auxiliary(
@@ -69,19 +74,19 @@ class MemoryCheck:
             if in_tiles and stage is Stage.DECODE:
                 need_bytes = frugal_decode_bytes(self._times, model, shape, batch=batch)
             else:
-                need_bytes = stages_peak_bytes(self._times, model, (stage,), shape, batch=batch)
-            known = self._auxiliaries[key] = need_bytes <= self._free(pool)
+                need_bytes = compute_stages_peak_bytes(self._times, model, (stage,), shape, batch=batch)
+            known = self._auxiliaries[key] = need_bytes <= self._compute_free_bytes(pool)
         return known
 
-    def _free(self, pool: Pool) -> int:
+    def _compute_free_bytes(self, pool: Pool) -> int:
         """Bytes that a worker has in addition to its weights and the handoff buffer; may be negative."""
         key = (pool.memory_bytes, pool.replicas)
         if key not in self._free_bytes:
-            held_bytes = held_weights_bytes(self._times, pool.replicas)
+            held_bytes = sum_weights_bytes(self._times, pool.replicas)
             self._free_bytes[key] = pool.memory_bytes - held_bytes - self._options.handoff_reserve_bytes
         return self._free_bytes[key]
 
-    def _find(
+    def _find_degrees(
         self,
         pool: Pool,
         widest: int,
@@ -92,13 +97,13 @@ class MemoryCheck:
         batch: int,
     ) -> FittingDegrees | str:
         kind = pool.types[model]
-        free_bytes = self._free(pool)
+        free_bytes = self._compute_free_bytes(pool)
         profiled = self._times.degrees(model, Stage.DIFFUSE)
         degrees = [degree for degree in profiled if pool.unit <= degree <= widest]
         if not degrees:
             return f"{kind} workers can form degree {widest} at most, {model} was profiled from {profiled[0]} up"
         for in_tiles in (False, True) if Stage.DECODE in stages else (False,):
-            peaks = self._peaks(model, stages, shape, degrees, num_outputs, batch, in_tiles)
+            peaks = self._compute_peaks(model, stages, shape, degrees, num_outputs, batch, in_tiles)
             fitting = tuple(degree for degree, peak_bytes in peaks.items() if peak_bytes <= free_bytes)
             if fitting:
                 return FittingDegrees(fitting, min(peaks), in_tiles)
@@ -106,7 +111,7 @@ class MemoryCheck:
             return f"the weights of {kind} workers exceed their memory by {-free_bytes} bytes; place stages apart"
         return f"{kind} workers have {free_bytes} bytes free beside their weights and need {min(peaks.values())}"
 
-    def _peaks(
+    def _compute_peaks(
         self,
         model: str,
         stages: Collection[Stage],
@@ -117,11 +122,11 @@ class MemoryCheck:
         in_tiles: bool,
     ) -> dict[int, int]:
         together = [stage for stage in stages if (batch == 1 and not in_tiles) or stage is not Stage.DECODE]
-        peaks = peak_bytes_by_degree(self._times, model, together, shape, degrees, num_outputs * batch)
+        peaks = compute_peak_bytes_by_degree(self._times, model, together, shape, degrees, num_outputs * batch)
         if len(together) < len(stages):
             if in_tiles:
                 decode_bytes = frugal_decode_bytes(self._times, model, shape, batch=num_outputs)
             else:
-                decode_bytes = stages_peak_bytes(self._times, model, (Stage.DECODE,), shape, batch=num_outputs)
+                decode_bytes = compute_stages_peak_bytes(self._times, model, (Stage.DECODE,), shape, batch=num_outputs)
             peaks = {degree: max(peak_bytes, decode_bytes) for degree, peak_bytes in peaks.items()}
         return peaks

@@ -42,9 +42,9 @@ class Pool:
         """Workers of units that are idle as a whole."""
         if self.unit == 1:
             return tuple([sum([worker.idle for worker in node]) for node in self.nodes])
-        return tuple([self.unit * sum([_is_idle(unit) for unit in self.units(node)]) for node in self.nodes])
+        return tuple([self.unit * sum([_is_idle(unit) for unit in self.list_units(node)]) for node in self.nodes])
 
-    def units(self, node: Sequence[WorkerView]) -> list[tuple[WorkerView, ...]]:
+    def list_units(self, node: Sequence[WorkerView]) -> list[tuple[WorkerView, ...]]:
         """The workers of a node of this pool by units."""
         return [tuple(node[start : start + self.unit]) for start in range(0, len(node), self.unit)]
 
@@ -62,7 +62,7 @@ class Pool:
         """Per node, ascending, when its units are free; 0 for those that are idle."""
         if self.unit == 1:
             return tuple([sorted([0.0 if worker.idle else worker.free_at_s for worker in node]) for node in self.nodes])
-        return tuple([sorted([_free_at_s(unit) for unit in self.units(node)]) for node in self.nodes])
+        return tuple([sorted([_free_at_s(unit) for unit in self.list_units(node)]) for node in self.nodes])
 
     def earliest_start_s(self, degree: int, now_s: float) -> float:
         """When `degree` workers of one node are expected to be free together; infinity when no node has as many."""
@@ -72,13 +72,13 @@ class Pool:
         starts_s = [free_at_s[units - 1] for free_at_s in self._free_at_s if len(free_at_s) >= units]
         return max(now_s, min(starts_s, default=float("inf")))
 
-    def first_free(self, degree: int, now_s: float) -> tuple[WorkerView, ...]:
+    def find_first_free(self, degree: int, now_s: float) -> tuple[WorkerView, ...]:
         """The workers of one node that `earliest_start_s` speaks of; none when no node has as many."""
 
         def order(unit: tuple[WorkerView, ...]) -> tuple[float, bool, WorkerId]:
             return max(now_s, _free_at_s(unit)), not _is_idle(unit), unit[0].worker_id
 
-        nodes = [self.units(node) for node in self.nodes if len(node) >= degree]
+        nodes = [self.list_units(node) for node in self.nodes if len(node) >= degree]
         groups = [sorted(units, key=order)[: degree // self.unit] for units in nodes]
         chosen = min(groups, key=lambda group: order(group[-1]), default=[])
         return tuple(worker for unit in chosen for worker in unit)
@@ -96,12 +96,12 @@ def _free_at_s(unit: Sequence[WorkerView]) -> float:
 UnitOf = Callable[[frozenset[Replica]], int]
 
 
-def alone(replicas: frozenset[Replica]) -> int:
+def count_alone(replicas: frozenset[Replica]) -> int:
     """Each worker holds the weights of its stages by itself."""
     return 1
 
 
-def group_into_pools(workers: Iterable[WorkerView], unit_of: UnitOf = alone) -> tuple[Pool, ...]:
+def group_into_pools(workers: Iterable[WorkerView], unit_of: UnitOf = count_alone) -> tuple[Pool, ...]:
     """All workers in pools, in an order that depends on the workers alone, not on theirs."""
     pooled: defaultdict[tuple[int, frozenset[Replica]], defaultdict[str, list[WorkerView]]]
     pooled = defaultdict(lambda: defaultdict(list))
@@ -111,11 +111,11 @@ def group_into_pools(workers: Iterable[WorkerView], unit_of: UnitOf = alone) -> 
     pools: list[Pool] = []
     for memory_bytes, replicas in keys:
         held = frozenset(replicas)
-        nodes, types = pooled[memory_bytes, held], _primary_types(replicas)
+        nodes, types = pooled[memory_bytes, held], _find_primary_types(replicas)
         if (unit := unit_of(held)) == 1:
-            pools.append(Pool(held, types, memory_bytes, _sorted_nodes(nodes)))
+            pools.append(Pool(held, types, memory_bytes, _sort_nodes(nodes)))
             continue
-        whole, broken = _by_units(nodes, unit)
+        whole, broken = _split_by_units(nodes, unit)
         if whole:
             pools.append(Pool(held, types, memory_bytes, whole, unit))
         if broken:
@@ -123,11 +123,11 @@ def group_into_pools(workers: Iterable[WorkerView], unit_of: UnitOf = alone) -> 
     return tuple(pools)
 
 
-def _sorted_nodes(nodes: Mapping[str, list[WorkerView]]) -> tuple[tuple[WorkerView, ...], ...]:
+def _sort_nodes(nodes: Mapping[str, list[WorkerView]]) -> tuple[tuple[WorkerView, ...], ...]:
     return tuple(tuple(sorted(nodes[node_id], key=lambda worker: worker.worker_id)) for node_id in sorted(nodes))
 
 
-def _by_units(
+def _split_by_units(
     nodes: Mapping[str, list[WorkerView]], unit: int
 ) -> tuple[tuple[tuple[WorkerView, ...], ...], tuple[tuple[WorkerView, ...], ...]]:
     """The workers whose units are whole and the others, per node, in the order of their places."""
@@ -140,7 +140,7 @@ def _by_units(
     return tuple(filter(None, whole)), tuple(filter(None, broken))
 
 
-def _primary_types(replicas: Sequence[Replica]) -> dict[str, PlacementType]:
+def _find_primary_types(replicas: Sequence[Replica]) -> dict[str, PlacementType]:
     stages: defaultdict[str, set[Stage]] = defaultdict(set)
     for replica in replicas:
         stages[replica.model].add(replica.stage)
@@ -174,10 +174,10 @@ class IdleWorkers:
             return None
         number, wanted = next(iter(self._by_idle[min(counts)])), 0
         if preferred:
-            number, wanted = self._node_with_most(degree, sorted(counts), preferred)
-        idle = self._idle_in(number)
+            number, wanted = self._find_node_with_most(degree, sorted(counts), preferred)
+        idle = self._count_idle(number)
         node = self._nodes[number]
-        chosen = _block(len(node) // unit, idle, degree, wanted)
+        chosen = _find_block(len(node) // unit, idle, degree, wanted)
         count = idle.bit_count()
         self._idle[number] = idle & ~sum(1 << place for place in chosen)
         del self._by_idle[count][number]
@@ -187,36 +187,38 @@ class IdleWorkers:
             chosen = tuple(unit * place + rank for place in chosen for rank in range(unit))
         return tuple([node[place].worker_id for place in chosen])
 
-    def _node_with_most(self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]) -> tuple[int, int]:
+    def _find_node_with_most(
+        self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]
+    ) -> tuple[int, int]:
         """The node, and the idle units in it with preferred workers."""
         best, most = (-1, 0), -1
         for count in counts:
             for number in self._by_idle[count]:
                 is_preferred = [worker.worker_id in preferred for worker in self._nodes[number]]
-                wanted = self._idle_in(number) & _bits(self._per_unit(is_preferred, any))
+                wanted = self._count_idle(number) & _pack_bits(self._reduce_units(is_preferred, any))
                 if min(wanted.bit_count(), degree) > most:
                     best, most = (number, wanted), min(wanted.bit_count(), degree)
         return best
 
-    def _idle_in(self, number: int) -> int:
+    def _count_idle(self, number: int) -> int:
         if number not in self._idle:
             is_idle = [worker.idle for worker in self._nodes[number]]
-            self._idle[number] = _bits(self._per_unit(is_idle, all))
+            self._idle[number] = _pack_bits(self._reduce_units(is_idle, all))
         return self._idle[number]
 
-    def _per_unit(self, flags: Sequence[bool], of: Callable[[Sequence[bool]], bool]) -> Iterable[bool]:
+    def _reduce_units(self, flags: Sequence[bool], of: Callable[[Sequence[bool]], bool]) -> Iterable[bool]:
         """Flags of a node's workers as flags of its units."""
         if self._unit == 1:
             return flags
         return [of(flags[start : start + self._unit]) for start in range(0, len(flags), self._unit)]
 
 
-def _bits(flags: Iterable[bool]) -> int:
+def _pack_bits(flags: Iterable[bool]) -> int:
     return sum([1 << place for place, flag in enumerate(flags) if flag])
 
 
 @lru_cache(maxsize=1 << 14)
-def _block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ...]:
+def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ...]:
     """Which of a node's `size` places to take; `idle` and `wanted` (a part of it) are bits by place.
 
     Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), with the most that are wanted, and

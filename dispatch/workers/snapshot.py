@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dispatch.workers.pools import Pool, UnitOf, alone, group_into_pools
+from dispatch.workers.pools import Pool, UnitOf, count_alone, group_into_pools
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
 
@@ -25,14 +25,14 @@ class WorkerSnapshot:
     workers: Sequence[WorkerView]
     all_pools: tuple[Pool, ...]
     _layout: _PoolLayout
-    _unit_of: UnitOf = alone
+    _unit_of: UnitOf = count_alone
 
     @property
     def pools(self) -> tuple[Pool, ...]:
         """The pools of primaries."""
         return tuple(pool for pool in self.all_pools if pool.types)
 
-    def seen(self, workers: Sequence[WorkerView]) -> WorkerSnapshot:
+    def update(self, workers: Sequence[WorkerView]) -> WorkerSnapshot:
         """The snapshot of these views, equal to what `take_snapshot` gives. Pools without a change are shared with this
         one, and a worker without a change has the same view object."""
         if len(workers) != len(self.workers):
@@ -46,7 +46,7 @@ class WorkerSnapshot:
             return take_snapshot(workers, self._unit_of)
         return self._with(changed)
 
-    def replacing(self, views: Mapping[WorkerId, WorkerView]) -> WorkerSnapshot:
+    def replace_views(self, views: Mapping[WorkerId, WorkerView]) -> WorkerSnapshot:
         """The snapshot with other views of some workers, which hold the same and are in the same place."""
         ids = views.keys()
         return self._with(
@@ -66,7 +66,7 @@ class WorkerSnapshot:
         return WorkerSnapshot(workers, tuple(pools), self._layout, self._unit_of)
 
 
-def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = alone) -> WorkerSnapshot:
+def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = count_alone) -> WorkerSnapshot:
     """The workers, grouped anew."""
     all_pools = group_into_pools(workers, unit_of)
     places = {worker.worker_id: place for place, worker in enumerate(workers)}

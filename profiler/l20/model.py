@@ -38,61 +38,71 @@ def complete(published: Sequence[ProfileRow], name: str = "l20.csv") -> ProfileT
             for row in published
             if row.model == model.name and row.source.startswith("published")
         }
-        rows += _model_rows(model, steps)
-    weights = tuple(row for model in MODELS for row in _weights_rows(model))
+        rows += _make_model_rows(model, steps)
+    weights = tuple(row for model in MODELS for row in _make_weights_rows(model))
     return ProfileTable(name, tuple(rows), weights, (LinksRow(GPU, figures.LINKS, _MODELLED),))
 
 
-def _model_rows(model: ModelFigures, published: _StepSeconds) -> Iterator[ProfileRow]:
+def _make_model_rows(model: ModelFigures, published: _StepSeconds) -> Iterator[ProfileRow]:
     """The rows of one model, sizes ascending in tokens, each with E, D and C."""
-    steps = _with_off_entry(model, published)
+    steps = _add_off_entry(model, published)
     curve = TokenCurve((shape.tokens, seconds) for (shape, degree), seconds in steps.items() if degree == 1)
     for shape in sorted({shape for shape, _ in steps}, key=lambda size: (size.tokens, size)):
-        yield from _encode_rows(model, shape)
+        yield from _make_encode_rows(model, shape)
         for degree in sorted(k for size, k in steps if size == shape):
             source = PUBLISHED if (shape, degree) in published else _OFF_SOURCE
-            yield _row(model, Stage.DIFFUSE, shape, steps[shape, degree], source, degree)
-        yield from _diffuse_batch_rows(model, shape, steps[shape, 1], curve)
+            yield _make_row(model, Stage.DIFFUSE, shape, steps[shape, degree], source, degree)
+        yield from _make_diffuse_batch_rows(model, shape, steps[shape, 1], curve)
         for degree in figures.DECODE_DEGREES:
             share = figures.DECODE_SERIAL_SHARE + (1 - figures.DECODE_SERIAL_SHARE) / degree
-            yield _row(model, Stage.DECODE, shape, decode_seconds(model, shape) * share, _MODELLED, degree)
+            yield _make_row(model, Stage.DECODE, shape, compute_decode_seconds(model, shape) * share, _MODELLED, degree)
 
 
-def _with_off_entry(model: ModelFigures, published: _StepSeconds) -> _StepSeconds:
+def _add_off_entry(model: ModelFigures, published: _StepSeconds) -> _StepSeconds:
     if model.name != _OFF_MODEL:
         return published
     gains = [published[shape, _OFF_DEGREE] / published[shape, 1] for shape in _OFF_NEIGHBOURS]
     return published | {(_OFF_SHAPE, _OFF_DEGREE): published[_OFF_SHAPE, 1] * math.sqrt(gains[0] * gains[1])}
 
 
-def _encode_rows(model: ModelFigures, shape: Shape) -> Iterator[ProfileRow]:
-    single_s = encode_seconds(model)
+def _make_encode_rows(model: ModelFigures, shape: Shape) -> Iterator[ProfileRow]:
+    single_s = compute_encode_seconds(model)
     for batch in (1, *figures.ENCODE_BATCHES):
         seconds = single_s * (1 + figures.ENCODE_COST_OF_A_FURTHER_PROMPT * (batch - 1))
-        yield _row(model, Stage.ENCODE, shape, seconds, _MODELLED, batch=batch)
+        yield _make_row(model, Stage.ENCODE, shape, seconds, _MODELLED, batch=batch)
 
 
-def _diffuse_batch_rows(model: ModelFigures, shape: Shape, single_s: float, curve: TokenCurve) -> Iterator[ProfileRow]:
+def _make_diffuse_batch_rows(
+    model: ModelFigures, shape: Shape, single_s: float, curve: TokenCurve
+) -> Iterator[ProfileRow]:
     """A batch is at most as slow as one sequence of as many tokens, whose attention costs more."""
     for batch in figures.DIFFUSE_BATCHES:
         if not curve.covers(batch * shape.tokens):
             return
-        seconds = curve.at(batch * shape.tokens)
+        seconds = curve.interpolate(batch * shape.tokens)
         if seconds <= (1 - figures.DIFFUSE_BATCH_LEAST_SAVING) * batch * single_s:
-            yield _row(model, Stage.DIFFUSE, shape, seconds, _PEAK_BATCH, batch=batch)
+            yield _make_row(model, Stage.DIFFUSE, shape, seconds, _PEAK_BATCH, batch=batch)
 
 
-def _row(
+def _make_row(
     model: ModelFigures, stage: Stage, shape: Shape, seconds: float, source: str, degree: int = 1, batch: int = 1
 ) -> ProfileRow:
     # As precise as the file, so that the table in memory is the one that was read.
     seconds = float(f"{seconds:.6g}")
     return ProfileRow(
-        model.name, GPU, stage, shape, degree, batch, seconds, peak_bytes(model, stage, shape, degree, batch), source
+        model.name,
+        GPU,
+        stage,
+        shape,
+        degree,
+        batch,
+        seconds,
+        compute_peak_bytes(model, stage, shape, degree, batch),
+        source,
     )
 
 
-def encode_seconds(model: ModelFigures) -> float:
+def compute_encode_seconds(model: ModelFigures) -> float:
     """One prompt: two FLOP per parameter and token, or reading the weights once, whichever is slower."""
     compute_s = (
         2 * model.encoder_parameters * figures.PROMPT_TOKENS / (figures.PEAK_FLOPS_PER_S * figures.MATMUL_EFFICIENCY)
@@ -101,12 +111,12 @@ def encode_seconds(model: ModelFigures) -> float:
     return figures.ENCODE_OVERHEAD_S + max(compute_s, read_s)
 
 
-def decode_seconds(model: ModelFigures, shape: Shape) -> float:
+def compute_decode_seconds(model: ModelFigures, shape: Shape) -> float:
     """Seconds at degree 1: bytes moved over the bandwidth reached, and attention over the latents where there is any.
 
     A latent frame costs the same whether it becomes one pixel frame (the first) or `frames_per_token`.
     """
-    traffic_bytes = model.decode_traffic_bytes * _decoded_pixels(model, shape)
+    traffic_bytes = model.decode_traffic_bytes * _count_decoded_pixels(model, shape)
     if shape.num_frames > 1:
         traffic_bytes *= model.temporal_overlap
     seconds = traffic_bytes / (figures.PEAK_BYTES_PER_S * figures.DECODER_BANDWIDTH_EFFICIENCY)
@@ -117,11 +127,11 @@ def decode_seconds(model: ModelFigures, shape: Shape) -> float:
     return figures.DECODE_OVERHEAD_S + seconds
 
 
-def peak_bytes(model: ModelFigures, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
+def compute_peak_bytes(model: ModelFigures, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
     """Peak activations on one worker. DIFFUSE shares its tokens among the workers; DECODE gathers its output on the
     leader, so width saves it no memory."""
     if stage is Stage.DECODE:
-        live_bytes = model.decode_live_bytes * _decoded_pixels(model, shape)
+        live_bytes = model.decode_live_bytes * _count_decoded_pixels(model, shape)
     else:
         width, tokens = model.encoder_width, float(figures.PROMPT_TOKENS)
         if stage is Stage.DIFFUSE:
@@ -130,12 +140,12 @@ def peak_bytes(model: ModelFigures, stage: Stage, shape: Shape, degree: int = 1,
     return figures.WORKSPACE_BYTES + math.ceil(batch * live_bytes)
 
 
-def _decoded_pixels(model: ModelFigures, shape: Shape) -> float:
+def _count_decoded_pixels(model: ModelFigures, shape: Shape) -> float:
     """Pixels of all frames that the decoder works on (256 per token and frame)."""
     return 256 * shape.tokens * model.frames_per_token
 
 
-def _weights_rows(model: ModelFigures) -> Iterator[WeightsRow]:
+def _make_weights_rows(model: ModelFigures) -> Iterator[WeightsRow]:
     """Weights, and what a stage hands on: the padded prompt's hidden states, 16 latent channels at an eighth of the
     pixels in both directions (2 x 2 per token), three bytes per pixel."""
     encode, diffuse, decode = (

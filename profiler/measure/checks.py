@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from profiler.measure.configs import config_value
+from profiler.measure.configs import read_config_value
 from profiler.measure.stages import Source
 from tridentserve.errors import ModelFolderError, ProfileError
 from tridentserve.models.family import Family
@@ -43,9 +43,9 @@ class Sweep:
     @property
     def max_degree(self) -> int:
         """The most processes at once."""
-        return max((point.degree for point in self.points()), default=1)
+        return max((point.degree for point in self.list_points()), default=1)
 
-    def points(self) -> list[ProfilePoint]:
+    def list_points(self) -> list[ProfilePoint]:
         """The points in the order of measurement: one stage after the other, so that each has the memory to itself."""
         degrees = {Stage.ENCODE: (1,), Stage.DIFFUSE: self.degrees, Stage.DECODE: self.decode_degrees}
         return [
@@ -75,7 +75,7 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         raise ProfileError(f"degrees are {degrees}; they must be powers of two")
     if max(sweep.degrees) > 1 and not family.shares_tokens:
         raise ProfileError(f"{family.name} runs at degree 1 only; measure no other")
-    heads = _transformer_number(source, "num_attention_heads") or 0
+    heads = _read_transformer_number(source, "num_attention_heads") or 0
     if heads % max(sweep.degrees):
         raise ProfileError(
             f"{heads} attention heads cannot be shared by {max(sweep.degrees)} workers; measure fewer degrees"
@@ -93,21 +93,21 @@ def _check_shape(family: Family, shape: Shape) -> None:
         raise ProfileError(f"{family.name} makes no {shape}: the number of frames must be {rule}")
 
 
-def too_large(source: Source, shape: Shape) -> str | None:
+def explain_too_large(source: Source, shape: Shape) -> str | None:
     """Why the model's table of positions has no room for a size; None where it has, or needs no table."""
-    rows = _transformer_number(source, "pos_embed_max_size")
+    rows = _read_transformer_number(source, "pos_embed_max_size")
     limit = None if rows is None else rows * detect_family(source.folder).size_multiple
     if limit is None or max(shape.height, shape.width) <= limit:
         return None
     return f"the model makes no side above {limit} (pos_embed_max_size {rows})"
 
 
-def _transformer_number(source: Source, key: str) -> int | None:
+def _read_transformer_number(source: Source, key: str) -> int | None:
     """A number in the transformer's config, or its class's default; None where there is neither."""
     path = source.folder / "transformer" / "config.json"
     if not path.parent.is_dir():
         return None  # a U-Net
-    value = config_value(read_component_classes(source.folder)["transformer"][1], read_json(path), key)
+    value = read_config_value(read_component_classes(source.folder)["transformer"][1], read_json(path), key)
     if value is not None and not isinstance(value, int):
         raise ModelFolderError(f"{path} says {key} is {value!r}, which is no whole number; copy the file again")
     return value

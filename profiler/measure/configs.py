@@ -9,7 +9,7 @@ from typing import Any
 import diffusers
 
 
-def config_value(class_name: str, config: Mapping[str, Any], key: str) -> Any:
+def read_config_value(class_name: str, config: Mapping[str, Any], key: str) -> Any:
     """The value of an entry, else the default of the class of diffusers; None where there is neither."""
     if key in config:
         return config[key]

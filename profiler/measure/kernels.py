@@ -14,12 +14,12 @@ import safetensors.torch
 from profiler.measure.stages import (
     WARM_UP,
     Source,
-    condition_of,
+    build_inputs,
+    compute_condition,
     load_stage,
+    load_weightless,
+    measure_seconds,
     release,
-    request_of,
-    seconds_of,
-    weightless,
 )
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import Kernels
@@ -51,10 +51,10 @@ def compare_kernels(
 
     Raises `ModelFolderError` and `MemoryError` for a model that cannot be loaded.
     """
-    requests = [request_of(source, shape, 1 + WARM_UP + rounds * steps_per_round) for shape in shapes]
-    conditions = [safetensors.torch.load(condition_of(source, inputs, cheap=True)) for inputs in requests]
+    requests = [build_inputs(source, shape, 1 + WARM_UP + rounds * steps_per_round) for shape in shapes]
+    conditions = [safetensors.torch.load(compute_condition(source, inputs, cheap=True)) for inputs in requests]
     release()
-    adapters = dict(_adapters(source, ways))
+    adapters = dict(_load_adapters(source, ways))
     for inputs, condition in zip(requests, conditions, strict=True):
         runs = [_KernelRun(way, adapter, adapter.prepare(condition, inputs)) for way, adapter in adapters.items()]
         for run in runs:
@@ -69,22 +69,22 @@ def compare_kernels(
         yield inputs.shape, [run.timing for run in runs]
 
 
-def _adapters(source: Source, ways: Sequence[Kernels]) -> Iterator[tuple[Kernels, PipelineAdapter]]:
+def _load_adapters(source: Source, ways: Sequence[Kernels]) -> Iterator[tuple[Kernels, PipelineAdapter]]:
     """One for each way, all with the same weights."""
     weights = named_tensors(load_stage(source, Stage.DIFFUSE))
     for way in dict.fromkeys((STOCK, *ways)):
-        adapter = weightless(source)
+        adapter = load_weightless(source)
         attach(adapter, weights)
         kernels.install(adapter, way)
         yield way, adapter
 
 
-def ratios(timing: Timing, stock: Timing) -> list[float]:
+def compute_ratios(timing: Timing, stock: Timing) -> list[float]:
     """How long its steps took over how long those of the other did, round by round."""
     return [one / other for one, other in zip(timing.seconds, stock.seconds, strict=True)]
 
 
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
+def compute_spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Median, lowest and highest."""
     return statistics.median(values), min(values), max(values)
 
@@ -115,4 +115,4 @@ class _KernelRun:
         def steps() -> None:
             (self.state,) = self._adapter.advance([self.state], num_steps)
 
-        return seconds_of(steps, self.state.tensors["latents"].device) / num_steps
+        return measure_seconds(steps, self.state.tensors["latents"].device) / num_steps

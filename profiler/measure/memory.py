@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def peak_bytes(work: Callable[[], object], inputs: Mapping[str, torch.Tensor], device: torch.device) -> int:
+def measure_peak_bytes(work: Callable[[], object], inputs: Mapping[str, torch.Tensor], device: torch.device) -> int:
     """Peak bytes while `work` runs: its inputs, and all that it makes and has not yet let go. Weights do not count."""
     held_bytes: int = sum(tensor.untyped_storage().nbytes() for tensor in inputs.values())
     if device.type == "cuda":
@@ -60,8 +60,8 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self._seen.add(key)
         self._live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-        weakref.finalize(storage, self._gone, key, nbytes)
+        weakref.finalize(storage, self._forget, key, nbytes)
 
-    def _gone(self, key: int, nbytes: int) -> None:
+    def _forget(self, key: int, nbytes: int) -> None:
         self._seen.discard(key)
         self._live_bytes -= nbytes

@@ -14,15 +14,15 @@ from dataclasses import replace
 
 import torch
 
-from profiler.measure.checks import ProfilePoint, too_large
+from profiler.measure.checks import ProfilePoint, explain_too_large
 from profiler.measure.stages import (
     MeasuredMember,
     Sample,
     Source,
-    condition_of,
-    num_steps,
+    build_inputs,
+    compute_condition,
+    count_steps,
     release,
-    request_of,
     sample_decode,
     sample_diffuse,
     sample_encode,
@@ -40,7 +40,7 @@ class Processes:
     """One process per rank above 0; rank 0 and degree 1 run in this process."""
 
     def __init__(self, source: Source, max_degree: int, repeats: int, num_threads: int) -> None:
-        self._source = _on_rank(source, 0)
+        self._source = _move_to_rank(source, 0)
         self._repeats = repeats
         self._stack = ExitStack()
         self._store = connect_store(is_server=True)
@@ -58,7 +58,7 @@ class Processes:
         release()
         self._stack.close()
 
-    def samples(self, wanted: Sequence[ProfilePoint]) -> Iterator[tuple[ProfilePoint, Sample | str]]:
+    def take_samples(self, wanted: Sequence[ProfilePoint]) -> Iterator[tuple[ProfilePoint, Sample | str]]:
         """Measure points, given stage by stage. What cannot be measured gives the reason instead of a sample."""
         conditions: dict[Shape, bytes] = {}
         without_condition: set[Shape] = set()
@@ -69,7 +69,7 @@ class Processes:
                 self._free_ranks()
                 # Now, while no other stage needs the memory.
                 self._add_conditions(conditions, {later.shape for later in wanted} - without_condition)
-            if (reason := too_large(self._source, point.shape)) is not None:
+            if (reason := explain_too_large(self._source, point.shape)) is not None:
                 yield point, reason
                 continue
             if stage is not Stage.ENCODE and point.shape not in conditions:
@@ -86,25 +86,25 @@ class Processes:
 
     def _add_conditions(self, conditions: dict[Shape, bytes], shapes: set[Shape]) -> None:
         for shape in sorted(shapes - set(conditions)):
-            if too_large(self._source, shape) is None:
-                with _without_memory_errors():
-                    conditions[shape] = condition_of(self._source, self._inputs(shape), cheap=True)
+            if explain_too_large(self._source, shape) is None:
+                with _silence_memory_errors():
+                    conditions[shape] = compute_condition(self._source, self._build_inputs(shape), cheap=True)
 
     def _sample(self, point: ProfilePoint, conditions: dict[Shape, bytes]) -> Sample:
         """Measure one point. The condition of its shape is added by ENCODE and used by the others."""
-        inputs = self._inputs(point.shape, num_steps(self._repeats) if point.stage is Stage.DIFFUSE else 2)
+        inputs = self._build_inputs(point.shape, count_steps(self._repeats) if point.stage is Stage.DIFFUSE else 2)
         if point.stage is Stage.ENCODE:
             sample = sample_encode(self._source, inputs, self._repeats, point.batch)
             if point.shape not in conditions:
-                conditions[point.shape] = condition_of(self._source, inputs)
+                conditions[point.shape] = compute_condition(self._source, inputs)
             return sample
         run = sample_decode if point.stage is Stage.DECODE else sample_diffuse
-        return self._together(run, point, inputs, conditions[point.shape])
+        return self._run_together(run, point, inputs, conditions[point.shape])
 
-    def _inputs(self, shape: Shape, steps: int = 2) -> GenerationInputs:
-        return request_of(self._source, shape, steps)
+    def _build_inputs(self, shape: Shape, steps: int = 2) -> GenerationInputs:
+        return build_inputs(self._source, shape, steps)
 
-    def _together(
+    def _run_together(
         self, run: Callable[..., Sample], point: ProfilePoint, inputs: GenerationInputs, condition: bytes
     ) -> Sample:
         """A point of D or C, by as many processes as its degree says."""
@@ -115,7 +115,7 @@ class Processes:
         members = [MeasuredMember(self._store.port, group, rank, degree) for rank in range(degree)]
         futures = [
             self._ranks[member.rank - 1].submit(
-                run, _on_rank(self._source, member.rank), inputs, condition, self._repeats, point.batch, member
+                run, _move_to_rank(self._source, member.rank), inputs, condition, self._repeats, point.batch, member
             )
             for member in members[1:]
         ]
@@ -156,13 +156,13 @@ def _start_rank(num_threads: int) -> None:
     set_threads(num_threads)
 
 
-def _on_rank(source: Source, rank: int) -> Source:
+def _move_to_rank(source: Source, rank: int) -> Source:
     """One GPU per rank; ranks on the CPU share it."""
     return source if torch.device(source.device).type == "cpu" else replace(source, device=f"cuda:{rank}")
 
 
 @contextmanager
-def _without_memory_errors() -> Iterator[None]:
+def _silence_memory_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -19,9 +19,9 @@ from typing import Any, cast
 import diffusers
 import torch
 
-from profiler.measure.configs import config_value
-from profiler.measure.tokenizers import stand_in
-from profiler.published_models import Component, published_model
+from profiler.measure.configs import read_config_value
+from profiler.measure.tokenizers import build_stand_in
+from profiler.published_models import Component, read_published_model
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
 from tridentserve.pipelines import PipelineAdapter, load_adapter
@@ -50,7 +50,7 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
     conditions of the right shape at little cost. `most_blocks`: cut a transformer to this many blocks of each kind.
     Raises `ProfileError` for a name that is not known, and for a U-Net that is to be cut.
     """
-    model = published_model(name)
+    model = read_published_model(name)
     index: dict[str, Any] = {"_class_name": model.pipeline_class, **model.options}
     for part, component in model.components.items():
         index[part] = [component.library, component.class_name]
@@ -61,7 +61,7 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
             component = component.with_config(**_cut(name, component, most_blocks))
         _write_component(folder / part, component)
         if part.startswith("text_encoder"):
-            tokenizer = stand_in(component)
+            tokenizer = build_stand_in(component)
             tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
             index[part.replace("text_encoder", "tokenizer")] = ["transformers", type(tokenizer).__name__]
     (folder / MODEL_INDEX).write_text(json.dumps(index))
@@ -70,7 +70,7 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
 
 def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, Any]:
     """The entries of a config with fewer blocks."""
-    wanted = {key: config_value(denoiser.class_name, denoiser.config, key) for key in _BLOCKS}
+    wanted = {key: read_config_value(denoiser.class_name, denoiser.config, key) for key in _BLOCKS}
     found = {key: number for key, number in wanted.items() if isinstance(number, int)}
     if not found:
         raise ProfileError(f"the blocks of {name} all differ, as it is a U-Net; measure all of them")
@@ -84,7 +84,7 @@ def _write_component(folder: Path, component: Component) -> None:
     (folder / name).write_text(json.dumps(named | dict(component.config)))
 
 
-def random_adapter(
+def make_random_adapter(
     folder: Path, stages: frozenset[Stage], device: str = "cpu", dtype: torch.dtype | None = None
 ) -> PipelineAdapter:
     """Load an adapter from the configurations alone, with random weights of a variance that activations survive.
@@ -92,33 +92,37 @@ def random_adapter(
     Raises `ModelFolderError` where `load_adapter` does, and `MemoryError` for weights that a CPU has no memory for.
     """
     adapter = load_adapter(folder, stages, device=device, dtype=dtype, weights=False)
-    wanted = _named(adapter)
+    wanted = _name_tensors(adapter)
     target = torch.device(device)
     if target.type == "cpu":
-        _check_host_memory(_distinct_bytes(wanted))
+        _check_host_memory(_count_distinct_bytes(wanted))
     # What is no parameter (tables of positions, frequencies) is computed from the configuration, not random.
-    computed = _named(_with_real_buffers(adapter)) if any(not _is_random(tensor) for tensor in wanted.values()) else {}
+    computed = (
+        _name_tensors(_make_buffers_real(adapter)) if any(not _is_random(tensor) for tensor in wanted.values()) else {}
+    )
     generator = torch.Generator(target).manual_seed(0)
     made: dict[int, torch.Tensor] = {}
     tensors: Tensors = {}
     for name, tensor in wanted.items():
         if id(tensor) not in made:
-            filled = _random if _is_random(tensor) else lambda name, *_: computed[name].to(target)
+            filled = _make_random if _is_random(tensor) else lambda name, *_: computed[name].to(target)
             made[id(tensor)] = filled(name, tensor, target, generator)
         tensors[name] = made[id(tensor)]
     attach(adapter, tensors)
     return adapter
 
 
-def random_weights_bytes(folder: Path, dtype: torch.dtype) -> dict[Stage, int]:
-    """Bytes of the weights of each stage, as `random_adapter` makes them."""
+def count_random_weights_bytes(folder: Path, dtype: torch.dtype) -> dict[Stage, int]:
+    """Bytes of the weights of each stage, as `make_random_adapter` makes them."""
     return {
-        stage: _distinct_bytes(_named(load_adapter(folder, frozenset({stage}), dtype=dtype, weights=False)))
+        stage: _count_distinct_bytes(
+            _name_tensors(load_adapter(folder, frozenset({stage}), dtype=dtype, weights=False))
+        )
         for stage in detect_family(folder).components
     }
 
 
-def _named(adapter: PipelineAdapter) -> Tensors:
+def _name_tensors(adapter: PipelineAdapter) -> Tensors:
     """`named_tensors`, with those parts of diffusers models in float32 that diffusers keeps so, as `load_adapter`."""
     tensors = named_tensors(adapter)
     for part, model in cast(DiffusersAdapter, adapter).pipe.components.items():
@@ -137,11 +141,11 @@ def _is_random(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch.nn.Parameter)
 
 
-def _distinct_bytes(tensors: Tensors) -> int:
+def _count_distinct_bytes(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors.values()}.values())
 
 
-def _random(name: str, like: torch.Tensor, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+def _make_random(name: str, like: torch.Tensor, device: torch.device, generator: torch.Generator) -> torch.Tensor:
     """Norms that change nothing, matrices that keep the variance of what goes through them."""
     tensor = torch.empty(like.shape, dtype=like.dtype, device=device)
     if like.ndim <= 1:
@@ -149,12 +153,12 @@ def _random(name: str, like: torch.Tensor, device: torch.device, generator: torc
     return tensor.normal_(std=math.sqrt(like.shape[0] / like.numel()), generator=generator)
 
 
-def _with_real_buffers(adapter: PipelineAdapter) -> PipelineAdapter:
+def _make_buffers_real(adapter: PipelineAdapter) -> PipelineAdapter:
     """The models of an adapter made once more, only their parameters without memory."""
     models = {}
     for part, model in cast(DiffusersAdapter, adapter).pipe.components.items():
         if isinstance(model, torch.nn.Module):
-            with _parameters_without_memory():
+            with _keep_parameters_on_meta():
                 if _is_diffusers(model):
                     twin = type(model).from_config(model.config)  # type: ignore[attr-defined]
                     # As `load_adapter`: buffers too, unless some parts stay in float32.
@@ -167,7 +171,7 @@ def _with_real_buffers(adapter: PipelineAdapter) -> PipelineAdapter:
 
 
 @contextmanager
-def _parameters_without_memory() -> Iterator[None]:
+def _keep_parameters_on_meta() -> Iterator[None]:
     """Inside, modules put their parameters on the meta device as soon as they have them; buffers stay real."""
     stock = torch.nn.Module.register_parameter
 

@@ -15,7 +15,7 @@ import torch
 
 from profiler.measure.checks import ProfilePoint, Sweep, check_measurable
 from profiler.measure.processes import Processes
-from profiler.measure.random_weights import random_weights_bytes
+from profiler.measure.random_weights import count_random_weights_bytes
 from profiler.measure.stages import Sample, Source, set_threads
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
 from tridentserve.engine.options import WorkerOptions
@@ -51,14 +51,14 @@ def measure(
     `ProfileError` when no point could be measured, a process was lost, or `known` was measured under other settings.
     """
     check_measurable(source, sweep)
-    device, settings = device_name(source.device), _settings(source, options)
-    table = growing = _taken_over(known, model, device, settings)
-    done = {_point_of(row) for row in table.rows}
-    wanted = [point for point in sweep.points() if point not in done]
+    device, settings = find_device_name(source.device), _describe_settings(source, options)
+    table = growing = _take_over(known, model, device, settings)
+    done = {_read_point(row) for row in table.rows}
+    wanted = [point for point in sweep.list_points() if point not in done]
     if wanted:
-        dtype = _dtype(source)
+        dtype = _find_dtype(source)
         weights = (
-            random_weights_bytes(source.folder, dtype)
+            count_random_weights_bytes(source.folder, dtype)
             if source.random_weights
             else stage_weights_bytes(source.folder, dtype.itemsize)
         )
@@ -68,16 +68,16 @@ def measure(
         with Processes(source, degree, options.repeats, options.num_threads) as processes:
             for _ in range(options.passes):
                 skipped: set[ProfilePoint] = set()
-                for point, sample in processes.samples(wanted):
+                for point, sample in processes.take_samples(wanted):
                     if isinstance(sample, str):
                         skipped.add(point)
                         on_skip(point, sample)
                         continue
                     if point not in best or sample.seconds < best[point].seconds:
                         best[point] = sample
-                    rows = (_row(model, device, at, kept, settings, options) for at, kept in best.items())
+                    rows = (_make_row(model, device, at, kept, settings, options) for at, kept in best.items())
                     held = {row.stage: row for row in growing.weights}
-                    merged = (_weights_row(model, stage, weights[stage], best, held.get(stage)) for stage in Stage)
+                    merged = (_make_weights_row(model, stage, weights[stage], best, held.get(stage)) for stage in Stage)
                     table = ProfileTable(model, (*growing.rows, *rows), tuple(merged))
                     on_point(point, sample, table)
                 wanted = [point for point in wanted if point not in skipped]
@@ -86,20 +86,20 @@ def measure(
     return table
 
 
-def _point_of(row: ProfileRow) -> ProfilePoint:
+def _read_point(row: ProfileRow) -> ProfilePoint:
     return ProfilePoint(row.stage, row.shape, row.degree, row.batch)
 
 
-def _settings(source: Source, options: MeasureOptions) -> str:
+def _describe_settings(source: Source, options: MeasureOptions) -> str:
     """The settings that all rows of a table must have in common."""
-    dtype = str(_dtype(source)).removeprefix("torch.")
+    dtype = str(_find_dtype(source)).removeprefix("torch.")
     threads = f", threads {options.num_threads}" if torch.device(source.device).type == "cpu" else ""
     weights = ", random weights" if source.random_weights else ""
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
     return f"{versions}, {dtype}, {source.kernels}{threads}{weights}"
 
 
-def _row(
+def _make_row(
     model: str, device: str, point: ProfilePoint, sample: Sample, settings: str, options: MeasureOptions
 ) -> ProfileRow:
     how = f"median of {options.repeats} in the fastest of {options.passes} passes, spread {100 * sample.spread:.1f} %"
@@ -108,7 +108,7 @@ def _row(
     return ProfileRow(*where, sample.seconds, sample.peak_bytes, source)
 
 
-def _taken_over(known: ProfileTable | None, model: str, device: str, settings: str) -> ProfileTable:
+def _take_over(known: ProfileTable | None, model: str, device: str, settings: str) -> ProfileTable:
     """The rows that a table already has of a model on a device. Raises `ProfileError` for rows with other settings."""
     if known is None:
         return ProfileTable(model, (), ())
@@ -122,7 +122,7 @@ def _taken_over(known: ProfileTable | None, model: str, device: str, settings: s
     return ProfileTable(model, rows, tuple(row for row in known.weights if row.model == model))
 
 
-def _weights_row(
+def _make_weights_row(
     model: str, stage: Stage, weights_bytes: int, best: Mapping[ProfilePoint, Sample], known: WeightsRow | None
 ) -> WeightsRow:
     """Latents and pixels grow with the tokens; a condition does only as far as an image is in it."""
@@ -140,11 +140,11 @@ def _weights_row(
     return replace(row, output_bytes_per_token=max([row.output_bytes_per_token, *per_token]))
 
 
-def _dtype(source: Source) -> torch.dtype:
+def _find_dtype(source: Source) -> torch.dtype:
     """The number format of the loaded weights."""
     return getattr(torch, source.dtype) if source.dtype else choose_default_dtype(torch.device(source.device))
 
 
-def device_name(device: str) -> str:
+def find_device_name(device: str) -> str:
     """The value of the `gpu` column: `cpu`, or the name that CUDA gives the GPU."""
     return "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(torch.device(device))

@@ -17,8 +17,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from profiler.measure.memory import peak_bytes
-from profiler.measure.random_weights import random_adapter
+from profiler.measure.memory import measure_peak_bytes
+from profiler.measure.random_weights import make_random_adapter
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import detect_family
 from tridentserve.parallel import connect_store, make_group, sequence_parallel
@@ -75,18 +75,18 @@ _held: dict[tuple[Source, Stage], PipelineAdapter] = {}
 
 def load_stage(source: Source, stage: Stage) -> PipelineAdapter:
     """One stage with its weights, as it is served but for the kernels."""
-    load = random_adapter if source.random_weights else load_adapter
-    return load(source.folder, frozenset({stage}), device=source.device, dtype=_dtype(source))
+    load = make_random_adapter if source.random_weights else load_adapter
+    return load(source.folder, frozenset({stage}), device=source.device, dtype=_find_dtype(source))
 
 
-def weightless(source: Source) -> PipelineAdapter:
+def load_weightless(source: Source) -> PipelineAdapter:
     """Stage D without its weights: it can prepare requests, and cannot run them."""
     return load_adapter(
-        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_dtype(source), weights=False
+        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_find_dtype(source), weights=False
     )
 
 
-def _adapter(source: Source, stage: Stage) -> PipelineAdapter:
+def _load_adapter(source: Source, stage: Stage) -> PipelineAdapter:
     if (source, stage) not in _held:
         release()
         adapter = load_stage(source, stage)
@@ -95,10 +95,10 @@ def _adapter(source: Source, stage: Stage) -> PipelineAdapter:
     return _held[source, stage]
 
 
-_weightless = lru_cache(maxsize=1)(weightless)
+_weightless = lru_cache(maxsize=1)(load_weightless)
 
 
-def _dtype(source: Source) -> torch.dtype | None:
+def _find_dtype(source: Source) -> torch.dtype | None:
     return getattr(torch, source.dtype) if source.dtype else None
 
 
@@ -115,15 +115,15 @@ def set_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def request_of(source: Source, shape: Shape, steps: int) -> GenerationInputs:
+def build_inputs(source: Source, shape: Shape, steps: int) -> GenerationInputs:
     """The request that is measured, with an image of noise where the family starts from one."""
     family = detect_family(source.folder)
-    image = _noise(shape) if family.takes_image else None
+    image = _make_noise(shape) if family.takes_image else None
     return GenerationInputs(_PROMPT, shape, steps, family.default_guidance_scale, seed=0, image=image)
 
 
 @lru_cache(maxsize=1)
-def _noise(shape: Shape) -> bytes:
+def _make_noise(shape: Shape) -> bytes:
     """A PNG file in the size of the output, as most images are that a service is sent."""
     pixels = np.random.default_rng(0).integers(0, 256, (shape.height, shape.width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -131,14 +131,16 @@ def _noise(shape: Shape) -> bytes:
     return buffer.getvalue()
 
 
-def condition_of(source: Source, inputs: GenerationInputs, cheap: bool = False) -> bytes:
+def compute_condition(source: Source, inputs: GenerationInputs, cheap: bool = False) -> bytes:
     """A condition of the request, as safetensors bytes that other processes can take; `cheap`: of the source's
     `condition_folder`, if it has one."""
     if cheap and source.condition_folder is not None:
         release()
-        adapter = random_adapter(source.condition_folder, frozenset({Stage.ENCODE}), source.device, _dtype(source))
+        adapter = make_random_adapter(
+            source.condition_folder, frozenset({Stage.ENCODE}), source.device, _find_dtype(source)
+        )
     else:
-        adapter = _adapter(source, Stage.ENCODE)
+        adapter = _load_adapter(source, Stage.ENCODE)
     condition: bytes = safetensors.torch.save(
         {name: tensor.cpu().contiguous() for name, tensor in adapter.encode(inputs).items()}
     )
@@ -147,11 +149,11 @@ def condition_of(source: Source, inputs: GenerationInputs, cheap: bool = False) 
 
 def sample_encode(source: Source, inputs: GenerationInputs, repeats: int, batch: int = 1) -> Sample:
     """ENCODE of `batch` requests together."""
-    adapter, device = _adapter(source, Stage.ENCODE), torch.device(source.device)
+    adapter, device = _load_adapter(source, Stage.ENCODE), torch.device(source.device)
     requests = [inputs] * batch
-    timed = _timed(lambda: adapter.encode_all(requests), repeats, device)
-    peak = peak_bytes(lambda: adapter.encode_all(requests), {}, device)
-    return Sample(*timed, peak, sum(_num_bytes(condition) for condition in adapter.encode_all(requests)))
+    timed = _time_run(lambda: adapter.encode_all(requests), repeats, device)
+    peak = measure_peak_bytes(lambda: adapter.encode_all(requests), {}, device)
+    return Sample(*timed, peak, sum(_count_bytes(condition) for condition in adapter.encode_all(requests)))
 
 
 def sample_diffuse(
@@ -166,8 +168,8 @@ def sample_diffuse(
 
     Every step begins with the agreement to continue, as it does when a worker runs a plan.
     """
-    adapter, device = _adapter(source, Stage.DIFFUSE), torch.device(source.device)
-    with _group(member, device) as group, sequence_parallel(group):
+    adapter, device = _load_adapter(source, Stage.DIFFUSE), torch.device(source.device)
+    with _join_group(member, device) as group, sequence_parallel(group):
         states = [adapter.prepare(safetensors.torch.load(condition), inputs) for _ in range(batch)]
 
         def step() -> None:
@@ -176,15 +178,15 @@ def sample_diffuse(
                 group.agree()
             states = adapter.advance(states)
 
-        timed = _timed(step, repeats, device)
+        timed = _time_run(step, repeats, device)
         held = {
             f"{index}.{name}": tensor for index, state in enumerate(states) for name, tensor in state.tensors.items()
         }
-        peak = peak_bytes(step, held, device)
-        return Sample(*timed, peak, sum(_num_bytes(adapter.latents(state)) for state in states))
+        peak = measure_peak_bytes(step, held, device)
+        return Sample(*timed, peak, sum(_count_bytes(adapter.latents(state)) for state in states))
 
 
-def num_steps(repeats: int) -> int:
+def count_steps(repeats: int) -> int:
     """Denoising steps that `sample_diffuse` takes: warm-up, timed, and one to watch the memory. A request of this
     many steps has its latents then."""
     return WARM_UP + repeats + 1
@@ -200,22 +202,22 @@ def sample_decode(
 ) -> Sample:
     """DECODE of the noise that DIFFUSE would begin with, of `batch` outputs: its cost does not depend on what they
     show. With `member`, as one rank of a group."""
-    adapter, device = _adapter(source, Stage.DECODE), torch.device(source.device)
+    adapter, device = _load_adapter(source, Stage.DECODE), torch.device(source.device)
     inputs = replace(inputs, num_outputs=batch)
     diffuse = _weightless(source)
     state = diffuse.prepare(safetensors.torch.load(condition), inputs)
     latents = diffuse.latents(replace(state, step=state.num_steps))
-    with _group(member, device) as group, sequence_parallel(group):
-        timed = _timed(lambda: adapter.decode(latents, inputs), repeats, device)
-        peak = peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
+    with _join_group(member, device) as group, sequence_parallel(group):
+        timed = _time_run(lambda: adapter.decode(latents, inputs), repeats, device)
+        peak = measure_peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
         return Sample(*timed, peak, adapter.decode(latents, inputs).nbytes)
 
 
-def _num_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+def measure_seconds(run: Callable[[], object], device: torch.device) -> float:
     """How long it takes until the device has done it."""
     start_s = time.perf_counter()
     run()
@@ -224,9 +226,9 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start_s
 
 
-def _timed(run: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
+def _time_run(run: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, float]:
     """The median of `repeats` runs after the warm-up, and their interquartile range over it."""
-    times_s = [seconds_of(run, device) for _ in range(WARM_UP + repeats)][WARM_UP:]
+    times_s = [measure_seconds(run, device) for _ in range(WARM_UP + repeats)][WARM_UP:]
     median_s = statistics.median(times_s)
     if repeats == 1:
         return median_s, 0.0
@@ -235,7 +237,7 @@ def _timed(run: Callable[[], object], repeats: int, device: torch.device) -> tup
 
 
 @contextmanager
-def _group(member: MeasuredMember | None, device: torch.device) -> Iterator[SequenceGroup | None]:
+def _join_group(member: MeasuredMember | None, device: torch.device) -> Iterator[SequenceGroup | None]:
     """The group of a member while it is used; None for work alone."""
     if member is None:
         yield None

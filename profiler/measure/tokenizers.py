@@ -19,7 +19,7 @@ from tridentserve.pipelines.tiny.hunyuan_video_15 import build_qwen_tokenizer
 _MAX_WORDS = 2048
 
 
-def word_tokenizer() -> Any:
+def build_word_tokenizer() -> Any:
     """A token per word, line break and run of other signs, all but marks of a chat the same: for models whose prompts
     are not padded, so that a prompt has about as many tokens as by the real tokenizer."""
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab={"<|word|>": 0}, unk_token="<|word|>"))
@@ -45,12 +45,12 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "Mistral3": build_mistral_tokenizer,
     "Qwen3": build_qwen3_tokenizer,
     "Qwen2_5_VLText": build_qwen_tokenizer,
-    "Qwen2_5_VLForConditionalGeneration": word_tokenizer,
+    "Qwen2_5_VLForConditionalGeneration": build_word_tokenizer,
     "ByT5": transformers.ByT5Tokenizer,
 }
 
 
-def stand_in(encoder: Component) -> Any:
+def build_stand_in(encoder: Component) -> Any:
     """The tokenizer of a text encoder."""
     kinds = (kind for kind in _TOKENIZERS if encoder.class_name.startswith(kind))
     return _TOKENIZERS[encoder.tokenizer or max(kinds, key=len)]()

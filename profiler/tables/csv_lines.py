@@ -24,67 +24,67 @@ class CsvLine:
     number: int
     cells: dict[str, str]
 
-    def error(self, message: str) -> ProfileError:
+    def build_error(self, message: str) -> ProfileError:
         return ProfileError(f"{self.file}:{self.number}: {message}")
 
-    def text(self, column: str) -> str:
+    def read_text(self, column: str) -> str:
         if not self.cells[column]:
-            raise self.error(f"{column} is empty; fill it in")
+            raise self.build_error(f"{column} is empty; fill it in")
         if not self.cells[column].isprintable():
-            raise self.error(f"{column} is {self.cells[column]!r}; leave out characters that cannot be printed")
+            raise self.build_error(f"{column} is {self.cells[column]!r}; leave out characters that cannot be printed")
         return self.cells[column]
 
-    def integer(self, column: str, minimum: int = 0) -> int:
+    def read_integer(self, column: str, minimum: int = 0) -> int:
         try:
-            value = int(self.text(column))
+            value = int(self.read_text(column))
         except ValueError:
-            raise self.error(f"{column} is {self.cells[column]!r}; give a whole number") from None
+            raise self.build_error(f"{column} is {self.cells[column]!r}; give a whole number") from None
         if value < minimum:
-            raise self.error(f"{column} is {value}; it must be at least {minimum}")
+            raise self.build_error(f"{column} is {value}; it must be at least {minimum}")
         return value
 
-    def seconds(self, column: str, *, may_be_0: bool) -> float:
-        value = self._number(column, "a number of seconds")
+    def read_seconds(self, column: str, *, may_be_0: bool) -> float:
+        value = self._read_number(column, "a number of seconds")
         if not (math.isfinite(value) and (value > 0 or (may_be_0 and value == 0))):
             least = "at least 0" if may_be_0 else "above 0"
-            raise self.error(f"{column} is {value}; it must be {least} and finite: measure this point again")
+            raise self.build_error(f"{column} is {value}; it must be {least} and finite: measure this point again")
         return value
 
-    def amount(self, column: str) -> float:
+    def read_amount(self, column: str) -> float:
         """Zero or more, and finite."""
-        value = self._number(column, "a number")
+        value = self._read_number(column, "a number")
         if not (math.isfinite(value) and value >= 0):
-            raise self.error(f"{column} is {value}; it must be at least 0 and finite")
+            raise self.build_error(f"{column} is {value}; it must be at least 0 and finite")
         return value
 
-    def speed(self, column: str) -> float:
+    def read_speed(self, column: str) -> float:
         """Bytes per second; `inf` where moving costs no time."""
-        value = self._number(column, "a number of bytes per second, or inf")
+        value = self._read_number(column, "a number of bytes per second, or inf")
         if not value > 0:
-            raise self.error(f"{column} is {value}; it must be above 0 (inf: moving costs no time)")
+            raise self.build_error(f"{column} is {value}; it must be above 0 (inf: moving costs no time)")
         return value
 
-    def _number(self, column: str, what: str) -> float:
+    def _read_number(self, column: str, what: str) -> float:
         try:
-            return float(self.text(column))
+            return float(self.read_text(column))
         except ValueError:
-            raise self.error(f"{column} is {self.cells[column]!r}; give {what}") from None
+            raise self.build_error(f"{column} is {self.cells[column]!r}; give {what}") from None
 
-    def stage(self) -> Stage:
+    def read_stage(self) -> Stage:
         try:
-            return Stage(self.text("stage"))
+            return Stage(self.read_text("stage"))
         except ValueError:
             known = ", ".join(Stage)
-            raise self.error(f"stage is {self.cells['stage']!r}; it must be one of {known}") from None
+            raise self.build_error(f"stage is {self.cells['stage']!r}; it must be one of {known}") from None
 
-    def source(self) -> str:
-        source = self.text("source")
+    def read_source(self) -> str:
+        source = self.read_text("source")
         if source.partition(":")[0] not in SOURCES:
-            raise self.error(f"source is {source!r}; start it with one of {', '.join(SOURCES)}")
+            raise self.build_error(f"source is {source!r}; start it with one of {', '.join(SOURCES)}")
         return source
 
 
-def csv_lines(path: Path, columns: tuple[str, ...]) -> Iterator[CsvLine]:
+def read_csv_lines(path: Path, columns: tuple[str, ...]) -> Iterator[CsvLine]:
     """The rows of a CSV file with exactly these columns, in any order; blank lines are skipped."""
     try:
         text = path.read_text(encoding="utf-8-sig")

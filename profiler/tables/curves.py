@@ -28,7 +28,7 @@ class TokenCurve:
         """True between the shortest and the longest profiled length."""
         return bool(self._x) and self._x[0] <= tokens <= self._x[-1]
 
-    def at(self, tokens: float) -> float:
+    def interpolate(self, tokens: float) -> float:
         """The value at a length that is covered; outside, a ValueError: nothing is extrapolated."""
         if not self.covers(tokens):
             raise ValueError(f"{tokens} tokens are outside {self._x[:1]} to {self._x[-1:]}")
@@ -40,10 +40,10 @@ class TokenCurve:
             return self._y[left]
         u = (tokens - self._x[left]) / width
         # y = y0 + rise (s u + (1 - s) u^2) is monotone exactly when s, the scaled slope at the left end, is in [0, 2].
-        slope = min(max(self._slope(left) * width / rise, 0.0), 2.0)
+        slope = min(max(self._compute_slope(left) * width / rise, 0.0), 2.0)
         return self._y[left] + rise * (slope * u + (1 - slope) * u * u)
 
-    def _slope(self, left: int) -> float:
+    def _compute_slope(self, left: int) -> float:
         """Derivative at the left end of a piece, of the parabola through three neighbouring points."""
         if len(self._x) == 2:
             return (self._y[1] - self._y[0]) / (self._x[1] - self._x[0])

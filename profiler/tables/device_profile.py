@@ -29,11 +29,11 @@ class ProfiledSizes:
 
     def seconds(self, shape: Shape) -> float:
         row = self.rows.get(shape)
-        return row.seconds if row else self.seconds_curve.at(shape.tokens)
+        return row.seconds if row else self.seconds_curve.interpolate(shape.tokens)
 
     def peak_bytes(self, shape: Shape) -> float:
         row = self.rows.get(shape)
-        return row.peak_bytes if row else self.peak_bytes_curve.at(shape.tokens)
+        return row.peak_bytes if row else self.peak_bytes_curve.interpolate(shape.tokens)
 
 
 class DeviceProfile:
@@ -44,14 +44,14 @@ class DeviceProfile:
         """Raises `ProfileError` when no row is for the device, when tables repeat a point or contradict each other, or
         when a model lacks a stage, degree 1, batch 1 or the weights of a stage."""
         self._device = device
-        rows = _rows_of(tables, device)
+        rows = _collect_rows(tables, device)
         if not rows:
             known = ", ".join(sorted({row.gpu for table in tables for row in table.rows})) or "none"
             raise ProfileError(f"no profile row is for device {device!r} (devices profiled: {known}); profile it")
         self.models = tuple(sorted({model for model, *_ in rows}))
-        self.links = _links_of(tables, device)
-        self._sizes = {series: _sizes(by_shape) for series, by_shape in rows.items()}
-        self._weights = _weights_of(tables, device)
+        self.links = _find_links(tables, device)
+        self._sizes = {series: _build_sizes(by_shape) for series, by_shape in rows.items()}
+        self._weights = _collect_weights(tables, device)
         degrees: defaultdict[tuple[str, Stage], list[int]] = defaultdict(list)
         batches: defaultdict[tuple[str, Stage, int], list[int]] = defaultdict(list)
         for model, stage, degree, batch in sorted(rows):
@@ -70,27 +70,27 @@ class DeviceProfile:
             sizes = self._sizes[model, stage, degree, profiled_batch]
             if profiled_batch <= batch and sizes.covers(shape):
                 return sizes, 1.0 if stage is Stage.ENCODE else batch / profiled_batch
-        raise self.not_covered(model, stage, shape, degree, batch)
+        raise self.explain_not_covered(model, stage, shape, degree, batch)
 
     def covers(self, model: str, stage: Stage, shape: Shape, degree: int) -> bool:
         """True when a size was profiled at a profiled degree, or lies between those that were."""
         return self._sizes[model, stage, degree, 1].covers(shape)
 
-    def held(self, model: str, stage: Stage) -> WeightsRow:
+    def find_weights(self, model: str, stage: Stage) -> WeightsRow:
         """The weights and outputs of one stage."""
         try:
             return self._weights[model, stage]
         except KeyError:
-            raise self._unknown_model(model) from None
+            raise self._explain_unknown_model(model) from None
 
     def degrees(self, model: str, stage: Stage) -> tuple[int, ...]:
         """Ascending."""
         try:
             return self._degrees[model, stage]
         except KeyError:
-            raise self._unknown_model(model) from None
+            raise self._explain_unknown_model(model) from None
 
-    def batches(self, model: str, stage: Stage, shape: Shape, degree: int) -> list[int]:
+    def list_batches(self, model: str, stage: Stage, shape: Shape, degree: int) -> list[int]:
         """The batches that were profiled around a size, ascending; at least batch 1."""
         found = [
             batch
@@ -98,10 +98,10 @@ class DeviceProfile:
             if self._sizes[model, stage, degree, batch].covers(shape)
         ]
         if not found:
-            raise self.not_covered(model, stage, shape, degree, batch=1)
+            raise self.explain_not_covered(model, stage, shape, degree, batch=1)
         return found
 
-    def not_covered(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> ProfileError:
+    def explain_not_covered(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> ProfileError:
         """Says why a point cannot be answered, and what to profile."""
         degrees = self.degrees(model, stage)
         if degree not in degrees:
@@ -128,14 +128,14 @@ class DeviceProfile:
                 if (model, stage) not in self._weights:
                     raise ProfileError(f"{model} has no weights_bytes for {stage}; add it to the table's .weights.csv")
 
-    def _unknown_model(self, model: str) -> ProfileError:
+    def _explain_unknown_model(self, model: str) -> ProfileError:
         return ProfileError(
             f"model {model!r} is not in the profile tables of device {self._device!r} (there: "
             f"{', '.join(self.models)}); profile it with scripts/profile_model.py"
         )
 
 
-def _rows_of(tables: Sequence[ProfileTable], device: str) -> dict[_Series, dict[Shape, ProfileRow]]:
+def _collect_rows(tables: Sequence[ProfileTable], device: str) -> dict[_Series, dict[Shape, ProfileRow]]:
     grouped: defaultdict[_Series, dict[Shape, ProfileRow]] = defaultdict(dict)
     for table in tables:
         for row in table.rows:
@@ -149,7 +149,7 @@ def _rows_of(tables: Sequence[ProfileTable], device: str) -> dict[_Series, dict[
     return grouped
 
 
-def _weights_of(tables: Sequence[ProfileTable], device: str) -> dict[tuple[str, Stage], WeightsRow]:
+def _collect_weights(tables: Sequence[ProfileTable], device: str) -> dict[tuple[str, Stage], WeightsRow]:
     """Weights have no column of the device: they count where their table has rows for it."""
     weights: dict[tuple[str, Stage], WeightsRow] = {}
     for table in tables:
@@ -161,7 +161,7 @@ def _weights_of(tables: Sequence[ProfileTable], device: str) -> dict[tuple[str, 
     return weights
 
 
-def _links_of(tables: Sequence[ProfileTable], device: str) -> LinkSpeeds:
+def _find_links(tables: Sequence[ProfileTable], device: str) -> LinkSpeeds:
     found = [(table.name, row.speeds) for table in tables for row in table.links if row.gpu == device]
     for name, speeds in found[1:]:
         if speeds != found[0][1]:
@@ -169,7 +169,7 @@ def _links_of(tables: Sequence[ProfileTable], device: str) -> LinkSpeeds:
     return found[0][1] if found else DEFAULT_LINKS
 
 
-def _sizes(rows: dict[Shape, ProfileRow]) -> ProfiledSizes:
+def _build_sizes(rows: dict[Shape, ProfileRow]) -> ProfiledSizes:
     return ProfiledSizes(
         rows=rows,
         seconds_curve=TokenCurve((shape.tokens, row.seconds) for shape, row in rows.items()),

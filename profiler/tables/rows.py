@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from profiler.tables.csv_lines import CsvLine, csv_lines, write_csv
+from profiler.tables.csv_lines import CsvLine, read_csv_lines, write_csv
 from profiler.tables.links import LinkSpeeds
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
@@ -93,7 +93,7 @@ class ProfileTable:
     links: tuple[LinksRow, ...] = ()
 
 
-def rows_of(tables: Iterable[ProfileTable], model: str) -> frozenset[ProfileRow | WeightsRow]:
+def collect_rows(tables: Iterable[ProfileTable], model: str) -> frozenset[ProfileRow | WeightsRow]:
     """All that tables hold of a model, on whatever device."""
     rows: list[ProfileRow | WeightsRow] = []
     for table in tables:
@@ -102,12 +102,12 @@ def rows_of(tables: Iterable[ProfileTable], model: str) -> frozenset[ProfileRow 
     return frozenset(rows)
 
 
-def weights_path(path: Path) -> Path:
+def derive_weights_path(path: Path) -> Path:
     """The file of the weights that belongs to a table's file: `NAME.weights.csv` beside `NAME.csv`."""
     return path.with_suffix(".weights.csv")
 
 
-def links_path(path: Path) -> Path:
+def derive_links_path(path: Path) -> Path:
     """The file of the link speeds that may belong to a table's file: `NAME.links.csv` beside `NAME.csv`."""
     return path.with_suffix(".links.csv")
 
@@ -117,17 +117,17 @@ def is_table(path: Path) -> bool:
     return not path.stem.endswith((".weights", ".links"))
 
 
-def shipped_names() -> list[str]:
+def list_shipped_tables() -> list[str]:
     """The tables that come with TridentServe, without `.csv`."""
     return sorted(path.stem for path in _SHIPPED.glob("*.csv") if is_table(path))
 
 
-def shipped_table(name: str) -> ProfileTable:
+def read_shipped_table(name: str) -> ProfileTable:
     """A table that comes with TridentServe, by its name without `.csv`.
 
     Raises `ProfileError`, with the names there are, when there is none of this name.
     """
-    names = shipped_names()
+    names = list_shipped_tables()
     if name not in names:
         raise ProfileError(f"no shipped profile table is named {name!r}; there are: {', '.join(names) or 'none'}")
     return read_table(_SHIPPED / f"{name}.csv")
@@ -141,22 +141,24 @@ def read_table(path: Path | str) -> ProfileTable:
     """
     path = Path(path)
     rows: dict[tuple[str, str, Stage, Shape, int, int], ProfileRow] = {}
-    for line in csv_lines(path, COLUMNS):
-        row = _profile_row(line)
+    for line in read_csv_lines(path, COLUMNS):
+        row = _parse_profile_row(line)
         if row.key in rows:
-            raise line.error(f"{row.model} {row.stage} {row.shape} at degree {row.degree} comes twice; keep one row")
+            raise line.build_error(
+                f"{row.model} {row.stage} {row.shape} at degree {row.degree} comes twice; keep one row"
+            )
         rows[row.key] = row
     weights: dict[tuple[str, Stage], WeightsRow] = {}
-    for line in csv_lines(weights_path(path), WEIGHTS_COLUMNS):
-        held = _weights_row(line)
+    for line in read_csv_lines(derive_weights_path(path), WEIGHTS_COLUMNS):
+        held = _parse_weights_row(line)
         if (held.model, held.stage) in weights:
-            raise line.error(f"{held.model} {held.stage} comes twice; keep one row")
+            raise line.build_error(f"{held.model} {held.stage} comes twice; keep one row")
         weights[held.model, held.stage] = held
     links: dict[str, LinksRow] = {}
-    for line in csv_lines(links_path(path), LINKS_COLUMNS) if links_path(path).exists() else ():
-        row_of_links = _links_row(line)
+    for line in read_csv_lines(derive_links_path(path), LINKS_COLUMNS) if derive_links_path(path).exists() else ():
+        row_of_links = _parse_links_row(line)
         if row_of_links.gpu in links:
-            raise line.error(f"{row_of_links.gpu} comes twice; keep one row")
+            raise line.build_error(f"{row_of_links.gpu} comes twice; keep one row")
         links[row_of_links.gpu] = row_of_links
     return ProfileTable(path.name, tuple(rows.values()), tuple(weights.values()), tuple(links.values()))
 
@@ -169,57 +171,57 @@ def write_table(path: Path | str, table: ProfileTable) -> None:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_csv(weights_path(path), WEIGHTS_COLUMNS, map(_weights_cells, table.weights))
+    write_csv(derive_weights_path(path), WEIGHTS_COLUMNS, map(_format_weights_row, table.weights))
     if table.links:
-        write_csv(links_path(path), LINKS_COLUMNS, map(_links_cells, table.links))
-    write_csv(path, COLUMNS, map(_cells, table.rows))
+        write_csv(derive_links_path(path), LINKS_COLUMNS, map(_format_links_row, table.links))
+    write_csv(path, COLUMNS, map(_format_profile_row, table.rows))
 
 
-def _cells(row: ProfileRow) -> tuple[object, ...]:
+def _format_profile_row(row: ProfileRow) -> tuple[object, ...]:
     shape = row.shape
     where = (row.model, row.gpu, row.stage.value, shape.height, shape.width, shape.num_frames)
     return (*where, row.degree, row.batch, f"{row.seconds:.6g}", row.peak_bytes, row.source)
 
 
-def _weights_cells(row: WeightsRow) -> tuple[object, ...]:
+def _format_weights_row(row: WeightsRow) -> tuple[object, ...]:
     output = (row.output_bytes, f"{row.output_bytes_per_token:.12g}")
     return (row.model, row.stage.value, row.weights_bytes, *output, row.source)
 
 
-def _links_cells(row: LinksRow) -> tuple[object, ...]:
+def _format_links_row(row: LinksRow) -> tuple[object, ...]:
     return (row.gpu, *(f"{getattr(row.speeds, name):.12g}" for name in _SPEEDS), row.source)
 
 
-def _weights_row(line: CsvLine) -> WeightsRow:
+def _parse_weights_row(line: CsvLine) -> WeightsRow:
     return WeightsRow(
-        model=line.text("model"),
-        stage=line.stage(),
-        weights_bytes=line.integer("weights_bytes"),
-        source=line.source(),
-        output_bytes=line.integer("output_bytes"),
-        output_bytes_per_token=line.amount("output_bytes_per_token"),
+        model=line.read_text("model"),
+        stage=line.read_stage(),
+        weights_bytes=line.read_integer("weights_bytes"),
+        source=line.read_source(),
+        output_bytes=line.read_integer("output_bytes"),
+        output_bytes_per_token=line.read_amount("output_bytes_per_token"),
     )
 
 
-def _links_row(line: CsvLine) -> LinksRow:
-    speeds = {name: line.speed(name) if name.endswith("_per_s") else line.amount(name) for name in _SPEEDS}
-    return LinksRow(line.text("gpu"), LinkSpeeds(**speeds), line.source())
+def _parse_links_row(line: CsvLine) -> LinksRow:
+    speeds = {name: line.read_speed(name) if name.endswith("_per_s") else line.read_amount(name) for name in _SPEEDS}
+    return LinksRow(line.read_text("gpu"), LinkSpeeds(**speeds), line.read_source())
 
 
-def _profile_row(line: CsvLine) -> ProfileRow:
-    degree = line.integer("degree", minimum=1)
+def _parse_profile_row(line: CsvLine) -> ProfileRow:
+    degree = line.read_integer("degree", minimum=1)
     if degree & (degree - 1):
-        raise line.error(f"degree {degree} is not a power of two; use 1, 2, 4, 8, ...")
-    stage = line.stage()
+        raise line.build_error(f"degree {degree} is not a power of two; use 1, 2, 4, 8, ...")
+    stage = line.read_stage()
     return ProfileRow(
-        model=line.text("model"),
-        gpu=line.text("gpu"),
+        model=line.read_text("model"),
+        gpu=line.read_text("gpu"),
         stage=stage,
-        shape=Shape(line.integer("height", 1), line.integer("width", 1), line.integer("num_frames", 1)),
+        shape=Shape(line.read_integer("height", 1), line.read_integer("width", 1), line.read_integer("num_frames", 1)),
         degree=degree,
-        batch=line.integer("batch", minimum=1),
+        batch=line.read_integer("batch", minimum=1),
         # E and C of 0 seconds leave D alone to judge a policy by; D itself always takes time.
-        seconds=line.seconds("seconds", may_be_0=stage is not Stage.DIFFUSE),
-        peak_bytes=line.integer("peak_bytes"),
-        source=line.source(),
+        seconds=line.read_seconds("seconds", may_be_0=stage is not Stage.DIFFUSE),
+        peak_bytes=line.read_integer("peak_bytes"),
+        source=line.read_source(),
     )

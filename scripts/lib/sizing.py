@@ -81,7 +81,7 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
 
     def try_nodes(nodes: int) -> Trial:
         tried = cluster.model_copy(update={"groups": (node.model_copy(update={"nodes": nodes}),)})
-        setup = SimulationSetup(tried.workers(), make_times, options)
+        setup = SimulationSetup(tried.list_workers(), make_times, options)
         return _trial(nodes, nodes * node.gpus_per_node, arrivals, setup)
 
     # With fewer GPU-seconds than the requests on time need, there is no need to try.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
 from profiler import CostModel
-from profiler.memory import held_weights_bytes, stages_peak_bytes
+from profiler.memory import compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds, wide_only_table
 from tridentserve.plans import Replica
@@ -240,8 +240,8 @@ def test_assignments_are_valid_whatever_the_cluster(
                 view = by_id[worker_id]
                 assert Replica(entry.spec.model, stage) in view.replicas
                 degree = len(ids) if stage is Stage.DIFFUSE else 1
-                need = stages_peak_bytes(TIMES, entry.spec.model, [stage], entry.spec.shape, degree)
-                assert held_weights_bytes(TIMES, view.replicas) + need <= view.memory_bytes
+                need = compute_stages_peak_bytes(TIMES, entry.spec.model, [stage], entry.spec.shape, degree)
+                assert sum_weights_bytes(TIMES, view.replicas) + need <= view.memory_bytes
 
 
 @given(requests)

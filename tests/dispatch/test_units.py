@@ -19,10 +19,10 @@ from dispatch.solver.problem import GroupKind, Problem, RequestClass, is_feasibl
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import IdleWorkers, Pool
-from dispatch.workers.residency import load_seconds
+from dispatch.workers.residency import compute_load_seconds
 from dispatch.workers.snapshot import take_snapshot
 from placement import LoadShare
-from profiler import CostModel, held_weights_bytes, stages_peak_bytes
+from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, row, step_seconds, table
 from tridentserve.cluster import WorkerSpec
@@ -37,7 +37,7 @@ WITH_UNITS = [name for name, spec in POLICIES.items() if spec.supports_units]
 SMALL, LARGE = SHAPES[0], SHAPES[2]
 D, E, C = (Replica("one", stage) for stage in (Stage.DIFFUSE, Stage.ENCODE, Stage.DECODE))
 # D needs 400 MiB of weights on each of two, E 200: neither fits such a worker whole beside what it needs.
-TIMES = cost_model().divided({D: 2, E: 2})
+TIMES = cost_model().divide({D: 2, E: 2})
 MEMORY_BYTES = 600 * MIB
 
 
@@ -54,7 +54,7 @@ def node(kinds: str, name: str = "n0", busy: Iterable[int] = (), memory_bytes: i
 
 
 def pool_of(views: Sequence[WorkerView]) -> Pool:
-    (pool,) = take_snapshot(views, MemoryCheck(TIMES, DispatchOptions()).unit_of).pools
+    (pool,) = take_snapshot(views, MemoryCheck(TIMES, DispatchOptions()).find_unit).pools
     return pool
 
 
@@ -65,20 +65,20 @@ def ids(views: Iterable[WorkerView]) -> list[str]:
 def test_workers_count_as_idle_in_whole_units() -> None:
     pool = pool_of([*node("D D D D D D", busy=[1]), *node("D D", "n1", busy=[0, 1])])
     assert (pool.unit, pool.largest_node, pool.idle_per_node) == (2, 6, (4, 0))
-    assert ids(pool.units(pool.nodes[0])[0]) == ["n0w0", "n0w1"]
+    assert ids(pool.list_units(pool.nodes[0])[0]) == ["n0w0", "n0w1"]
     assert pool.earliest_start_s(4, now_s=1.0) == 1.0
     assert pool.earliest_start_s(2, now_s=1.0) == 1.0
     assert pool_of(node("D D D D", busy=[3])).earliest_start_s(4, now_s=1.0) == 9.0
-    assert ids(pool_of(node("D D D D", busy=[1])).first_free(2, now_s=1.0)) == ["n0w2", "n0w3"]
+    assert ids(pool_of(node("D D D D", busy=[1])).find_first_free(2, now_s=1.0)) == ["n0w2", "n0w3"]
 
 
 def test_a_unit_that_lost_a_worker_holds_nothing() -> None:
     """Units are blocks of places: the workers that are left do not form another one with a neighbour."""
     pool = pool_of(node("D - D D D -"))
     assert [ids(members) for members in pool.nodes] == [["n0w2", "n0w3"]]
-    snapshot = take_snapshot(node("D - - D"), MemoryCheck(TIMES, DispatchOptions()).unit_of)
+    snapshot = take_snapshot(node("D - - D"), MemoryCheck(TIMES, DispatchOptions()).find_unit)
     assert snapshot.pools == ()
-    assert snapshot.seen(node("D - - D", busy=[3])).all_pools[0].idle_per_node == (1,)
+    assert snapshot.update(node("D - - D", busy=[3])).all_pools[0].idle_per_node == (1,)
 
 
 def test_whole_units_are_given_out() -> None:
@@ -95,7 +95,7 @@ def test_a_shard_takes_its_share_of_the_time_to_load() -> None:
     whole_s = cost_model().load_seconds("one", Stage.DIFFUSE)
     shard_s = TIMES.load_seconds("one", Stage.DIFFUSE)
     assert shard_s < whole_s
-    assert load_seconds(pool_of(views), "one", [Stage.DIFFUSE], 2, TIMES) == shard_s
+    assert compute_load_seconds(pool_of(views), "one", [Stage.DIFFUSE], 2, TIMES) == shard_s
 
 
 # The integer program with units of 2: idle workers come in pairs, and groups are of 2 or 4.
@@ -129,7 +129,7 @@ def test_the_ilp_equals_brute_force_over_pairs(items: list[RequestClass], busy: 
     best = max(sum(value for _, value in chosen) for chosen in tried if fits([group for group, _ in chosen]))
     solution = solve(problem, DispatchOptions(time_limit_s=30.0, gap=0.0))
     assert is_feasible(problem, solution.counts)
-    assert solution.value(problem) == pytest.approx(best)
+    assert solution.evaluate(problem) == pytest.approx(best)
     idle = IdleWorkers(pool)
     taken = Counter[GroupKind]()
     for (_, group), n in solution.counts.items():
@@ -180,8 +180,8 @@ def check(assignment: Assignment, entry: PendingRequest, by_id: dict[str, Worker
         for worker_id in workers:
             view = by_id[worker_id]
             assert Replica("one", stage) in view.replicas
-            peak_bytes = stages_peak_bytes(TIMES, "one", [stage], entry.spec.shape, len(assignment.diffuse))
-            assert held_weights_bytes(TIMES, view.replicas) + peak_bytes <= view.memory_bytes
+            peak_bytes = compute_stages_peak_bytes(TIMES, "one", [stage], entry.spec.shape, len(assignment.diffuse))
+            assert sum_weights_bytes(TIMES, view.replicas) + peak_bytes <= view.memory_bytes
 
 
 def test_a_stage_runs_at_the_degree_of_its_unit_or_wider() -> None:
@@ -206,7 +206,7 @@ def test_costs_are_those_of_the_degree() -> None:
     assert TIMES.seconds("one", Stage.ENCODE, LARGE, 2) == cost_model().seconds("one", Stage.ENCODE, LARGE)
     assert TIMES.weights_bytes("one", Stage.ENCODE) == 200 * MIB
     assert TIMES.optimal_degree("one", Stage.DIFFUSE, SMALL) >= 2
-    learning = TIMES.divided({D: 2})
+    learning = TIMES.divide({D: 2})
     learning.observe("one", Stage.DIFFUSE, LARGE, 2, 1, 3 * step_seconds(LARGE, 2))
     assert learning.seconds("one", Stage.DIFFUSE, LARGE, 2) == pytest.approx(2 * step_seconds(LARGE, 2))
     with pytest.raises(ProfileError, match="2 workers hold the weights of diffuse together, 1 cannot run it"):
@@ -245,7 +245,9 @@ def test_a_seat_is_busy_as_a_whole() -> None:
     times = wide_decode_times()
     views = node("C C C C", memory_bytes=3000 * MIB)
     auxiliaries = Auxiliaries(take_snapshot(views).all_pools, MemoryCheck(times, DispatchOptions()), times, now_s=0.0)
-    taken = [auxiliaries.take(auxiliaries.best("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) for _ in range(3)]
+    taken = [
+        auxiliaries.take(auxiliaries.find_best("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) for _ in range(3)
+    ]
     assert taken == [(("n0w0", "n0w1"), 2.0), (("n0w2", "n0w3"), 2.0), (("n0w0", "n0w1"), 4.0)]
-    assert auxiliaries.take(auxiliaries.able("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) == (("n0w2",), 4.0)
-    assert len(auxiliaries.best("one", Stage.DECODE, SMALL, 1)[0]) == 1  # n0w3 is free before any pair
+    assert auxiliaries.take(auxiliaries.find_able("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) == (("n0w2",), 4.0)
+    assert len(auxiliaries.find_best("one", Stage.DECODE, SMALL, 1)[0]) == 1  # n0w3 is free before any pair

@@ -22,11 +22,11 @@ def write(folder: Path, text: str) -> Path:
 
 def test_one_group(tmp_path: Path) -> None:
     cluster = read_cluster(write(tmp_path, GROUP + "inter_node_gb_s: 5\n"))
-    workers = cluster.workers()
+    workers = cluster.list_workers()
     assert [worker.worker_id for worker in workers] == ["n0w0", "n0w1", "n1w0", "n1w1"]
     assert {worker.memory_bytes for worker in workers} == {48 * 10**9}
     assert (workers[3].node_id, workers[3].device, cluster.gpu) == ("n1", "L20", "L20")
-    links = cluster.links(DEFAULT_LINKS)
+    links = cluster.override_links(DEFAULT_LINKS)
     assert links.inter_node_bytes_per_s == 5e9
     assert links.host_bytes_per_s == DEFAULT_LINKS.host_bytes_per_s
 
@@ -34,17 +34,17 @@ def test_one_group(tmp_path: Path) -> None:
 def test_several_groups(tmp_path: Path) -> None:
     group = "- {nodes: %d, gpus_per_node: %d, gpu: L20, memory_gb: 48}\n"
     groups = group % (1, 2) + group % (2, 1)
-    names = [worker.worker_id for worker in read_cluster(write(tmp_path, groups)).workers()]
+    names = [worker.worker_id for worker in read_cluster(write(tmp_path, groups)).list_workers()]
     assert names == ["n0w0", "n0w1", "n1w0", "n2w0"]
     keyed = "groups:\n" + groups + "host_gb_s: 20\n"
     cluster = read_cluster(write(tmp_path, keyed))
-    assert [worker.worker_id for worker in cluster.workers()] == names
-    assert cluster.links(DEFAULT_LINKS).host_bytes_per_s == 20e9
+    assert [worker.worker_id for worker in cluster.list_workers()] == names
+    assert cluster.override_links(DEFAULT_LINKS).host_bytes_per_s == 20e9
 
 
 @pytest.mark.parametrize(("name", "workers"), [("l20-128.yaml", 128), ("l20-8.yaml", 8)])
 def test_shipped_clusters_can_be_read(name: str, workers: int) -> None:
-    assert len(read_cluster(CLUSTERS / name).workers()) == workers
+    assert len(read_cluster(CLUSTERS / name).list_workers()) == workers
 
 
 @pytest.mark.parametrize(

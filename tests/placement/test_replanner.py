@@ -119,7 +119,7 @@ def test_sizes_that_were_accepted_stay_servable() -> None:
     service.run(LIGHT, 400)
     service.run(HEAVY, 400)
     assert service.proposed
-    costs = orchestrator().costs(service.workers)
+    costs = orchestrator().build_costs(service.workers)
     for _, _, plan in service.proposed:
         compute_stage_speeds(plan, [*LIGHT, LoadShare("two", SMALL, 20)], costs)
     with pytest.raises(PlacementError, match="two at 1024x1024 cannot run"):
@@ -228,4 +228,4 @@ def test_whatever_comes_plans_are_whole_and_better(phases: list[list[LoadShare]]
     for _, old, new in service.proposed:
         assert set(new.replicas) == {worker.worker_id for worker in service.workers}
         assert new.epoch == old.epoch + 1
-        compute_stage_speeds(new, [*LIGHT, *phases[0]], orchestrator().costs(service.workers))
+        compute_stage_speeds(new, [*LIGHT, *phases[0]], orchestrator().build_costs(service.workers))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import CostModel, ProfileTable, shipped_table
+from profiler import CostModel, ProfileTable, read_shipped_table
 from profiler.cost_model import MAX_CORRECTION
-from profiler.memory import peak_bytes_by_degree
+from profiler.memory import compute_peak_bytes_by_degree
 from profiler.tables.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.tables.rows import LinksRow
 from tests.profiler.synthetic import (
@@ -261,10 +261,10 @@ def test_a_degree_without_batch_1_is_refused() -> None:
 def test_a_degree_that_covers_fewer_sizes_is_left_out_there() -> None:
     rows = tuple(r for r in table().rows if r.degree < 4 or r.shape.height >= 1024)
     times = CostModel([replace(table(), rows=rows)], "gpu")
-    assert sorted(peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), SHAPES[0], DEGREES)) == [1, 2]
+    assert sorted(compute_peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), SHAPES[0], DEGREES)) == [1, 2]
     assert times.optimal_degree("one", Stage.DIFFUSE, SHAPES[0]) == 1
     with pytest.raises(ProfileError, match="outside the profiled sizes"):
-        peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), Shape(64, 64), DEGREES)
+        compute_peak_bytes_by_degree(times, "one", (Stage.DIFFUSE,), Shape(64, 64), DEGREES)
 
 
 def test_efficiency_is_relative_to_the_narrowest_degree_that_covers_the_size() -> None:
@@ -281,7 +281,7 @@ def test_efficiency_is_relative_to_the_narrowest_degree_that_covers_the_size() -
 
 
 def test_the_shipped_table_covers_the_tiny_models() -> None:
-    times = CostModel([shipped_table("tiny-cpu")], "cpu")
+    times = CostModel([read_shipped_table("tiny-cpu")], "cpu")
     assert times.models == ("tiny-flux", "tiny-sd3")
     for model in times.models:
         assert times.degrees(model, Stage.DIFFUSE) == (1, 2, 4)
@@ -296,7 +296,7 @@ def test_a_snapshot_keeps_what_was_learned_and_shares_nothing_that_changes() -> 
     times = CostModel([table()], "gpu")
     point = ("one", Stage.DIFFUSE, SHAPES[0])
     times.observe(*point, 1, 1, 2 * times.seconds(*point))
-    copied = times.snapshot()
+    copied = times.take_snapshot()
     learned_s = times.seconds(*point)
     assert copied.seconds(*point) == learned_s
     times.observe(*point, 1, 1, 8 * learned_s)
@@ -308,7 +308,7 @@ def test_a_snapshot_keeps_what_was_learned_and_shares_nothing_that_changes() -> 
 
 def test_the_memory_table_says_what_the_cost_model_says() -> None:
     times = CostModel([table()], "gpu")
-    memory = times.memory_table()
+    memory = times.build_memory_table()
     for stage in Stage:
         assert memory.degrees("one", stage) == times.degrees("one", stage)
         for degree in times.degrees("one", stage):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import INSTANT_LINKS, diffuse_only, load_cost_model, load_tables, read_table, write_table
+from profiler import INSTANT_LINKS, keep_diffuse_only, load_cost_model, load_tables, read_table, write_table
 from tests.profiler.synthetic import SHAPES, table
 from tridentserve.errors import ProfileError
 from tridentserve.stages import Stage
@@ -14,7 +14,7 @@ from tridentserve.stages import Stage
 
 def test_names_files_directories_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_table("mine/a.csv", diffuse_only(table(("one",))))
+    write_table("mine/a.csv", keep_diffuse_only(table(("one",))))
     write_table("mine/b.csv", table(("two",)))
     Path("tiny-cpu").mkdir()  # a shipped name is one, whatever lies here
     found = load_tables(["tiny-cpu", "mine", "mine/b.csv", Path("mine/a.csv"), table()])
@@ -41,7 +41,7 @@ def test_what_is_not_there_is_named(
 
 
 def test_diffuse_alone_takes_time(tmp_path: Path) -> None:
-    write_table(tmp_path / "d.csv", diffuse_only(table()))
+    write_table(tmp_path / "d.csv", keep_diffuse_only(table()))
     times, whole = load_cost_model([tmp_path / "d.csv"], "gpu"), load_cost_model([table()], "gpu")
     assert times.links == INSTANT_LINKS
     assert read_table(tmp_path / "d.csv").weights == table().weights

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.monitor import Monitor, SkewTrigger, StageSpeed, WorkKind, skew
+from profiler.monitor import Monitor, SkewTrigger, StageSpeed, WorkKind, compute_skew
 from tridentserve.errors import ConfigError
 from tridentserve.plans import StageSpan
 from tridentserve.protocols import StageReport
@@ -49,32 +49,32 @@ def test_the_load_is_what_came_in_the_window(
     for _, shape, outputs in counted:
         kind = WorkKind("one", shape, 20)
         expected[kind] = expected.get(kind, 0) + outputs
-    assert monitor.load(now_s) == pytest.approx({kind: count / over_s for kind, count in expected.items()})
-    assert list(monitor.load(now_s)) == sorted(expected)
-    assert monitor.load(now_s + 6 * window_s) == {}
+    assert monitor.measure_load(now_s) == pytest.approx({kind: count / over_s for kind, count in expected.items()})
+    assert list(monitor.measure_load(now_s)) == sorted(expected)
+    assert monitor.measure_load(now_s + 6 * window_s) == {}
 
 
 def test_a_quiet_models_window_reaches_further_back() -> None:
     monitor = Monitor({"slow": 10.0}, default_window_s=1.0, min_arrivals=2)
     for now_s in (0.0, 3.0, 20.0):
         monitor.arrived(request(model="slow"), now_s)
-    assert monitor.load_window_s("slow", 20.0) == 17.0
-    assert monitor.load(20.0) == {WorkKind("slow", SMALL, 20): 2 / 17}
-    assert monitor.load_window_s("never seen", 20.0) == 1.0
+    assert monitor.choose_load_window_s("slow", 20.0) == 17.0
+    assert monitor.measure_load(20.0) == {WorkKind("slow", SMALL, 20): 2 / 17}
+    assert monitor.choose_load_window_s("never seen", 20.0) == 1.0
 
 
 def test_rates_are_requests_per_gpu_second_over_all_stages_of_a_type() -> None:
     monitor = Monitor(min_requests=2)
     monitor.stage_finished(report(Stage.DIFFUSE, 2.0, 10.0, workers=2))
     monitor.stage_finished(report(Stage.DECODE, 1.0, 11.0))
-    assert monitor.rates(11.0) == {}  # one request is not enough
+    assert monitor.measure_rates(11.0) == {}  # one request is not enough
     monitor.stage_finished(report(Stage.DIFFUSE, 0.5, 20.0, workers=2))  # stopped and resumed: D counts twice
     monitor.stage_finished(report(Stage.DIFFUSE, 1.5, 25.0, workers=2))
-    assert monitor.rates(25.0) == {}
+    assert monitor.measure_rates(25.0) == {}
     monitor.stage_finished(report(Stage.DECODE, 1.0, 26.0))
-    assert monitor.rates(26.0) == {("one", PlacementType.DC): 2 / (4 + 1 + 1 + 3 + 1)}
+    assert monitor.measure_rates(26.0) == {("one", PlacementType.DC): 2 / (4 + 1 + 1 + 3 + 1)}
     # The first request leaves the window: one is left.
-    assert monitor.rates(71.5) == {}
+    assert monitor.measure_rates(71.5) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.001, 100)), min_size=1, max_size=50))
@@ -86,7 +86,7 @@ def test_nothing_is_left_of_what_has_gone(done: list[tuple[float, float]]) -> No
         monitor.stage_finished(report(Stage.DECODE, seconds, now_s))
     monitor.stage_finished(report(Stage.DIFFUSE, 3.0, now_s + 100.0))
     monitor.stage_finished(report(Stage.DECODE, 1.0, now_s + 100.0))
-    assert monitor.rates(now_s + 100.0) == {("one", PlacementType.DC): 0.25}
+    assert monitor.measure_rates(now_s + 100.0) == {("one", PlacementType.DC): 0.25}
 
 
 def test_windows_must_be_times() -> None:
@@ -98,13 +98,13 @@ def test_windows_must_be_times() -> None:
 
 
 def test_skew_compares_what_could_be_spared_with_what_is_slowest() -> None:
-    assert skew([]) == 1.0
-    assert skew([StageSpeed(8, 0.0), StageSpeed(1, 0.0)]) == 1.0  # idle
-    assert skew([StageSpeed(8, 4.0), StageSpeed(4, 2.0)]) == 1.0  # 8 workers at speed 2 can spare none
-    assert skew([StageSpeed(7, 7.0), StageSpeed(1, 0.05)]) == 1.0  # one encoder, hardly used, is not too many
-    assert skew([StageSpeed(7, 7.0), StageSpeed(2, 0.05)]) == 20.0
-    assert skew([StageSpeed(7, 7.0), StageSpeed(2, 0.0)]) == math.inf
-    assert skew([StageSpeed(0, 1.0), StageSpeed(2, 1.0)]) == math.inf
+    assert compute_skew([]) == 1.0
+    assert compute_skew([StageSpeed(8, 0.0), StageSpeed(1, 0.0)]) == 1.0  # idle
+    assert compute_skew([StageSpeed(8, 4.0), StageSpeed(4, 2.0)]) == 1.0  # 8 workers at speed 2 can spare none
+    assert compute_skew([StageSpeed(7, 7.0), StageSpeed(1, 0.05)]) == 1.0  # one encoder, hardly used, is not too many
+    assert compute_skew([StageSpeed(7, 7.0), StageSpeed(2, 0.05)]) == 20.0
+    assert compute_skew([StageSpeed(7, 7.0), StageSpeed(2, 0.0)]) == math.inf
+    assert compute_skew([StageSpeed(0, 1.0), StageSpeed(2, 1.0)]) == math.inf
 
 
 speeds = st.lists(st.builds(StageSpeed, st.integers(1, 100), st.floats(0.001, 100)), min_size=1, max_size=6)
@@ -112,8 +112,8 @@ speeds = st.lists(st.builds(StageSpeed, st.integers(1, 100), st.floats(0.001, 10
 
 @given(speeds, st.floats(0.01, 100))
 def test_skew_does_not_depend_on_how_much_there_is_to_do(stages: list[StageSpeed], factor: float) -> None:
-    assert skew(stages) >= 1
-    assert skew([StageSpeed(s.workers, s.work * factor) for s in stages]) == pytest.approx(skew(stages))
+    assert compute_skew(stages) >= 1
+    assert compute_skew([StageSpeed(s.workers, s.work * factor) for s in stages]) == pytest.approx(compute_skew(stages))
 
 
 def test_noise_about_the_threshold_does_not_flap() -> None:

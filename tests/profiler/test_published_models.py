@@ -12,9 +12,9 @@ import pytest
 import torch
 import transformers
 
-from profiler.measure.random_weights import random_weights_bytes, write_published
-from profiler.measure.tokenizers import stand_in
-from profiler.published_models import Component, published_model, published_names, shared_components
+from profiler.measure.random_weights import count_random_weights_bytes, write_published
+from profiler.measure.tokenizers import build_stand_in
+from profiler.published_models import Component, list_published_models, read_published_model, read_shared_components
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family, read_component_classes
 from tridentserve.pipelines import load_adapter
@@ -89,9 +89,9 @@ def billions(component: Component) -> float:
     return float(sum(parameter.numel() for parameter in model.parameters())) / 1e9
 
 
-@pytest.mark.parametrize("name", published_names())
+@pytest.mark.parametrize("name", list_published_models())
 def test_sizes_are_those_that_the_authors_state(name: str) -> None:
-    components = published_model(name).components
+    components = read_published_model(name).components
     denoiser = components.get("transformer") or components["unet"]
     assert billions(denoiser) == pytest.approx(DENOISERS[name], rel=0.01)
     for encoder in (component for part, component in components.items() if "encoder" in part):
@@ -101,13 +101,13 @@ def test_sizes_are_those_that_the_authors_state(name: str) -> None:
 
 def test_the_vae_of_sdxl_has_its_size() -> None:
     """HunyuanDiT's README: 83 M, with the encoder."""
-    assert billions(shared_components()["sdxl-vae"]) == pytest.approx(0.0837, rel=0.01)
+    assert billions(read_shared_components()["sdxl-vae"]) == pytest.approx(0.0837, rel=0.01)
 
 
-@pytest.mark.parametrize("name", published_names())
+@pytest.mark.parametrize("name", list_published_models())
 def test_every_entry_is_one_that_diffusers_knows(name: str) -> None:
     """It ignores others with a warning in its log only."""
-    for component in published_model(name).components.values():
+    for component in read_published_model(name).components.values():
         if component.library == "diffusers":
             known = inspect.signature(getattr(diffusers, component.class_name).__init__).parameters
             assert set(component.config) <= set(known)
@@ -117,7 +117,7 @@ def test_a_model_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) 
     folder = write_published("sd3-medium", tmp_path / "full")
     assert detect_family(folder).name == "sd3"
     assert read_component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")
-    sizes = random_weights_bytes(folder, torch.bfloat16)
+    sizes = count_random_weights_bytes(folder, torch.bfloat16)
     # 2.03 B parameters; a CLIP-L, a bigG and a T5-XXL; the VAE has an encoder too, as a model folder has.
     assert sizes[Stage.DIFFUSE] == pytest.approx(2 * 2.03e9, rel=0.03)
     assert sizes[Stage.ENCODE] == pytest.approx(2 * 5.58e9, rel=0.01)
@@ -131,7 +131,7 @@ def test_a_model_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) 
 def test_a_transformer_can_be_cut_to_few_blocks(tmp_path: Path) -> None:
     """Numbers that a config names and those that are a class's default; of a U-Net no two blocks are alike."""
     for name, blocks in (("flux.1-dev", {"num_layers": 1, "num_single_layers": 1}), ("qwen-image", {"num_layers": 1})):
-        folder, whole = write_published(name, tmp_path / name, most_blocks=1), published_model(name)
+        folder, whole = write_published(name, tmp_path / name, most_blocks=1), read_published_model(name)
         config = json.loads((folder / "transformer" / "config.json").read_text())
         transformer = whole.components["transformer"]
         assert config == {"_class_name": transformer.class_name, **transformer.config, **blocks}
@@ -141,7 +141,7 @@ def test_a_transformer_can_be_cut_to_few_blocks(tmp_path: Path) -> None:
 
 def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
     """Qwen-Image's pipeline cuts off as many tokens as Qwen's own tokenizer makes of the text before the prompt."""
-    tokenizer = stand_in(published_model("qwen-image").components["text_encoder"])
+    tokenizer = build_stand_in(read_published_model("qwen-image").components["text_encoder"])
     pipe = diffusers.QwenImagePipeline(None, None, None, tokenizer, None)
     (before, _, after), start = pipe.prompt_template_encode.partition("{}"), pipe.prompt_template_encode_start_idx
     assert len(tokenizer(before)["input_ids"]) == start
@@ -150,15 +150,15 @@ def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     with pytest.raises(ProfileError, match=r"of 'flux9'; there are: cogvideox-2b, cogvideox-5b"):
-        published_model("flux9")
+        read_published_model("flux9")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", published_names())
+@pytest.mark.parametrize("name", list_published_models())
 def test_every_published_model_loads_by_its_adapter(tmp_path: Path, name: str) -> None:
     """Without memory for its weights, from the files that a model folder has."""
-    folder, components = write_published(name, tmp_path / "full"), published_model(name).components
-    sizes = random_weights_bytes(folder, torch.float32)
+    folder, components = write_published(name, tmp_path / "full"), read_published_model(name).components
+    sizes = count_random_weights_bytes(folder, torch.float32)
     denoisers = sum(billions(part) for key, part in components.items() if key.startswith(("transformer", "unet")))
     # Tables that are computed are no parameters.
     assert sizes[Stage.DIFFUSE] == pytest.approx(4e9 * denoisers, rel=0.12)

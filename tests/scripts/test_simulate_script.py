@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler import ProfileTable, diffuse_only, shipped_table, write_table
+from profiler import ProfileTable, keep_diffuse_only, read_shipped_table, write_table
 from tests.processes import output_of
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -164,7 +164,7 @@ def slower_ends(table: ProfileTable, factor: float) -> ProfileTable:
 
 
 def step_seconds(side: int) -> float:
-    rows = shipped_table("l20").rows
+    rows = read_shipped_table("l20").rows
     found = [
         row.seconds
         for row in rows
@@ -177,7 +177,7 @@ def step_seconds(side: int) -> float:
 @pytest.mark.parametrize("policy", ["default", "b3", "edf"])
 def test_with_d_only_profiles_one_gpu_does_one_d_after_the_other(tmp_path: Path, policy: str) -> None:
     """The schedule by hand: the GPU is never idle, and each request takes 20 steps and nothing else."""
-    write_table(tmp_path / "d-only" / "l20.csv", diffuse_only(shipped_table("l20")))
+    write_table(tmp_path / "d-only" / "l20.csv", keep_diffuse_only(read_shipped_table("l20")))
     sides = (512, 1024, 1536)
     trace = write_trace(tmp_path, [(0.0, side, "") for side in sides])
     assert simulate(
@@ -201,7 +201,7 @@ def test_with_d_only_profiles_e_and_c_change_nothing(tmp_path: Path, policy: str
     logs = []
     for factor in (1.0, 30.0):
         folder = tmp_path / f"times-{factor}"
-        write_table(folder / "l20.csv", diffuse_only(slower_ends(shipped_table("l20"), factor)))
+        write_table(folder / "l20.csv", keep_diffuse_only(slower_ends(read_shipped_table("l20"), factor)))
         logs.append(folder / "log.jsonl")
         arguments = ["--profiles", str(folder), "--policy", policy, "--decision-log", str(logs[-1])]
         assert simulate(tmp_path, trace, cluster, *arguments) == 0

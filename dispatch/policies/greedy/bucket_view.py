@@ -57,7 +57,7 @@ class BucketView:
         first = min(
             candidates, key=lambda candidate: self.pools[candidate.pool].earliest_start_s(candidate.degree, self._now_s)
         )
-        members = self.pools[first.pool].first_free(first.degree, self._now_s)
+        members = self.pools[first.pool].find_first_free(first.degree, self._now_s)
         self._keep([worker.worker_id for worker in members if worker.idle], first.finish_s)
         self._show_taken()
         self._idle = [IdleWorkers(pool) for pool in self.pools]
@@ -73,7 +73,7 @@ class BucketView:
             return replace(worker, idle=False, free_at_s=self._taken[worker.worker_id])
 
         members = (worker for pool in self.pools for node in pool.nodes for worker in node)
-        self._snapshot = self._snapshot.replacing(
+        self._snapshot = self._snapshot.replace_views(
             {worker.worker_id: busy(worker) for worker in members if worker.idle and worker.worker_id in self._taken}
         )
         self.pools = self._snapshot.pools

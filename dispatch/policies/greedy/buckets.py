@@ -7,14 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from dispatch.policies.greedy.work import WorkTimes, choose_closest_degree, find_covered_degrees, make_fresh_request
-from dispatch.policies.policy import example_request
+from dispatch.policies.policy import make_example_request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.load import LoadShare
 from tridentserve.plans import WorkerId
 
 
-def buckets(
+def assign_buckets(
     work: WorkTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare], max_degree: int | None
 ) -> dict[WorkerId, int]:
     """The bucket of each worker. Shares are the GPU-seconds that the load brings at each optimal degree: all stages at
@@ -23,7 +23,7 @@ def buckets(
     widest = min(largest_node, max_degree or largest_node)
     shares: defaultdict[int, float] = defaultdict(float)
     for kind in load:
-        spec = example_request(kind)
+        spec = make_example_request(kind)
         degrees = find_covered_degrees(work.times, spec, widest)
         if degrees:
             degree = choose_closest_degree(degrees, work.optimal_degree(spec))

@@ -90,13 +90,13 @@ class GreedyDispatcher:
         """Assignments in the order of turns."""
         if not view.pending or not any(worker.idle for worker in view.workers):
             return Decisions()
-        members = self._by_bucket(view.workers)
+        members = self._group_by_bucket(view.workers)
         known = self._snapshots
         self._snapshots = {
-            bucket: known[bucket].seen(workers) if bucket in known else take_snapshot(workers, self._memory.unit_of)
+            bucket: known[bucket].update(workers) if bucket in known else take_snapshot(workers, self._memory.find_unit)
             for bucket, workers in members.items()
         }
-        tick = self._tick(self._snapshots, view.now_s)
+        tick = self._build_tick(self._snapshots, view.now_s)
         assignments: list[Assignment] = []
         for turn in self._order(view.pending, tick.level.work, view.now_s):
             if not tick.any_idle:
@@ -109,12 +109,13 @@ class GreedyDispatcher:
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         """None when some primary has the degree (and, at stage level, the memory) for this request, else why not."""
         snapshots = {
-            bucket: take_snapshot(members, self._memory.unit_of) for bucket, members in self._by_bucket(workers).items()
+            bucket: take_snapshot(members, self._memory.find_unit)
+            for bucket, members in self._group_by_bucket(workers).items()
         }
-        why_not = self._tick(snapshots, now_s=0.0).why_not(make_fresh_request(spec))
+        why_not = self._build_tick(snapshots, now_s=0.0).explain(make_fresh_request(spec))
         return f"{spec.model} cannot make {spec.shape} here: {why_not}" if why_not is not None else None
 
-    def _by_bucket(self, workers: Sequence[WorkerView]) -> dict[int, Sequence[WorkerView]]:
+    def _group_by_bucket(self, workers: Sequence[WorkerView]) -> dict[int, Sequence[WorkerView]]:
         """Narrowest first."""
         if not self._buckets:
             return {_EVERYTHING: workers}
@@ -123,7 +124,7 @@ class GreedyDispatcher:
             members[self._buckets.get(worker.worker_id, self._narrowest)].append(worker)
         return {bucket: members[bucket] for bucket in sorted(members)}
 
-    def _tick(self, snapshots: Mapping[int, WorkerSnapshot], now_s: float) -> _GreedyTick:
+    def _build_tick(self, snapshots: Mapping[int, WorkerSnapshot], now_s: float) -> _GreedyTick:
         pools = [pool for snapshot in snapshots.values() for pool in snapshot.all_pools]
         level = self._level(self._times, self._memory, self._options, pools, now_s)
         bucket_views = {bucket: BucketView(snapshot, now_s) for bucket, snapshot in snapshots.items() if snapshot.pools}
@@ -161,10 +162,10 @@ class _GreedyTick:
 
     def start(self, request: PendingRequest, if_it_waits: IfItWaits) -> Assignment | None:
         """The request's assignment if its workers are idle. A request that could never start here stops no other."""
-        work = Work.of(request)
+        work = Work.from_pending(request)
         if work in self._waiting:
             return None
-        routed = self._routed(request, work)
+        routed = self._find_route(request, work)
         if isinstance(routed, str) or routed.bucket in self._blocked:
             return None
         bucket_view, wanted = self._bucket_views[routed.bucket], routed.candidates
@@ -182,12 +183,12 @@ class _GreedyTick:
             self._waiting.add(work)
         return None
 
-    def why_not(self, request: PendingRequest) -> str | None:
+    def explain(self, request: PendingRequest) -> str | None:
         """Why the request could never start here; None when it could."""
-        routed = self._routed(request, Work.of(request))
+        routed = self._find_route(request, Work.from_pending(request))
         return routed if isinstance(routed, str) else None
 
-    def _routed(self, request: PendingRequest, work: Work) -> _Routed | str:
+    def _find_route(self, request: PendingRequest, work: Work) -> _Routed | str:
         if work not in self._known:
             try:
                 self._known[work] = self._route(request)

@@ -60,13 +60,13 @@ def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> It
     keyed: list[tuple[int, float, float, str, PendingRequest]] = []  # ids differ, so that requests are not compared
     starved: PendingRequest | None = None
     for request in pending:
-        left = Work.of(request)
+        left = Work.from_pending(request)
         if left not in memo:
-            memo[left] = _remaining_and_whole_s(request, work)
+            memo[left] = _estimate_remaining_and_whole_s(request, work)
         if (seconds := memo[left]) is None:
             continue
         remaining_s, whole_s = seconds
-        level = priority(now_s + remaining_s - request.deadline_s, whole_s)
+        level = compute_priority(now_s + remaining_s - request.deadline_s, whole_s)
         if level == 0 and now_s + remaining_s > request.deadline_s:
             starved = request if starved is None else min(starved, request, key=_by_deadline)
         keyed.append((level, remaining_s, request.arrival_s, request.spec.request_id, request))
@@ -78,14 +78,14 @@ def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> It
             yield Turn(item[4], IfItWaits.PASS)
 
 
-def priority(overtime_s: float, runtime_s: float) -> int:
+def compute_priority(overtime_s: float, runtime_s: float) -> int:
     """0 (first) for a request in time and for a fully aged one. `overtime_s`: by how much it would be late."""
     if overtime_s <= 0:
         return 0
     return max(0, FULLY_AGED - math.floor(overtime_s / runtime_s))
 
 
-def _remaining_and_whole_s(request: PendingRequest, work: WorkTimes) -> tuple[float, float] | None:
+def _estimate_remaining_and_whole_s(request: PendingRequest, work: WorkTimes) -> tuple[float, float] | None:
     """Seconds of the rest and of the whole request at the optimal degree. None when it was not profiled."""
     try:
         degree = work.optimal_degree(request.spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dispatch.policies.greedy.work import WorkTimes, make_fresh_request
-from dispatch.policies.policy import example_request
+from dispatch.policies.policy import make_example_request
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError, PlacementError
 from tridentserve.load import LoadShare
@@ -40,7 +40,7 @@ def sum_gpu_seconds(times: StageTimes, load: Sequence[LoadShare]) -> dict[Stage,
     work = WorkTimes(times, aligned=False)
     totals = dict.fromkeys(Stage, 0.0)
     for kind in load:
-        spec = example_request(kind)
+        spec = make_example_request(kind)
         request, degree = make_fresh_request(spec), work.optimal_degree(spec)
         totals[Stage.ENCODE] += kind.weight * work.encode_s(request, degree)
         totals[Stage.DIFFUSE] += kind.weight * degree * work.diffuse_s(request, degree)

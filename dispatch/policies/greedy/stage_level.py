@@ -36,7 +36,7 @@ class StageLevel:
         self._builder = AssignmentBuilder(self._auxiliaries, now_s)
 
     def find_candidates(self, request: PendingRequest, index: int, pool: Pool) -> list[GreedyCandidate] | str:
-        route = find_route(Work.of(request), pool, self._memory, self._auxiliaries)
+        route = find_route(Work.from_pending(request), pool, self._memory, self._auxiliaries)
         if isinstance(route, str):
             return route
         return [

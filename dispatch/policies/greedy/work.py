@@ -12,7 +12,7 @@ from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
 
-def steps_left(request: PendingRequest) -> int:
+def count_steps_left(request: PendingRequest) -> int:
     return request.spec.num_inference_steps - request.steps_done
 
 
@@ -54,7 +54,7 @@ class WorkTimes:
         return stage_seconds(self.times, request.spec, Stage.ENCODE, degree if self.aligned else 1)
 
     def diffuse_s(self, request: PendingRequest, degree: int) -> float:
-        return stage_seconds(self.times, request.spec, Stage.DIFFUSE, degree, num_steps=steps_left(request))
+        return stage_seconds(self.times, request.spec, Stage.DIFFUSE, degree, num_steps=count_steps_left(request))
 
     def decode_s(self, request: PendingRequest, degree: int) -> float:
         return stage_seconds(self.times, request.spec, Stage.DECODE, degree if self.aligned else 1)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dispatch.policies.greedy.placements import co_locate
-from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick, batch_kind
+from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick, find_batch_kind
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
@@ -50,14 +50,14 @@ class DitServe(StepLevelDispatcher):
 
     def decide(self, view: ClusterView) -> Decisions:
         """Starts, joins and displacements, shortest remaining work first."""
-        tick = self._tick(view)
+        tick = self._build_tick(view)
         longest = _find_longest(view)
         waiting = sorted(view.pending, key=_srptf_key)
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
             picker = WorkerPicker(pool)
-            able = [request for request in waiting if tick.batch_candidates([request], index)]
+            able = [request for request in waiting if tick.find_batch_candidates([request], index)]
             if not able:
                 continue
             engine = _DitPool(tick, index, picker, longest, find_running_batches(view.running, picker))
@@ -69,24 +69,24 @@ class DitServe(StepLevelDispatcher):
         return Decisions(assignments=tuple(assignments), preemptions=tuple(preemptions))
 
 
-def _length(spec: RequestSpec) -> float:
+def _compute_length(spec: RequestSpec) -> float:
     return spec.shape.tokens * spec.num_outputs
 
 
 def _srptf_key(request: PendingRequest) -> tuple[float, float, str]:
     """Section 3.4: L(req) = (T_total - t) S(req), smallest first."""
-    return steps_left(request) * _length(request.spec), request.arrival_s, request.spec.request_id
+    return count_steps_left(request) * _compute_length(request.spec), request.arrival_s, request.spec.request_id
 
 
-def _work_left(request: RunningRequest) -> float:
-    return (request.spec.num_inference_steps - request.steps_done) * _length(request.spec)
+def _compute_work_left(request: RunningRequest) -> float:
+    return (request.spec.num_inference_steps - request.steps_done) * _compute_length(request.spec)
 
 
 def _find_longest(view: ClusterView) -> dict[str, float]:
     """The longest sequence of each model that waits or runs."""
     longest: defaultdict[str, float] = defaultdict(float)
     for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
-        longest[spec.model] = max(longest[spec.model], _length(spec))
+        longest[spec.model] = max(longest[spec.model], _compute_length(spec))
     return longest
 
 
@@ -108,7 +108,7 @@ class _DitPool:
         left = list(waiting)
         while left:
             members = [left[0]]
-            ring = self._ring(members)
+            ring = self._choose_ring(members)
             self.tick.grow(members, left[1:], self.index, ring, strict=False)
             started = self._start(members, ring) or (
                 not (self._join(members) or self._displace(members, ring)) and self._start_narrower(members, ring)
@@ -116,37 +116,41 @@ class _DitPool:
             # The others of the batch wait with the first: what it waits for is for them too.
             gone = {member.spec.request_id for member in members}
             if not started:
-                gone = {r.spec.request_id for r in left if batch_kind(r.spec) == batch_kind(members[0].spec)}
+                gone = {r.spec.request_id for r in left if find_batch_kind(r.spec) == find_batch_kind(members[0].spec)}
             left = [request for request in left if request.spec.request_id not in gone]
 
-    def _ring(self, members: Sequence[PendingRequest]) -> int:
+    def _choose_ring(self, members: Sequence[PendingRequest]) -> int:
         """Figure 6 and its algorithm: 2^ceil(log2(length / longest)) of the widest ring, on degrees that fit."""
-        candidates = self.tick.batch_candidates(members, self.index)
+        candidates = self.tick.find_batch_candidates(members, self.index)
         spec = members[0].spec
-        share = 2.0 ** math.ceil(math.log2(_length(spec) / self.longest[spec.model]))
+        share = 2.0 ** math.ceil(math.log2(_compute_length(spec) / self.longest[spec.model]))
         fastest = min(candidates, key=lambda degree: (candidates[degree].step_s, degree))
         widest = min(max(1, int(self.tick.pools[self.index].largest_node * share)), fastest)
         return max((degree for degree in candidates if degree <= widest), default=min(candidates))
 
     def _start(self, members: Sequence[PendingRequest], ring: int, num_steps: int | None = None) -> bool:
-        candidate = self.tick.batch_candidates(members, self.index).get(ring)
+        candidate = self.tick.find_batch_candidates(members, self.index).get(ring)
         if candidate is None or (workers := self.picker.take(ring)) is None:
             return False
         reason = (
             f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf_key(members[0])[0]:.0f} token-steps left"
         )
-        self.assignments.append(self.tick.assignment(members, candidate, workers, reason, num_steps))
+        self.assignments.append(self.tick.build_assignment(members, candidate, workers, reason, num_steps))
         return True
 
     def _start_narrower(self, members: Sequence[PendingRequest], ring: int) -> bool:
-        candidates = self.tick.batch_candidates(members, self.index)
+        candidates = self.tick.find_batch_candidates(members, self.index)
         return any(self._start(members, degree, 1) for degree in sorted(candidates, reverse=True) if degree < ring)
 
     def _join(self, members: Sequence[PendingRequest]) -> bool:
         """Step-level batching (section 3.2): the first of them into a batch of its kind that has room."""
         for batch in self.running:
-            limit = self.tick.batch_limit(members[0].spec, self.index, len(batch.workers))
-            if batch.kind == batch_kind(members[0].spec) and batch.size < limit and batch.workers not in self.claimed:
+            limit = self.tick.find_batch_limit(members[0].spec, self.index, len(batch.workers))
+            if (
+                batch.kind == find_batch_kind(members[0].spec)
+                and batch.size < limit
+                and batch.workers not in self.claimed
+            ):
                 batch.promised += 1
                 self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} joins")
                 return True
@@ -158,11 +162,11 @@ class _DitPool:
         work = _srptf_key(members[0])[0]
         per_node: defaultdict[WorkerId, list[tuple[bool, float, RunningBatch]]] = defaultdict(list)
         for batch in self.running:
-            left = min(map(_work_left, batch.members))
+            left = min(map(_compute_work_left, batch.members))
             if batch.workers not in self.claimed and not batch.promised and (left > work or batch.stops):
-                per_node[self.picker.node_of(batch.workers[0])].append((not batch.stops, -left, batch))
+                per_node[self.picker.find_node(batch.workers[0])].append((not batch.stops, -left, batch))
         for victims in per_node.values():
-            room = self.picker.idle_in_node(victims[0][2].workers[0])
+            room = self.picker.count_idle_in_node(victims[0][2].workers[0])
             chosen: list[RunningBatch] = []
             for _, _, batch in sorted(victims, key=lambda victim: victim[:2]):
                 if room < ring:

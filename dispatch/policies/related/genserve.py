@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dispatch.candidates.classes import by_deadline
 from dispatch.policies.greedy.placements import co_locate
-from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
 from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick
@@ -52,13 +52,13 @@ class GenServe(StepLevelDispatcher):
 
     def decide(self, view: ClusterView) -> Decisions:
         """Starts of image batches and videos, and preemptions of videos."""
-        tick = self._tick(view)
+        tick = self._build_tick(view)
         waiting = sorted(view.pending, key=by_deadline)
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
             picker = WorkerPicker(pool)
-            able = [request for request in waiting if tick.batch_candidates([request], index)]
+            able = [request for request in waiting if tick.find_batch_candidates([request], index)]
             running = [request for request in view.running if _is_preemptible(tick, index, request, picker)]
             if not able or not picker.num_idle + sum(len(request.diffuse) for request in running):
                 continue
@@ -103,7 +103,9 @@ def _plan_pool(
 def _is_preemptible(tick: StepTick, pool: int, request: RunningRequest, picker: WorkerPicker) -> bool:
     """A video in D, on workers of this pool, which could also start there."""
     in_diffuse = request.stage is Stage.DIFFUSE and request.spec.shape.num_frames > 1
-    return in_diffuse and picker.holds(request.diffuse[0]) and bool(tick.candidates(request.spec, pool, encoded=True))
+    return (
+        in_diffuse and picker.holds(request.diffuse[0]) and bool(tick.find_candidates(request.spec, pool, encoded=True))
+    )
 
 
 def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
@@ -112,7 +114,7 @@ def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -
     waiting = list(images)
     while waiting:
         members, rest = [waiting[0]], waiting[1:]
-        degree = min(tick.batch_candidates(members, pool))
+        degree = min(tick.find_batch_candidates(members, pool))
         tick.grow(members, rest, pool, degree, strict=True)
         batches.append(_Batch(tuple(members), degree))
         taken = {member.spec.request_id for member in members}
@@ -121,7 +123,7 @@ def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -
 
 
 def _describe_image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatch:
-    candidate = tick.batch_candidates(batch.members, pool)[batch.degree]
+    candidate = tick.find_batch_candidates(batch.members, pool)[batch.degree]
     return ImageBatch(
         degree=batch.degree,
         ends_s=tuple(tick.expected_finish_s(member, candidate) - tick.now_s for member in batch.members),
@@ -131,8 +133,8 @@ def _describe_image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatc
 
 def _describe_running_video(tick: StepTick, pool: int, each: RunningRequest, picker: WorkerPicker) -> Video:
     """It may stay, be paused, go narrower, or wider by what is idle in its node. One that yields waits already."""
-    candidates = tick.candidates(each.spec, pool, encoded=True)
-    widest = len(each.diffuse) + picker.idle_in_node(each.diffuse[0])
+    candidates = tick.find_candidates(each.spec, pool, encoded=True)
+    widest = len(each.diffuse) + picker.count_idle_in_node(each.diffuse[0])
     return Video(
         steps_left=max(each.spec.num_inference_steps - each.steps_done, 0),
         step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= widest},
@@ -143,10 +145,10 @@ def _describe_running_video(tick: StepTick, pool: int, each: RunningRequest, pic
 
 
 def _describe_waiting_video(tick: StepTick, pool: int, request: PendingRequest) -> Video:
-    candidates = tick.batch_candidates([request], pool)
+    candidates = tick.find_batch_candidates([request], pool)
     any_candidate = next(iter(candidates.values()))
     return Video(
-        steps_left=steps_left(request),
+        steps_left=count_steps_left(request),
         step_s={degree: candidate.step_s for degree, candidate in candidates.items()},
         fastest_s=min(candidate.step_s for candidate in candidates.values()),
         budget_s=request.deadline_s - tick.now_s - any_candidate.decode_s,
@@ -162,10 +164,10 @@ def _start_images(
     for batch in batches:
         if batch.degree <= gpus and (workers := picker.take(batch.degree)) is not None:
             gpus -= batch.degree
-            candidate = tick.batch_candidates(batch.members, pool)[batch.degree]
+            candidate = tick.find_batch_candidates(batch.members, pool)[batch.degree]
             number = len(batch.members)
             reason = f"genserve: {number} image{'s' * (number != 1)} at degree {batch.degree}"
-            assignments.append(tick.assignment(batch.members, candidate, workers, reason))
+            assignments.append(tick.build_assignment(batch.members, candidate, workers, reason))
     return assignments
 
 
@@ -173,11 +175,11 @@ def _start_video(
     tick: StepTick, pool: int, picker: WorkerPicker, request: PendingRequest, degree: int, is_more_coming: bool
 ) -> Assignment | None:
     """Start a video at the plan's degree, or narrower where idle workers lie apart and no others are about to come."""
-    candidates = tick.batch_candidates([request], pool)
+    candidates = tick.find_batch_candidates([request], pool)
     for width in sorted(candidates, reverse=True):
         may_use = width == degree or (width < degree and not is_more_coming)
         if may_use and (workers := picker.take(width)) is not None:
             slack_s = request.deadline_s - tick.expected_finish_s(request, candidates[width])
             reason = f"genserve: video at degree {width}, {slack_s:.2f} s of slack at that degree"
-            return tick.assignment([request], candidates[width], workers, reason)
+            return tick.build_assignment([request], candidates[width], workers, reason)
     return None

@@ -31,7 +31,7 @@ class GroupKnapsack:
         """The smallest width with the largest sum."""
         return self.totals.index(max(self.totals))
 
-    def choices(self, width: int) -> list[int]:
+    def list_choices(self, width: int) -> list[int]:
         """The index of each group's option in a best selection that uses exactly this width."""
         picked: list[int] = []
         for options, chosen in zip(reversed(self._groups), reversed(self._chosen), strict=True):

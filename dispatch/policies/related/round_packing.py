@@ -113,5 +113,5 @@ def pack_round(requests: Sequence[RoundRequest], capacity: int, round_s: float) 
             group.append((option.degree if option else 0, value))
         groups.append(group)
     knapsack = GroupKnapsack(groups, capacity)
-    picked = knapsack.choices(knapsack.best_width)
+    picked = knapsack.list_choices(knapsack.best_width)
     return [choices[index] for choices, index in zip(options, picked, strict=True)]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from dispatch.candidates.classes import by_deadline
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_locate
-from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.round_packing import RoundRequest, count_steps_in_round, pack_round
-from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, batch_kind
+from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, find_batch_kind
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes
@@ -59,8 +59,8 @@ class TetriServe(StepLevelDispatcher):
         running = {request.spec.request_id for request in view.running}
         if not view.pending or self._in_round & running:
             return Decisions()
-        tick = self._tick(view)
-        round_s = self._round_seconds(tick, view)
+        tick = self._build_tick(view)
+        round_s = self._choose_round_seconds(tick, view)
         waiting = sorted(view.pending, key=by_deadline)
         known = running | {request.spec.request_id for request in waiting}
         self._had = {request_id: had for request_id, had in self._had.items() if request_id in known}
@@ -79,13 +79,13 @@ class TetriServe(StepLevelDispatcher):
         )
         return Decisions(assignments=tuple(assignments))
 
-    def _round_seconds(self, tick: StepTick, view: ClusterView) -> float:
+    def _choose_round_seconds(self, tick: StepTick, view: ClusterView) -> float:
         """The longest of what each size asks of a round."""
         asked_s = 0.0
         specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
-        for spec in {(batch_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
+        for spec in {(find_batch_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
             for index in range(len(tick.pools)):
-                candidates = tick.candidates(spec, index, encoded=True).values()
+                candidates = tick.find_candidates(spec, index, encoded=True).values()
                 fastest_s = min((candidate.step_s for candidate in candidates), default=0.0)
                 optimal_s = min((candidate.step_s for candidate in candidates if candidate.efficient), default=0.0)
                 asked_s = max(asked_s, max(1, round(ROUND_SHARE * spec.num_inference_steps)) * fastest_s, optimal_s)
@@ -120,7 +120,7 @@ def _choose(tick: StepTick, waiting: Sequence[PendingRequest], pool: int, round_
     idle_per_node = tick.pools[pool].idle_per_node
     able: list[tuple[PendingRequest, RoundRequest]] = []
     for pending in waiting:
-        candidates = tick.batch_candidates([pending], pool)
+        candidates = tick.find_batch_candidates([pending], pool)
         if any(degree <= max(idle_per_node) for degree in candidates):
             able.append((pending, _build_round_request(pending, candidates, tick.now_s, max(idle_per_node))))
     packed = pack_round([request for _, request in able], sum(idle_per_node), round_s)
@@ -134,7 +134,7 @@ def _build_round_request(
     """The inputs of Algorithm 1 for one request. The deadline is that of D: C comes after it."""
     any_candidate = next(iter(candidates.values()))
     return RoundRequest(
-        steps_left=steps_left(pending),
+        steps_left=count_steps_left(pending),
         step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= largest_idle},
         fastest_s=min(candidate.step_s for candidate in candidates.values()),
         budget_s=pending.deadline_s - any_candidate.decode_s - now_s,
@@ -171,10 +171,10 @@ def _build_segment(
     tick: StepTick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float
 ) -> Assignment:
     """The steps of the round, at least one where any are left."""
-    candidate = tick.batch_candidates([each.pending], pool)[each.degree]
-    steps = min(max(1, count_steps_in_round(each.request, each.degree, round_s)), steps_left(each.pending))
+    candidate = tick.find_batch_candidates([each.pending], pool)[each.degree]
+    steps = min(max(1, count_steps_in_round(each.request, each.degree, round_s)), count_steps_left(each.pending))
     slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, candidate)
     reason = (
         f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"
     )
-    return tick.assignment([each.pending], candidate, workers, reason, steps)
+    return tick.build_assignment([each.pending], candidate, workers, reason, steps)

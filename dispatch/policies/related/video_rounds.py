@@ -111,7 +111,7 @@ def plan_round(videos: Sequence[Video], batches: Sequence[ImageBatch], gpus: int
     images = [score_images(batches, g, round_s) for g in range(most + 1)]
     totals = [total + images[min(gpus - width, most)] for width, total in enumerate(knapsack.totals)]
     width = totals.index(max(totals))
-    picked = knapsack.choices(width)
+    picked = knapsack.list_choices(width)
     return RoundPlan(
         degrees=tuple(degrees[index] for degrees, index in zip(options, picked, strict=True)),
         image_gpus=min(gpus - width, most),

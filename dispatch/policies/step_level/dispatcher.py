@@ -15,7 +15,7 @@ from dispatch.candidates.route import find_route
 from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
-from dispatch.policies.greedy.work import steps_left
+from dispatch.policies.greedy.work import count_steps_left
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
@@ -34,7 +34,7 @@ MAX_BATCH = 8
 BatchKind = tuple[str, Shape, int, BatchKey]
 
 
-def batch_kind(spec: RequestSpec) -> BatchKind:
+def find_batch_kind(spec: RequestSpec) -> BatchKind:
     """Model, shape, outputs and batch_key: what is equal in a batch. Steps may differ."""
     return spec.model, spec.shape, spec.num_outputs, spec.batch_key
 
@@ -55,8 +55,8 @@ class StepLevelDispatcher:
         """None when the placement could serve the request on an idle cluster, else why not."""
         return self._feasibility.can_ever_run(spec, workers)
 
-    def _tick(self, view: ClusterView) -> StepTick:
-        self._snapshot = take_snapshot(view.workers) if self._snapshot is None else self._snapshot.seen(view.workers)
+    def _build_tick(self, view: ClusterView) -> StepTick:
+        self._snapshot = take_snapshot(view.workers) if self._snapshot is None else self._snapshot.update(view.workers)
         return StepTick(self._times, self._options, self._memory, self._snapshot, view, self._max_batch)
 
 
@@ -105,24 +105,24 @@ class StepTick:
         self._limits: dict[tuple[BatchKind, int, int], int] = {}
         self._candidates: dict[tuple[BatchKind, int, int, bool], dict[int, BatchCandidate]] = {}
 
-    def candidates(
+    def find_candidates(
         self, spec: RequestSpec, pool: int, batch: int = 1, encoded: bool = False
     ) -> Mapping[int, BatchCandidate]:
         """The candidates by degree, ascending, in a pool for `batch` requests like `spec`. Empty where memory,
         auxiliaries or the profile do not cover it."""
-        key = (batch_kind(spec), pool, batch, encoded)
+        key = (find_batch_kind(spec), pool, batch, encoded)
         if key not in self._candidates:
             try:
-                self._candidates[key] = self._find_candidates(spec, pool, batch, encoded)
+                self._candidates[key] = self._survey_candidates(spec, pool, batch, encoded)
             except ProfileError:
                 self._candidates[key] = {}
         return self._candidates[key]
 
-    def _find_candidates(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, BatchCandidate]:
+    def _survey_candidates(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, BatchCandidate]:
         pool = self.pools[index]
         if spec.model not in pool.types:
             return {}
-        work = Work.of_spec(spec)._replace(needs_encode=not encoded, batch=batch)
+        work = Work.from_spec(spec)._replace(needs_encode=not encoded, batch=batch)
         route = find_route(work, pool, self._memory, self._auxiliaries)
         if isinstance(route, str):
             return {}
@@ -144,17 +144,17 @@ class StepTick:
             for degree in degrees
         }
 
-    def batch_candidates(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, BatchCandidate]:
-        """`candidates` of requests of one kind together."""
-        return self.candidates(members[0].spec, pool, len(members), all(member.encoded for member in members))
+    def find_batch_candidates(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, BatchCandidate]:
+        """`find_candidates` of requests of one kind together."""
+        return self.find_candidates(members[0].spec, pool, len(members), all(member.encoded for member in members))
 
-    def batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
+    def find_batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
-        key = (batch_kind(spec), pool, degree)
+        key = (find_batch_kind(spec), pool, degree)
         if key not in self._limits:
             best, best_s = 1, float("inf")
             for batch in range(1, self._max_batch + 1):
-                if (candidate := self.candidates(spec, pool, batch).get(degree)) is None:
+                if (candidate := self.find_candidates(spec, pool, batch).get(degree)) is None:
                     break
                 if candidate.step_s / batch < _WORTHWHILE * best_s:
                     best, best_s = batch, candidate.step_s / batch
@@ -166,19 +166,23 @@ class StepTick:
     ) -> None:
         """Let others of the same kind join in their order, up to the limit. `strict`: no request that would be in time
         alone may be late because of the batch."""
-        limit = self.batch_limit(members[0].spec, pool, degree)
+        limit = self.find_batch_limit(members[0].spec, pool, degree)
         for other in others:
             if len(members) >= limit:
                 return
-            if batch_kind(other.spec) == batch_kind(members[0].spec) and steps_left(other) and steps_left(members[0]):
+            if (
+                find_batch_kind(other.spec) == find_batch_kind(members[0].spec)
+                and count_steps_left(other)
+                and count_steps_left(members[0])
+            ):
                 together = [*members, other]
                 if not strict or self._delays_nobody(together, pool, degree):
                     members.append(other)
 
     def _delays_nobody(self, members: Sequence[PendingRequest], pool: int, degree: int) -> bool:
-        if (candidate := self.batch_candidates(members, pool).get(degree)) is None:
+        if (candidate := self.find_batch_candidates(members, pool).get(degree)) is None:
             return False
-        alone = {member.spec.request_id: self.batch_candidates([member], pool)[degree] for member in members}
+        alone = {member.spec.request_id: self.find_batch_candidates([member], pool)[degree] for member in members}
         return all(
             self.expected_finish_s(member, candidate) <= member.deadline_s
             or self.expected_finish_s(member, alone[member.spec.request_id]) > member.deadline_s
@@ -191,11 +195,11 @@ class StepTick:
             self.now_s
             + candidate.encode_wait_s
             + candidate.encode_s
-            + steps_left(request) * candidate.step_s
+            + count_steps_left(request) * candidate.step_s
             + candidate.decode_s
         )
 
-    def assignment(
+    def build_assignment(
         self,
         members: Sequence[PendingRequest],
         candidate: BatchCandidate,
@@ -205,7 +209,7 @@ class StepTick:
     ) -> Assignment:
         """`num_steps` steps of each member (None, or too many: as the one with the fewest left has) on these workers.
         `candidate` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
-        fewest = min(steps_left(member) for member in members)
+        fewest = min(count_steps_left(member) for member in members)
         steps = fewest if num_steps is None else min(num_steps, fewest)
         encode = decode = None
         if any(not member.encoded for member in members):

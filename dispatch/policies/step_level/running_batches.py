@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dispatch.policies.step_level.dispatcher import BatchKind, batch_kind
+from dispatch.policies.step_level.dispatcher import BatchKind, find_batch_kind
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Preemption, RunningRequest
@@ -25,7 +25,7 @@ class RunningBatch:
 
     @property
     def kind(self) -> BatchKind:
-        return batch_kind(self.members[0].spec)
+        return find_batch_kind(self.members[0].spec)
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:

@@ -29,11 +29,11 @@ class WorkerPicker:
         """True when the worker is of this pool."""
         return worker_id in self._node
 
-    def node_of(self, worker_id: WorkerId) -> WorkerId:
+    def find_node(self, worker_id: WorkerId) -> WorkerId:
         """The first worker of a worker's node, which names the node."""
         return self._node[worker_id][0]
 
-    def idle_in_node(self, worker_id: WorkerId) -> int:
+    def count_idle_in_node(self, worker_id: WorkerId) -> int:
         """The number of workers that are left in the node of this one."""
         return sum(member in self._idle for member in self._node[worker_id])
 

@@ -73,7 +73,7 @@ async def serving(
         WorkerResources(options.worker.num_cpus),
         abandon,
         options.engine,
-        times.memory_table(),
+        times.build_memory_table(),
     )
     await engine.start()
     try:

@@ -127,7 +127,9 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
     make_times = times_of(cluster, [settings.profiles])
     start_s = time.perf_counter()
-    simulation = assemble_simulation(arrivals, SimulationSetup(cluster.workers(), make_times, options, engine=engine))
+    simulation = assemble_simulation(
+        arrivals, SimulationSetup(cluster.list_workers(), make_times, options, engine=engine)
+    )
     result = simulation.engine.run(arrivals)
     wall_s = time.perf_counter() - start_s
     parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}

@@ -10,7 +10,7 @@ import torch
 from lib.command_line import Parser, whole_number
 from profiler.measure.random_weights import write_published
 from profiler.measure.stages import Source
-from profiler.published_models import published_names
+from profiler.published_models import list_published_models
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
@@ -59,7 +59,7 @@ def add_model_options(parser: Parser) -> None:
 def check_model_options(parser: Parser, models: list[str], arguments: argparse.Namespace) -> None:
     """Ends the script for a model or a device that there is not."""
     for model in models:
-        if model in published_names() and not arguments.random_weights and not Path(model).exists():
+        if model in list_published_models() and not arguments.random_weights and not Path(model).exists():
             parser.error(f"{model} is no model folder here; --random-weights makes the published model of that name")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch finds no GPU here")
@@ -72,7 +72,7 @@ def name_of(model: str, arguments: argparse.Namespace) -> str:
 
 def is_published(model: str, arguments: argparse.Namespace) -> bool:
     """True when a model is made from its published configuration."""
-    return bool(arguments.random_weights) and model in published_names()
+    return bool(arguments.random_weights) and model in list_published_models()
 
 
 def source_of(

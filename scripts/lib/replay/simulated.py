@@ -54,7 +54,9 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
         )
         began_s = time.perf_counter()
         due = with_deadlines(arrivals, times)
-        simulation = assemble_simulation(due, SimulationSetup(cluster.workers(), make_times, options, engine=engine))
+        simulation = assemble_simulation(
+            due, SimulationSetup(cluster.list_workers(), make_times, options, engine=engine)
+        )
         result = simulation.engine.run(due)
     written = json.dumps(simulation.describe(), indent=2)
     (arguments.out / "options.json").write_text(f"{written}\n", encoding="utf-8")

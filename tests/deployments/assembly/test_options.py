@@ -17,7 +17,7 @@ from deployments.config.base import MIB, option_keys
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES, find_policy, make_policy
 from placement.cluster_file import ClusterSpec, NodeGroup
-from profiler import CostModel, shipped_table
+from profiler import CostModel, read_shipped_table
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import EngineOptions, WorkerOptions
 from tridentserve.engine.simulated import SimulationOptions
@@ -75,7 +75,7 @@ def test_what_is_not_as_shipped_is_said() -> None:
 def test_a_simulation_says_what_its_policy_sets(policy: str, max_batch: int, decode_order: str, in_tiles: bool) -> None:
     cluster = ClusterSpec(groups=(NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48),))
     setup = SimulationSetup(
-        cluster.workers(),
+        cluster.list_workers(),
         times_of(cluster, ["l20"]),
         cluster_options(cluster, policy),
         engine=SimulationOptions(jitter=0.25),
@@ -117,7 +117,7 @@ def test_keys_hold_whole_numbers_where_fields_do() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_max_batch_a_policy_has_its_own(policy: str) -> None:
-    times = CostModel([shipped_table("l20")], "NVIDIA L20")
+    times = CostModel([read_shipped_table("l20")], "NVIDIA L20")
     workers = [WorkerSpec(f"w{i}", "n", 48 << 30, "NVIDIA L20", i) for i in range(8)]
     load = [LoadShare("sd3-medium", Shape(512, 512), 20)]
     own, four = (make_policy(policy, times, workers, load, DispatchOptions(max_batch=most)) for most in (None, 4))

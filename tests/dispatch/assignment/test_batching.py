@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
 from profiler import CostModel, ProfileTable
-from profiler.memory import held_weights_bytes, stages_peak_bytes
+from profiler.memory import compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, table
 from tridentserve.protocols import PendingRequest, WorkerView
@@ -139,8 +139,8 @@ def test_no_member_in_time_becomes_late_and_no_batch_is_too_large(
         spec, n, degree = members[0].spec, len(members), len(assignment.diffuse)
         assert {member.spec.shape for member in members} == {spec.shape}
         assert n <= max(1, TIMES.optimal_batch("one", Stage.DIFFUSE, spec.shape, degree))
-        need = stages_peak_bytes(TIMES, "one", [Stage.DIFFUSE], spec.shape, degree, n)
-        assert all(held_weights_bytes(TIMES, held[w]) + need <= EDC_BYTES for w in assignment.diffuse)
+        need = compute_stages_peak_bytes(TIMES, "one", [Stage.DIFFUSE], spec.shape, degree, n)
+        assert all(sum_weights_bytes(TIMES, held[w]) + need <= EDC_BYTES for w in assignment.diffuse)
         if n > 1:
             in_time = [assignment.expected_finish_s <= member.deadline_s + 1e-9 for member in members]
             assert all(in_time) or not any(in_time)

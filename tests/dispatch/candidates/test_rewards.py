@@ -34,7 +34,7 @@ def candidate(
 
 def values(candidates: list[Candidate], deadline_s: float, idle: int = 8) -> dict[int, float]:
     appraisal = Appraisal(candidates, [idle], tokens=1024.0, now_s=0.0, options=OPTIONS, narrowing=8)
-    return {group.degree: value for group, value in appraisal.values(deadline_s).items()}
+    return {group.degree: value for group, value in appraisal.compute_values(deadline_s).items()}
 
 
 def test_only_slots_that_make_the_deadline_count_while_it_can_be_made() -> None:
@@ -112,7 +112,7 @@ def test_no_run_is_far_narrower_than_is_optimal_unless_it_is_long_overdue() -> N
 
     def degrees(deadline_s: float, narrowing: int) -> set[int]:
         appraisal = Appraisal(candidates, [8], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=narrowing)
-        return {group.degree for group in appraisal.values(deadline_s)}
+        return {group.degree for group in appraisal.compute_values(deadline_s)}
 
     assert 1 in degrees(100.0, 8)
     for deadline_s in (100.0, 0.5):
@@ -128,7 +128,7 @@ def test_runs_whose_workers_are_free_at_once_are_narrowed_half_as_much() -> None
 
     def narrowest(candidates: list[Candidate], narrowing: int, deadline_s: float = 100.0) -> int:
         appraisal = Appraisal(candidates, [8], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=narrowing)
-        return min(group.degree for group in appraisal.values(deadline_s))
+        return min(group.degree for group in appraisal.compute_values(deadline_s))
 
     assert [narrowest(merged, narrowing) for narrowing in (4, 2, 1)] == [2, 4, 8]
     assert [narrowest(apart, narrowing) for narrowing in (4, 2, 1)] == [4, 8, 8]
@@ -145,8 +145,8 @@ def test_of_equals_the_shorter_one_is_worth_more_and_a_deadline_more_than_any_si
 def test_running_is_worth_something_whatever_the_weights() -> None:
     harsh = RewardOptions(gpu_seconds=1e6)
     appraisal = Appraisal([candidate(1, 8.0)], [1], tokens=1.0, now_s=0.0, options=harsh, narrowing=8)
-    assert appraisal.values(100.0)[GroupKind(0, 1)] == pytest.approx(harsh.late / 1000)
+    assert appraisal.compute_values(100.0)[GroupKind(0, 1)] == pytest.approx(harsh.late / 1000)
 
 
 def test_nothing_can_run_without_candidates() -> None:
-    assert Appraisal([], [], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=8).values(1.0) == {}
+    assert Appraisal([], [], tokens=1.0, now_s=0.0, options=OPTIONS, narrowing=8).compute_values(1.0) == {}

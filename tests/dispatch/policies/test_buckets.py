@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.greedy.buckets import buckets, compute_bucket_sizes, cut_into_buckets
+from dispatch.policies.greedy.buckets import assign_buckets, compute_bucket_sizes, cut_into_buckets
 from dispatch.policies.greedy.work import WorkTimes
 from tests.dispatch.policies.scenes import LOAD, cluster
 from tests.profiler.synthetic import cost_model
@@ -69,7 +69,7 @@ def test_every_worker_has_a_bucket_and_blocks_stay_inside_nodes(nodes: list[int]
 def test_shares_are_the_gpu_seconds_at_the_optimal_degrees() -> None:
     work = WorkTimes(cost_model(), aligned=True)
     specs = cluster(8, 8)
-    sizes = Counter(buckets(work, specs, LOAD, max_degree=None).values())
+    sizes = Counter(assign_buckets(work, specs, LOAD, max_degree=None).values())
     assert sizes.keys() == {1, 2, 4}
     assert sizes[4] > sizes[2] >= sizes[1]
-    assert set(buckets(work, specs, LOAD, max_degree=2).values()) == {1, 2}
+    assert set(assign_buckets(work, specs, LOAD, max_degree=2).values()) == {1, 2}

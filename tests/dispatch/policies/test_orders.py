@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch.policies.greedy.orders import FULLY_AGED, IfItWaits, edf, fifo, priority, srtf
+from dispatch.policies.greedy.orders import FULLY_AGED, IfItWaits, compute_priority, edf, fifo, srtf
 from dispatch.policies.greedy.work import WorkTimes
 from tests.dispatch.cluster import request
 from tests.dispatch.policies.scenes import LARGE, SMALL, TINY
@@ -31,7 +31,7 @@ def test_edf_keeps_workers_for_the_first_once_it_is_late() -> None:
     [(-1.0, 0), (0.0, 0), (0.1, 9), (2.0, 8), (3.9, 8), (17.9, 1), (18.0, 0), (1000.0, 0)],
 )
 def test_priority_grows_with_overtime_in_runtimes(overtime_s: float, expected: int) -> None:
-    assert priority(overtime_s, runtime_s=2.0) == expected
+    assert compute_priority(overtime_s, runtime_s=2.0) == expected
 
 
 def test_srtf_counts_what_is_left() -> None:

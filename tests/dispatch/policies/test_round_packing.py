@@ -38,7 +38,7 @@ def test_the_knapsack_is_optimal_for_every_width(groups: list[list[tuple[int, in
         ]
         assert total == max(sums, default=float("-inf"))
         if sums:
-            chosen = [group[index] for group, index in zip(full, knapsack.choices(width), strict=True)]
+            chosen = [group[index] for group, index in zip(full, knapsack.list_choices(width), strict=True)]
             assert sum(each for each, _ in chosen) == width
             assert sum(value for _, value in chosen) == total
 

@@ -66,8 +66,8 @@ def test_the_ilp_equals_brute_force(problem: Problem) -> None:
     solution = solve(problem, OPTIONS)
     assert is_feasible(problem, solution.counts)
     assert solution.method in ("uncontended", "ranked", "ilp")
-    assert solution.value(problem) == pytest.approx(best)
-    assert solution.gap(problem) == pytest.approx(0.0, abs=1e-6)
+    assert solution.evaluate(problem) == pytest.approx(best)
+    assert solution.compute_gap(problem) == pytest.approx(0.0, abs=1e-6)
 
 
 @settings(max_examples=150)
@@ -93,7 +93,7 @@ def test_what_is_required_is_served_at_the_least_loss(problem: Problem) -> None:
     solution = solve(required, OPTIONS)
     assert is_feasible(required, solution.counts)
     assert solution.method in ("uncontended", "ranked", "ilp")
-    assert solution.value(required) == pytest.approx(best)
+    assert solution.evaluate(required) == pytest.approx(best)
     assert is_feasible(required, plan_greedily(required).counts)
     assert not is_feasible(required, {})
 
@@ -126,7 +126,7 @@ def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.Mon
     def no_solver(*settings: Any) -> Any:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(ilp, "_solver", no_solver)
+    monkeypatch.setattr(ilp, "_make_solver", no_solver)
     alone = Problem(contended().classes[:1], ((2, 2),))
     assert solve(alone, OPTIONS) == choose_best_groups(alone)
     assert solve(alone, OPTIONS).counts == {(0, GroupKind(0, 2)): 2}
@@ -136,7 +136,7 @@ def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_both_solvers_prove_the_optimum_in_silence(solver: Any, capfd: pytest.CaptureFixture[str]) -> None:
     solution = solve(contended(), DispatchOptions(solver=solver, time_limit_s=30.0, gap=0.0))
-    assert (solution.method, solution.value(contended())) == ("ilp", 31.0)
+    assert (solution.method, solution.evaluate(contended())) == ("ilp", 31.0)
     assert capfd.readouterr() == ("", "")
 
 
@@ -175,7 +175,7 @@ class Broken:
 def test_a_solver_that_fails_is_replaced_by_the_greedy_plan(
     monkeypatch: pytest.MonkeyPatch, how: str, why: str
 ) -> None:
-    monkeypatch.setattr(ilp, "_solver", lambda *settings: Broken(how))
+    monkeypatch.setattr(ilp, "_make_solver", lambda *settings: Broken(how))
     solution = solve(contended(), OPTIONS)
     assert solution == plan_greedily(contended(), why)
     assert solution.found_by == f"greedy ({why})"
@@ -186,7 +186,7 @@ def test_a_solver_that_cannot_be_made_is_named_and_not_asked(monkeypatch: pytest
     def no_solver(*settings: Any) -> Any:
         raise OSError("no such file")
 
-    monkeypatch.setattr(ilp, "_solver", no_solver)
+    monkeypatch.setattr(ilp, "_make_solver", no_solver)
     assert solve(contended(), OPTIONS).found_by == "greedy (OSError: no such file)"
 
 
@@ -213,7 +213,7 @@ class Relaxed(FastHiGHS):
 
 def relaxed(monkeypatch: pytest.MonkeyPatch, **ends: Any) -> None:
     kind = type("RelaxedAsAsked", (Relaxed,), ends)
-    monkeypatch.setattr(ilp, "_solver", lambda options: kind(options.time_limit_s, options.gap))
+    monkeypatch.setattr(ilp, "_make_solver", lambda options: kind(options.time_limit_s, options.gap))
 
 
 def crowd(required: bool = False) -> Problem:
@@ -231,7 +231,7 @@ def test_a_greedy_plan_that_is_worth_more_than_the_rounded_lp_says_so(monkeypatc
     monkeypatch.setattr(ilp, "complete", lambda problem, counts: counts)
     solution = solve(crowd(), DispatchOptions(time_limit_s=5.0, gap=0.01))
     assert solution.found_by == "greedy (worth more than the rounded LP)"
-    assert solution.gap(crowd()) <= 0.01
+    assert solution.compute_gap(crowd()) <= 0.01
 
 
 def test_a_greedy_plan_whose_rounded_lp_loses_a_required_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,10 +273,10 @@ def test_a_rounded_lp_that_no_search_could_better_says_why(
         RequestClass(1, {four: 16.0, one: 16.0, two: 19.0}),
     )
     uneven = Problem(classes, ((4,),))
-    assert (solve(uneven, OPTIONS).value(uneven), solve(uneven, OPTIONS).found_by) == (34.0, "ilp")
+    assert (solve(uneven, OPTIONS).evaluate(uneven), solve(uneven, OPTIONS).found_by) == (34.0, "ilp")
     relaxed(monkeypatch, search=search)
     solution = solve(uneven, OPTIONS)
-    assert (solution.value(uneven), solution.found_by) == (33.0, found_by)
+    assert (solution.evaluate(uneven), solution.found_by) == (33.0, found_by)
 
 
 def test_cbc_is_not_asked_where_the_greedy_plan_is_good_enough() -> None:
@@ -299,17 +299,17 @@ def test_the_reported_gap_is_proved_and_kept() -> None:
     best = solve(hard(), DispatchOptions(time_limit_s=30.0, gap=1e-6))
     loose = solve(hard(), DispatchOptions(time_limit_s=30.0, gap=0.01))
     assert best.method == loose.method == "ilp"
-    assert loose.value(hard()) <= best.value(hard()) * (1 + 1e-6)
-    assert best.value(hard()) <= loose.bound * (1 + 1e-9)
-    assert loose.gap(hard()) <= 0.01
-    assert best.gap(hard()) <= 1e-6
+    assert loose.evaluate(hard()) <= best.evaluate(hard()) * (1 + 1e-6)
+    assert best.evaluate(hard()) <= loose.bound * (1 + 1e-9)
+    assert loose.compute_gap(hard()) <= 0.01
+    assert best.compute_gap(hard()) <= 1e-6
 
 
 def test_a_time_limit_still_gives_a_feasible_plan() -> None:
     """No machine solves anything in a nanosecond."""
     solution = solve(hard(), DispatchOptions(time_limit_s=1e-9))
     assert solution.method in ("incumbent", "greedy")
-    assert solution.gap(hard()) > DispatchOptions().gap, "it was cut short"
+    assert solution.compute_gap(hard()) > DispatchOptions().gap, "it was cut short"
     assert is_feasible(hard(), solution.counts)
     assert sum(solution.counts.values()) > 0
 
@@ -323,7 +323,7 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
             model.assignStatus(pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible)
             return int(pulp.LpStatusOptimal)
 
-    monkeypatch.setattr(ilp, "_solver", lambda *settings: Stopped("finds less"))
+    monkeypatch.setattr(ilp, "_make_solver", lambda *settings: Stopped("finds less"))
     solution = solve(contended(), OPTIONS)
     assert (solution.method, sum(solution.counts.values())) == ("incumbent", 3)
     assert is_feasible(contended(), solution.counts)

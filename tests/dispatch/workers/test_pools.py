@@ -32,9 +32,9 @@ def test_a_slot_starts_when_enough_workers_of_one_node_are_free() -> None:
     assert pool.earliest_start_s(1, now_s=5.0) == 5.0
     assert pool.earliest_start_s(2, now_s=5.0) == 9.0
     assert pool.earliest_start_s(4, now_s=5.0) == float("inf")
-    assert [view.worker_id for view in pool.first_free(1, now_s=5.0)] == ["a"]
-    assert [view.worker_id for view in pool.first_free(2, now_s=5.0)] == ["a", "b"]
-    assert pool.first_free(4, now_s=5.0) == ()
+    assert [view.worker_id for view in pool.find_first_free(1, now_s=5.0)] == ["a"]
+    assert [view.worker_id for view in pool.find_first_free(2, now_s=5.0)] == ["a", "b"]
+    assert pool.find_first_free(4, now_s=5.0) == ()
     assert pool.idle_per_node == (1, 0)
 
 

@@ -36,20 +36,20 @@ def test_a_dispatcher_that_has_seen_other_ticks_decides_like_a_new_one(
             old = views[place]
             views[place] = worker(old.worker_id, kind, node=old.node_id, free_at_s=free_at_s)
         assert decide(kept, PENDING, views, 4.0) == decide(IlpDispatcher(TIMES), PENDING, views, 4.0)
-        seen = take_snapshot(first_views()).seen(views)
+        seen = take_snapshot(first_views()).update(views)
         assert (seen.all_pools, list(seen.workers)) == (take_snapshot(views).all_pools, views)
 
 
 def test_pools_without_a_change_are_shared() -> None:
     views = first_views()
     snapshot = take_snapshot(views)
-    assert snapshot.seen(list(views)) is snapshot
+    assert snapshot.update(list(views)) is snapshot
     busy = replace(views[0], idle=False, free_at_s=3.0)
-    seen = snapshot.seen([busy, *views[1:]])
+    seen = snapshot.update([busy, *views[1:]])
     assert sum(new is old for new, old in zip(seen.all_pools, snapshot.all_pools, strict=True)) == 3
     assert (
         seen.all_pools
-        == snapshot.replacing({busy.worker_id: busy}).all_pools
+        == snapshot.replace_views({busy.worker_id: busy}).all_pools
         == take_snapshot([busy, *views[1:]]).all_pools
     )
 
@@ -57,6 +57,6 @@ def test_pools_without_a_change_are_shared() -> None:
 def test_workers_that_come_and_go_are_grouped_anew() -> None:
     views = first_views()
     snapshot = take_snapshot(views)
-    assert snapshot.seen(views[1:]).all_pools == take_snapshot(views[1:]).all_pools
+    assert snapshot.update(views[1:]).all_pools == take_snapshot(views[1:]).all_pools
     moved = replace(views[0], node_id="n1")
-    assert snapshot.seen([moved, *views[1:]]).all_pools == take_snapshot([moved, *views[1:]]).all_pools
+    assert snapshot.update([moved, *views[1:]]).all_pools == take_snapshot([moved, *views[1:]]).all_pools

@@ -16,7 +16,7 @@ from deployments.validation.args import args_problems
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES
 from placement.units import choose_units
-from profiler import CostModel, shipped_table
+from profiler import CostModel, read_shipped_table
 from tests.decision_log import read_log
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
@@ -32,7 +32,7 @@ from tridentserve.testing import find_violations
 WITH_UNITS = [name for name, spec in POLICIES.items() if spec.supports_units]
 
 MODEL, GPU = "hunyuanvideo", "NVIDIA L20"
-TIMES = partial(CostModel, [shipped_table("l20")], GPU)
+TIMES = partial(CostModel, [read_shipped_table("l20")], GPU)
 # Steps of seconds, so that several degrees pay.
 SHAPES = (Shape(960, 544, 17), Shape(960, 544, 33))
 D, E = Replica(MODEL, Stage.DIFFUSE), Replica(MODEL, Stage.ENCODE)

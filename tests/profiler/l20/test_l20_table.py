@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import CostModel, ProfileRow, shipped_table, stages_peak_bytes, write_table
+from profiler import CostModel, ProfileRow, compute_stages_peak_bytes, read_shipped_table, write_table
 from profiler.l20 import model as l20_model
 from profiler.l20.figures import DECODE_DEGREES, ENCODE_BATCHES, GPU
-from profiler.memory import held_weights_bytes
-from profiler.tables.rows import links_path, weights_path
+from profiler.memory import sum_weights_bytes
+from profiler.tables.rows import derive_links_path, derive_weights_path
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.plans import Replica
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
-TABLE = shipped_table("l20")
+TABLE = read_shipped_table("l20")
 TIMES = CostModel([TABLE], GPU)
 # TridentServe, arXiv 2510.02838, Table 5.
 STEPS = {"sd3-medium": 20, "flux.1-dev": 4, "cogvideox1.5-5b": 6, "hunyuanvideo": 6}
@@ -38,8 +38,8 @@ def of(letters: str) -> tuple[Stage, ...]:
 def fits(model: str, shape: Shape, letters: str) -> bool:
     """On one worker, at some degree of D."""
     stages = of(letters)
-    weights_bytes = held_weights_bytes(TIMES, [Replica(model, stage) for stage in stages])
-    return any(weights_bytes + stages_peak_bytes(TIMES, model, stages, shape, k) <= FREE_BYTES for k in DEGREES)
+    weights_bytes = sum_weights_bytes(TIMES, [Replica(model, stage) for stage in stages])
+    return any(weights_bytes + compute_stages_peak_bytes(TIMES, model, stages, shape, k) <= FREE_BYTES for k in DEGREES)
 
 
 def replicas(model: str, shape: Shape) -> set[int]:
@@ -51,7 +51,7 @@ def test_it_is_what_the_generator_makes_of_its_published_rows(tmp_path: Path) ->
     again = l20_model.complete([row for row in TABLE.rows if row.source.startswith("published")])
     write_table(tmp_path / "l20.csv", again)
     shipped = Path(l20_model.__file__).parents[1] / "data" / "l20.csv"
-    for path in (shipped, weights_path(shipped), links_path(shipped)):
+    for path in (shipped, derive_weights_path(shipped), derive_links_path(shipped)):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 

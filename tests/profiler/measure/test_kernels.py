@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.measure.kernels import STOCK, Timing, compare_kernels, ratios, spread
+from profiler.measure.kernels import STOCK, Timing, compare_kernels, compute_ratios, compute_spread
 from profiler.measure.stages import Source
 from tridentserve.models.kernels import Kernels
 from tridentserve.pipelines import ensure_tiny, kernels
@@ -22,9 +22,9 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_kernels.py"
 
 def test_ratios_are_of_the_same_round() -> None:
     stock, other = Timing(STOCK, seconds=[1.0, 2.0, 4.0]), Timing(Kernels("math"), seconds=[2.0, 3.0, 4.0])
-    assert ratios(other, stock) == [2.0, 1.5, 1.0]
-    assert spread(ratios(other, stock)) == (1.5, 1.0, 2.0)
-    assert spread([3.0]) == (3.0, 3.0, 3.0)
+    assert compute_ratios(other, stock) == [2.0, 1.5, 1.0]
+    assert compute_spread(compute_ratios(other, stock)) == (1.5, 1.0, 2.0)
+    assert compute_spread([3.0]) == (3.0, 3.0, 3.0)
 
 
 @pytest.mark.parametrize("random_weights", [False, True])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from profiler.measure.checks import Sweep
-from profiler.measure.random_weights import random_adapter, random_weights_bytes, write_published
+from profiler.measure.random_weights import count_random_weights_bytes, make_random_adapter, write_published
 from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.stages import Source
 from tests.pipelines.models import families, make_inputs
@@ -25,7 +25,7 @@ def test_they_differ_from_loaded_models_in_numbers_only(tiny_cache: Path, family
     folder = ensure_tiny(family, tiny_cache)
     for stage in Stage:
         loaded = named_tensors(load_adapter(folder, frozenset({stage}), dtype=dtype))
-        made = named_tensors(random_adapter(folder, frozenset({stage}), dtype=dtype))
+        made = named_tensors(make_random_adapter(folder, frozenset({stage}), dtype=dtype))
         assert made.keys() == loaded.keys()
         for name, tensor in loaded.items():
             assert (made[name].shape, made[name].dtype) == (tensor.shape, tensor.dtype), name
@@ -37,7 +37,7 @@ def test_they_differ_from_loaded_models_in_numbers_only(tiny_cache: Path, family
 def test_what_they_make_is_finite_and_of_the_right_form(tiny_cache: Path) -> None:
     folder = ensure_tiny("sd3", tiny_cache)
     inputs = make_inputs(64, 64)
-    adapter = random_adapter(folder, frozenset(Stage), dtype=torch.bfloat16)
+    adapter = make_random_adapter(folder, frozenset(Stage), dtype=torch.bfloat16)
     state = adapter.prepare(adapter.encode(inputs), inputs)
     latents = adapter.latents(adapter.step(state, state.num_steps))
     assert torch.isfinite(latents["latents"]).all()
@@ -47,10 +47,10 @@ def test_what_they_make_is_finite_and_of_the_right_form(tiny_cache: Path) -> Non
 
 def test_their_bytes_are_those_of_a_model_folder(tiny_cache: Path) -> None:
     folder = ensure_tiny("flux", tiny_cache)
-    assert random_weights_bytes(folder, torch.float32).keys() == stage_weights_bytes(folder).keys()
+    assert count_random_weights_bytes(folder, torch.float32).keys() == stage_weights_bytes(folder).keys()
     for stage, num_bytes in stage_weights_bytes(folder, 2).items():
         # Buffers that are computed are in no model folder, and take memory all the same.
-        assert num_bytes <= random_weights_bytes(folder, torch.bfloat16)[stage] <= 1.1 * num_bytes + 1e5
+        assert num_bytes <= count_random_weights_bytes(folder, torch.bfloat16)[stage] <= 1.1 * num_bytes + 1e5
 
 
 @pytest.mark.slow
@@ -84,4 +84,4 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_made(tmp_path: Pa
     if free_kib * 1024 > 23.9e9 * 2:
         pytest.skip("this machine has room for FLUX.1 in float32")
     with pytest.raises(MemoryError, match=r"the weights take 47\d+ bytes"):
-        random_adapter(folder, frozenset({Stage.DIFFUSE}), dtype=torch.float32)
+        make_random_adapter(folder, frozenset({Stage.DIFFUSE}), dtype=torch.float32)

@@ -10,7 +10,7 @@ import torch
 
 from profiler import CostModel
 from profiler.measure.checks import ProfilePoint, Sweep
-from profiler.measure.memory import peak_bytes
+from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.stages import Sample, Source, sample_decode
 from tests.profiler.measure import short_of_memory
@@ -37,10 +37,10 @@ def test_memory_is_counted_while_it_lives() -> None:
         del doubled
         return (shifted[10:].view(-1) * 2).add_(1)  # a view and an in-place change are no new memory
 
-    assert peak_bytes(two_at_once, {"x": x}, CPU) == 4000 + 2 * 4000
+    assert measure_peak_bytes(two_at_once, {"x": x}, CPU) == 4000 + 2 * 4000
     chain = torch.nn.Sequential(*(torch.nn.Linear(1000, 1000, bias=False) for _ in range(4)))
     with torch.no_grad():
-        assert peak_bytes(lambda: chain(x), {}, CPU) == 2 * 4000  # weights and unlisted inputs are not counted
+        assert measure_peak_bytes(lambda: chain(x), {}, CPU) == 2 * 4000  # weights and unlisted inputs are not counted
 
 
 def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_model_is_measured_at_every_size_and_degree(folder: Path) -> None:
         options,
         lambda point, sample, _: heard.append((point, sample)),
     )
-    assert [ProfilePoint(row.stage, row.shape, row.degree) for row in table.rows] == Sweep(shapes, [1, 2]).points()
+    assert [ProfilePoint(row.stage, row.shape, row.degree) for row in table.rows] == Sweep(shapes, [1, 2]).list_points()
     assert len(heard) == 2 * len(table.rows)
     for row in table.rows:
         seconds = [sample.seconds for point, sample in heard if point == ProfilePoint(row.stage, row.shape, row.degree)]
@@ -118,7 +118,7 @@ def test_a_point_beyond_the_memory_is_left_out_and_reported(folder: Path, monkey
         on_skip=lambda point, reason: skipped.append((point, reason)),
     )
     assert skipped == [(ProfilePoint(Stage.DECODE, Shape(64, 96)), "out of memory (CUDA out of memory)")]
-    assert [ProfilePoint(row.stage, row.shape) for row in table.rows] == Sweep(shapes).points()[:-1]
+    assert [ProfilePoint(row.stage, row.shape) for row in table.rows] == Sweep(shapes).list_points()[:-1]
 
 
 def test_the_stages_after_an_encode_that_failed_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from profiler import read_table, shipped_table, write_table
+from profiler import read_shipped_table, read_table, write_table
 from profiler.tables.links import LinkSpeeds
-from profiler.tables.rows import COLUMNS, LINKS_COLUMNS, WEIGHTS_COLUMNS, LinksRow, links_path, weights_path
+from profiler.tables.rows import (
+    COLUMNS,
+    LINKS_COLUMNS,
+    WEIGHTS_COLUMNS,
+    LinksRow,
+    derive_links_path,
+    derive_weights_path,
+)
 from tests.profiler.synthetic import table
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
@@ -23,7 +30,7 @@ def write(
 ) -> Path:
     path = folder / "t.csv"
     path.write_text("\n".join([header, *lines]) + "\n")
-    weights_path(path).write_text(",".join(WEIGHTS_COLUMNS) + "\n" + weights + "\n")
+    derive_weights_path(path).write_text(",".join(WEIGHTS_COLUMNS) + "\n" + weights + "\n")
     return path
 
 
@@ -68,7 +75,7 @@ def test_links_are_written_read_and_kept(tmp_path: Path) -> None:
 )
 def test_bad_links_are_named(tmp_path: Path, cells: str, message: str) -> None:
     path = write(tmp_path, GOOD)
-    links_path(path).write_text(",".join(LINKS_COLUMNS) + "\n" + cells + "\n")
+    derive_links_path(path).write_text(",".join(LINKS_COLUMNS) + "\n" + cells + "\n")
     with pytest.raises(ProfileError, match=message):
         read_table(path)
 
@@ -154,7 +161,7 @@ def test_a_repeated_weight_is_named(tmp_path: Path) -> None:
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    weights_path(path).unlink()
+    derive_weights_path(path).unlink()
     with pytest.raises(ProfileError, match=r"t.weights.csv: no such file; write it with"):
         read_table(path)
     path.write_text("")
@@ -167,4 +174,4 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
 
 def test_an_unknown_shipped_table_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(ProfileError, match=r"no shipped profile table is named 'tiny-tpu'; there are: .*tiny-cpu"):
-        shipped_table("tiny-tpu")
+        read_shipped_table("tiny-tpu")

@@ -19,14 +19,14 @@ increasing = st.lists(
 @given(increasing)
 def test_exact_at_the_points(points: list[tuple[int, float]]) -> None:
     curve = TokenCurve(points)
-    assert [curve.at(x) for x, _ in points] == pytest.approx([y for _, y in points])
+    assert [curve.interpolate(x) for x, _ in points] == pytest.approx([y for _, y in points])
 
 
 @given(increasing, st.lists(st.floats(0, 1), min_size=2, max_size=30))
 def test_monotone_everywhere(points: list[tuple[int, float]], where: list[float]) -> None:
     curve = TokenCurve(points)
     first, last = points[0][0], points[-1][0]
-    along = [curve.at(first + share * (last - first)) for share in sorted(where)]
+    along = [curve.interpolate(first + share * (last - first)) for share in sorted(where)]
     assert all(left <= right * (1 + 1e-9) for left, right in pairwise(along))
     assert points[0][1] * (1 - 1e-9) <= min(along) <= max(along) <= points[-1][1] * (1 + 1e-9)
 
@@ -37,13 +37,13 @@ def test_a_quadratic_is_found_exactly() -> None:
 
     curve = TokenCurve((n, cost(n)) for n in (256.0, 1024.0, 4096.0, 16384.0))
     for tokens in (300.0, 1000.0, 2000.0, 9000.0):
-        assert curve.at(tokens) == pytest.approx(cost(tokens))
+        assert curve.interpolate(tokens) == pytest.approx(cost(tokens))
 
 
 def test_points_of_equal_length_are_averaged_and_noise_is_lifted() -> None:
-    assert TokenCurve([(10, 1.0), (10, 3.0), (20, 4.0)]).at(10) == 2.0
+    assert TokenCurve([(10, 1.0), (10, 3.0), (20, 4.0)]).interpolate(10) == 2.0
     noisy = TokenCurve([(10, 2.0), (20, 1.5), (30, 4.0)])
-    assert (noisy.at(15), noisy.at(20), noisy.at(30)) == (2.0, 2.0, 4.0)
+    assert (noisy.interpolate(15), noisy.interpolate(20), noisy.interpolate(30)) == (2.0, 2.0, 4.0)
 
 
 @pytest.mark.parametrize("tokens", [9.9, 20.1])
@@ -51,4 +51,4 @@ def test_nothing_is_extrapolated(tokens: float) -> None:
     curve = TokenCurve([(10, 1.0), (20, 2.0)])
     assert not curve.covers(tokens)
     with pytest.raises(ValueError, match="outside"):
-        curve.at(tokens)
+        curve.interpolate(tokens)

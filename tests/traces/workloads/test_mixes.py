@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler import CostModel, shipped_table
+from profiler import CostModel, read_shipped_table
 from traces.workloads.mixes import Mix, MixShape, draw, load_figure, load_mix, mix_names
 from traces.workloads.named import LEVELS, MODELS
 from tridentserve.errors import ConfigError
@@ -19,7 +19,7 @@ LOADS = {"light": 0.5, "medium": 0.75, "heavy": 1.0}
 
 @pytest.fixture(scope="module")
 def l20() -> CostModel:
-    return CostModel([shipped_table("l20")], "NVIDIA L20")
+    return CostModel([read_shipped_table("l20")], "NVIDIA L20")
 
 
 @pytest.mark.parametrize("name", mix_names())
@@ -36,7 +36,9 @@ def test_the_papers_mixes(model: str, level: str, l20: CostModel) -> None:
     rates = {"sd3-medium": (20, 20), "flux.1-dev": (1.5, 4), "cogvideox1.5-5b": (1, 6), "hunyuanvideo": (0.5, 6)}
     assert (mix.rate_per_s, mix.num_inference_steps, mix.num_gpus) == (*rates[model], 128)
     assert load_figure(mix, l20) == pytest.approx(LOADS[level], rel=0.1)
-    profiled = {row.shape for row in shipped_table("l20").rows if row.model == model and row.stage == Stage.DIFFUSE}
+    profiled = {
+        row.shape for row in read_shipped_table("l20").rows if row.model == model and row.stage == Stage.DIFFUSE
+    }
     assert {shape.shape for shape in mix.shapes} <= profiled
     assert max(profiled, key=lambda shape: shape.tokens) in {shape.shape for shape in mix.shapes}
 

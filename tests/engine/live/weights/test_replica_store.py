@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.measure.memory import peak_bytes
+from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import edit_json, make_inputs
 from tests.waiting import until
 from tridentserve.engine.live.messages import ModelSource, ReplicaLoad
@@ -216,7 +216,7 @@ async def test_a_load_takes_the_weights_and_less_than_a_block_of_memory(host: Ho
         target.append(torch.empty(copy.layout.nbytes, dtype=torch.uint8))
         copy_blocks(target[0], copy.buffer, BLOCK)
 
-    peak = peak_bytes(load, {}, CPU)
+    peak = measure_peak_bytes(load, {}, CPU)
     assert copy.layout.nbytes <= peak <= copy.layout.nbytes + BLOCK
     assert torch.equal(target[0], copy.buffer)
 
