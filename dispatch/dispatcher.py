@@ -43,8 +43,8 @@ class IlpDispatcher:
 
     def decide(self, view: ClusterView) -> Decisions:
         """Assignments only, earliest deadline first: nothing is preempted or refused. A request that the profile
-        does not cover, or that no worker could ever run, waits: `can_ever_run` tells which and why. E is empty for a
-        request that has its condition."""
+        does not cover, or that no worker could ever run, waits: `can_ever_run` says why. E is empty for a request
+        that has its condition."""
         return Decisions(self.plan(view).assignments)
 
     def plan(self, view: ClusterView) -> TickPlan:

@@ -80,7 +80,7 @@ class RewardOptions:
 
 @options
 class DispatchOptions:
-    """How a policy assigns requests to workers."""
+    """The options of a policy, which assigns requests to workers."""
 
     min_efficiency: float = Field(
         default=EFFICIENCY_THRESHOLD,
@@ -98,7 +98,7 @@ class DispatchOptions:
     handoff_reserve_bytes: int = Field(
         default=WorkerOptions().reserve_bytes,
         ge=0,
-        description="What the handoff buffer and the process groups take of each worker's memory, in bytes.",
+        description="The memory of each worker that the handoff buffer and the process groups take, in bytes.",
     )
     max_batch: int | None = Field(
         default=None,

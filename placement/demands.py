@@ -1,5 +1,5 @@
-"""What the load asks of a cluster: which virtual replicas, how many GPU-seconds of work for each, and how well the
-workers of a placement keep up with it."""
+"""The demand of a load on a cluster: the virtual replicas that it needs, the GPU-seconds of work for each, and how well
+the workers of a placement keep up with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
 from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
-# What a kept size weighs, relative to all of the load: enough for a smallest workable set and no more.
+# The weight of a kept size, relative to all of the load: enough for a smallest workable set and no more.
 _KEPT_WEIGHT = 1e-9
 
 # Requests per second of work and worker, per model and placement type, as measured.
@@ -48,7 +48,7 @@ class ReplicaDemand:
 
 
 class ClusterCosts:
-    """What requests need on one cluster. The worker with the least memory and the largest node decide."""
+    """The costs of requests on one cluster. The worker with the least memory and the largest node decide."""
 
     def __init__(
         self, times: StageTimes, workers: Sequence[WorkerSpec], handoff_reserve_bytes: int, degrees: Sequence[int]
@@ -62,7 +62,7 @@ class ClusterCosts:
         self._fits: dict[tuple[str, VirtualReplica, Shape], Fit | None] = {}
 
     def find_memory_model(self, model: str) -> MemoryModel:
-        """What fits on a worker, for one model. `PlacementError` when no profiled degree can be formed."""
+        """The memory model of one model on these workers. `PlacementError` when no profiled degree can be formed."""
         if model not in self._memory:
             profiled = self._times.degrees(model, Stage.DIFFUSE)
             degrees = tuple(degree for degree in self._degrees if degree in profiled and degree <= self._largest_node)
@@ -90,7 +90,7 @@ class ClusterCosts:
         return self._memory_bytes - self._handoff_reserve_bytes - sum(weights.values()) - peak_bytes
 
     def fit(self, model: str, replica: VirtualReplica, shape: Shape) -> Fit | None:
-        """How one virtual replica runs one size; None when it never fits."""
+        """The way in which one virtual replica runs one size; None when it never fits."""
         key = (model, replica, shape)
         if key not in self._fits:
             self._fits[key] = self.find_memory_model(model).fit(model, replica, [shape])
@@ -164,8 +164,8 @@ class ClusterCosts:
         return ReplicaDemand(model, fit, tuple(ordered), gpu_seconds)
 
     def pool_demands(self, demands: Sequence[ReplicaDemand]) -> list[ReplicaDemand]:
-        """One virtual replica per model. Of those that run all of its requests the first, but C stays off the primaries
-        of a model that runs wide: the leader of an instance that decodes keeps its block of workers from being used."""
+        """One virtual replica per model: the first that runs all of its requests, but C stays off the primaries of a
+        model that runs wide, as the leader of a group that decodes keeps its block of workers from being used."""
         merged = []
         for model in sorted({demand.model for demand in demands}):
             of_model = [demand for demand in demands if demand.model == model]

@@ -41,7 +41,7 @@ class Orchestrator:
         self._pooled = pooled
 
     def build_costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
-        """What requests need on these workers. Raises `PlacementError` when there are none, or one without memory."""
+        """The costs of requests on these workers. Raises `PlacementError` for none, or one without memory."""
         _check_workers(workers)
         return ClusterCosts(self._times, workers, self._handoff_reserve_bytes, self._degrees)
 
@@ -100,8 +100,8 @@ def _explain(portions: Sequence[Portion], groups: Sequence[Group], left_over: in
         share = portion.demand.gpu_seconds / total
         parts.append(f"{portion.demand.model} {portion.demand.fit.replica} brings {share:.0%} of the work: {what}")
     for group in groups:
-        if group.beside:
-            others = ", ".join(f"{replica.model} {replica.stage.letter}" for replica in sorted(group.beside))
+        if group.other_replicas:
+            others = ", ".join(f"{replica.model} {replica.stage.letter}" for replica in sorted(group.other_replicas))
             parts.append(f"the worker with {group.model} {group.kind} holds {others} too")
     if left_over:
         parts.append(f"{left_over} workers hold nothing: they make no whole unit in a node")

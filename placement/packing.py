@@ -1,4 +1,4 @@
-"""Which worker holds which replicas: PackPerMachine, and replicas of several models on one worker.
+"""The assignment of replicas to workers: PackPerMachine, and replicas of several models on one worker.
 
 PackPerMachine (TridentServe, arXiv 2510.02838, appendix C.1) fills nodes so that each holds as few placement types as
 possible: D plans never cross a node, so primaries of one type belong together. Section 6.1 (Principle 2) gives each
@@ -34,18 +34,18 @@ class Group:
     kind: PlacementType
     """Their placement type."""
     count: int
-    """How many workers there are."""
+    """The number of workers."""
     together: int = 1
     """At least this many should share a node: the narrowest degree that memory allows."""
-    beside: frozenset[Replica] = frozenset()
-    """What each of them holds of other models."""
+    other_replicas: frozenset[Replica] = frozenset()
+    """The replicas of other models that each of them holds."""
     unit: int = 1
-    """How many of them hold a stage's weights together. They fill a block of a node's places that is aligned to it."""
+    """The number of them that hold a stage's weights together. They fill an aligned block of a node's places."""
 
     @property
     def held(self) -> frozenset[Replica]:
         """All that one of these workers holds."""
-        return self.beside | {Replica(self.model, stage) for stage in self.kind.stages}
+        return self.other_replicas | {Replica(self.model, stage) for stage in self.kind.stages}
 
 
 class _Nodes:
@@ -60,7 +60,7 @@ class _Nodes:
         self.placed: dict[WorkerId, Group] = {}
 
     def give(self, node: str, group: Group, count: int) -> int:
-        """Place up to `count` workers of the group in a node; how many that were."""
+        """Place up to `count` workers of the group in a node and return their number."""
         chosen = self.list_usable(node, group.unit)[:count]
         taken = set(chosen)
         self.free[node] = [worker_id for worker_id in self.free[node] if worker_id not in taken]
@@ -85,8 +85,8 @@ class _Nodes:
         return max((node for node, size in sizes.items() if 0 < size <= count), key=sizes.__getitem__, default=None)
 
     def find_node_for(self, group: Group, count: int) -> str | None:
-        """Where a remainder goes: a node that holds all of it and hosts its virtual replica, else one that holds all of
-        it, the tightest first; else the one with most room. None where no node has a unit."""
+        """The node that a remainder goes to: one that holds all of it and hosts its virtual replica, else one
+        that holds all of it, the tightest first; else the one with most room. None where no node has a unit."""
         kin = (group.model, group.replica)
         sizes = {node: len(self.list_usable(node, group.unit)) for node in self.free}
         holding = [node for node, size in sizes.items() if size >= count]
@@ -119,7 +119,7 @@ def pack_per_machine(groups: Sequence[Group], workers: Sequence[WorkerSpec]) -> 
 
 
 def _order(group: Group) -> tuple[int, bool, int, int, str, VirtualReplica, PlacementType, list[Replica]]:
-    is_auxiliary, others = not group.kind.is_primary, sorted(group.beside)
+    is_auxiliary, others = not group.kind.is_primary, sorted(group.other_replicas)
     return -group.unit, is_auxiliary, -group.together, -group.count, group.model, group.replica, group.kind, others
 
 
@@ -136,7 +136,7 @@ class Portion:
         return self.demand.fit.replica.primary
 
     def compute_need(self, kind: PlacementType) -> float:
-        """How many workers of an auxiliary type the primaries keep busy."""
+        """The number of workers of an auxiliary type that the primaries keep busy."""
         return self.counts[self.primary] * self.rates[self.primary] / self.rates[kind]
 
     @property
@@ -154,7 +154,7 @@ class _Role:
 
 
 class _Sharing:
-    """Which roles are on which worker, while that is being decided."""
+    """The roles of each worker, while they are being decided."""
 
     def __init__(self, portions: Sequence[Portion], costs: ClusterCosts) -> None:
         self.portions = portions
@@ -224,7 +224,7 @@ def group_portions(portions: Sequence[Portion], costs: ClusterCosts) -> list[Gro
             roles = shared.get((index, kind), [_Role(index, kind)])
             if roles[0] != _Role(index, kind):
                 continue  # it is on the worker of another role
-            beside = frozenset(
+            other_replicas = frozenset(
                 replica
                 for role in roles[1:]
                 for replica in _make_lone_group(portions[role.portion].demand, role.kind).held
@@ -232,7 +232,7 @@ def group_portions(portions: Sequence[Portion], costs: ClusterCosts) -> list[Gro
             )
             unit = demand.fit.units[kind]
             together = demand.fit.min_degree if kind.is_primary else unit
-            groups.append(Group(demand.model, demand.fit.replica, kind, count, together, beside, unit))
+            groups.append(Group(demand.model, demand.fit.replica, kind, count, together, other_replicas, unit))
     return groups
 
 
@@ -246,7 +246,7 @@ _Roles = list[tuple[ReplicaDemand, PlacementType]]
 def stack_models(
     demands: Sequence[ReplicaDemand], workers: Sequence[WorkerSpec], costs: ClusterCosts
 ) -> Mapping[WorkerId, frozenset[Replica]] | None:
-    """What each worker holds, or None when the smallest workable sets do not fit.
+    """The replicas that each worker holds, or None when the smallest workable sets do not fit.
 
     `demands` has one virtual replica per model. Types go to the worker with the most room, those that leave least of it
     first; no worker gets two types of a model. Then further primaries go where there is still room, for the model with
@@ -274,7 +274,7 @@ def stack_models(
 
 
 def _add(demand: ReplicaDemand, kind: PlacementType, held: dict[WorkerId, _Roles], costs: ClusterCosts) -> bool:
-    """Put a type on the worker that has most room left then; whether there is one."""
+    """Put a type on the worker that has most room left then. False when no worker has room."""
     rooms = [
         (costs.compute_room_bytes([*roles, (demand, kind)]), worker_id)
         for worker_id, roles in held.items()

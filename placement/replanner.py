@@ -32,7 +32,7 @@ from tridentserve.requests import RequestSpec, Shape
 
 @options
 class ReplanOptions:
-    """When the placement follows the load."""
+    """The options that decide when the placement follows the load."""
 
     window_s: float = Field(
         default=DEFAULT_WINDOW_S,
@@ -242,7 +242,7 @@ class MonitoredReplanner:
         ]
 
     def _estimate_noise(self, speeds: Mapping[frozenset[Replica], StageSpeed], now_s: float) -> float:
-        """How wrong the work of the slowest stage may be, by chance, relative to it."""
+        """The error that the work of the slowest stage may have by chance, relative to it."""
         replicas, slowest = min(speeds.items(), key=lambda item: (item[1].speed, sorted(item[0])))
         window_s = min(self._monitor.choose_load_window_s(replica.model, now_s) for replica in replicas)
         return self._options.noise_factor * slowest.compute_relative_error(window_s)

@@ -1,4 +1,4 @@
-"""How many workers each virtual replica gets, and how many of them are primaries or auxiliaries.
+"""The number of workers that each virtual replica gets, and how many of them are primaries or auxiliaries.
 
 TridentServe, arXiv 2510.02838, appendix C.1, "Split()" and the alignment step of "PackPerMachine()". Whole workers are
 shared in proportion by the largest remainder method, with a minimum for each claimant.

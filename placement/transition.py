@@ -18,11 +18,12 @@ from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
 
 _Held = frozenset[Replica]
-# What the workers of a block of places hold, in this order; a block is one worker where no weights are divided.
+# The replicas that the workers of a block of places hold, in this order; a block is one worker where no weights
+# are divided.
 _Block = tuple[tuple[Replica, ...], ...]
-# What the blocks of a node hold, without saying which holds what.
+# The contents of the blocks of a node, without saying which block has which.
 _Layout = tuple[tuple[_Block, int], ...]
-# Of blocks that differ in size: more than all weights that there are.
+# The cost between blocks that differ in size: more than all weights that there are.
 _NEVER = 1 << 80
 
 
@@ -131,7 +132,7 @@ def _match_nodes(nodes: Sequence[_Node], costs: _BytesToLoad) -> list[tuple[_Nod
 
 
 def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _BytesToLoad) -> dict[WorkerId, _Held]:
-    """What each worker of a node takes of the contents of one."""
+    """The replicas that each worker of a node takes from the contents of one."""
     before, after = _count_blocks(block for _, block in node.held), _count_blocks(wanted)
     _, flow = costs.match_layout(before, after)
     waiting: defaultdict[_Block, list[tuple[WorkerId, ...]]] = defaultdict(list)
@@ -148,7 +149,7 @@ def _match_blocks(node: _Node, wanted: Sequence[_Block], costs: _BytesToLoad) ->
 
 
 def _build_nodes(plan: PlacementPlan, current: PlacementPlan, workers: Sequence[WorkerSpec], unit: int) -> list[_Node]:
-    """With blocks of `unit` places that are aligned to it."""
+    """The nodes, with blocks of `unit` places that are aligned to it."""
     by_node: defaultdict[str, list[WorkerSpec]] = defaultdict(list)
     for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id)):
         by_node[worker.node_id].append(worker)

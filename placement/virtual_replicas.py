@@ -1,5 +1,5 @@
-"""Which virtual replica a request needs: the first of V0..V3 whose memory fits, since communication grows with the
-index (TridentServe, arXiv 2510.02838, section 6.1, "Single-Request Solution")."""
+"""The choice of the virtual replica that a request needs: the first of V0..V3 whose memory fits, since communication
+grows with the index (TridentServe, arXiv 2510.02838, section 6.1, "Single-Request Solution")."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Fit:
     min_degrees: Mapping[Shape, int]
     """The narrowest degree of D that memory allows, for each shape."""
     units: Units
-    """How many workers of each type belong together, as they hold a stage's weights together."""
+    """The number of workers of each type that belong together, as they hold a stage's weights together."""
 
     @property
     def min_degree(self) -> int:
@@ -35,22 +35,22 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What fits on a worker: weights of its stages (its shards, where they are divided), peak activations of the
-    largest of them (D's at its degree), and the handoff reserve."""
+    """The memory of a worker and its use: weights of its stages (its shards, where they are divided), peak activations
+    of the largest of them (D's at its degree), and the handoff reserve."""
 
     times: StageTimes
     """Memory and units of the stages, by the profile."""
     memory_bytes: int
     """The memory of a worker."""
     handoff_reserve_bytes: int
-    """What the handoff buffer and the process groups take of it."""
+    """Bytes of it that the handoff buffer and the process groups take."""
     degrees: tuple[int, ...]
     """The degrees of D that a node can form, ascending."""
     largest_node: int
     """The number of workers of the largest node."""
 
     def unit(self, model: str, kind: PlacementType) -> int:
-        """How many workers of this type belong together."""
+        """The number of workers of this type that belong together."""
         return find_largest_unit(self.times, (Replica(model, stage) for stage in kind.stages))
 
     def compute_needed_bytes(self, model: str, kind: PlacementType, shape: Shape) -> dict[int, int]:
@@ -67,7 +67,7 @@ class MemoryModel:
         return {degree for degree, needed_bytes in needed.items() if needed_bytes <= self.memory_bytes}
 
     def fit(self, model: str, replica: VirtualReplica, shapes: Sequence[Shape]) -> Fit | None:
-        """How this virtual replica runs these shapes; None when one of them never fits."""
+        """The way in which this virtual replica runs these shapes; None when one of them never fits."""
         if not all(self._find_fitting_degrees(model, kind, shape) for kind in replica.auxiliaries for shape in shapes):
             return None
         fitting = {shape: self._find_fitting_degrees(model, replica.primary, shape) for shape in shapes}
@@ -114,7 +114,7 @@ class MemoryModel:
     def _explain_group(
         self, model: str, stage: Stage, shapes: Sequence[Shape], weights_bytes: int, usable_bytes: int
     ) -> str:
-        """Which group of workers could hold such weights together, and why that is of no use here."""
+        """Name the size of a group that could hold such weights together, and say why that is of no use here."""
         unit = self.times.unit(model, stage)
         degrees = [degree for degree in self.degrees if degree >= unit] if stage is Stage.DIFFUSE else [1]
         peaks = [compute_peak_bytes_by_degree(self.times, model, (stage,), shape, degrees) for shape in shapes]

@@ -1,4 +1,4 @@
-"""The Monitor: what arrived and what was done in a sliding window, and whether the placement still fits that.
+"""The Monitor: what arrived and what was done in a sliding window, and how well the placement still fits that.
 
 TridentServe, arXiv 2510.02838, sections 5.1 ("Monitor") and 5.3 ("Adjust-on-Dispatch"). Pure: time is an argument.
 """
@@ -178,7 +178,7 @@ class StageSpeed:
 
     def compute_relative_error(self, window_s: float) -> float:
         """The standard error of `work`, as a share of it, when it was seen for so long and requests come independently:
-        few heavy requests tell less than many light ones."""
+        few heavy requests say less than many light ones."""
         return math.sqrt(self.squared_work / window_s) / self.work if self.work > 0 else math.inf
 
     @property

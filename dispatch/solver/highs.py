@@ -22,7 +22,7 @@ _STOPPED = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInter
 
 
 class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
-    """`pulp.HiGHS` that can solve the LP alone, tells the bound that was proved, and hands the whole program over at
+    """`pulp.HiGHS` that can solve the LP alone, reports the bound that was proved, and hands the whole program over at
     once (PuLP does it column by column and row by row, which takes longer than the search).
 
     For maxima over integers with finite limits. `is_out_of_time` and `status`: how the latest call of the solver ended.

@@ -165,7 +165,7 @@ class _Search:
         is_proved = status == pulp.LpSolutionOptimal
         if isinstance(self._solver, FastHiGHS):
             bound = self._solver.bound
-        else:  # CBC tells no bound: what is proved is the gap that it was asked for
+        else:  # CBC reports no bound: the gap that it was asked for is proved
             proved = compute_value(self._problem, counts) * (1 + self._options.gap)
             bound = proved if is_proved else compute_upper_bound(self._problem)
         solution = Solution(complete(self._problem, counts), "ilp" if is_proved else "incumbent", bound)

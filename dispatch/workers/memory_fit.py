@@ -44,7 +44,7 @@ class MemoryCheck:
         self._auxiliaries: dict[tuple[object, ...], bool] = {}
 
     def find_unit(self, replicas: frozenset[Replica]) -> int:
-        """How many workers that hold these replicas belong together (`dispatch.workers.pools`)."""
+        """The number of workers that belong together when they hold these replicas (`dispatch.workers.pools`)."""
         if replicas not in self._units:
             self._units[replicas] = find_largest_unit(self._times, replicas)
         return self._units[replicas]
@@ -109,7 +109,9 @@ class MemoryCheck:
                 return FittingDegrees(fitting, min(peaks), in_tiles)
         if free_bytes < 0:
             return f"the weights of {kind} workers exceed their memory by {-free_bytes} bytes; place stages apart"
-        return f"{kind} workers have {free_bytes} bytes free beside their weights and need {min(peaks.values())}"
+        return (
+            f"{kind} workers have {free_bytes} bytes free in addition to their weights and need {min(peaks.values())}"
+        )
 
     def _compute_peaks(
         self,

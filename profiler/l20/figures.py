@@ -59,27 +59,34 @@ LINKS = LinkSpeeds(
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """The figures from which the rows of one model are computed. Parameters are counts; `width` is that of DIFFUSE.
-
-    `guidance_passes`: 2 where classifier-free guidance doubles the sequence. `frames_per_token`: pixel frames that one
-    latent frame decodes to. The decoder moves `decode_traffic_bytes` per pixel and frame through memory (times
-    `temporal_overlap` when there are several frames, as tiles in time overlap) and keeps `decode_live_bytes` of them.
-    `decode_traffic_bytes` is calibrated: with it DECODE takes the 15 to 30 % of a request at degree 1 that the paper
-    (section 2.1) gives, at the steps of its Table 5. docs/planning.md names the size that is out of range.
-    """
+    """The figures from which the rows of one model are computed."""
 
     name: str
+    """The name of the model in the table."""
     encoder_parameters: float
+    """The number of parameters of ENCODE."""
     encoder_width: int
+    """The hidden width of ENCODE."""
     transformer_parameters: float
+    """The number of parameters of DIFFUSE."""
     width: int
+    """The hidden width of DIFFUSE."""
     guidance_passes: int
+    """2 where classifier-free guidance doubles the sequence, else 1."""
     decoder_parameters: float
+    """The number of parameters of DECODE."""
     decode_traffic_bytes: float
+    """Bytes per pixel and frame that the decoder moves through memory. The figure is calibrated: with it DECODE takes
+    the 15 to 30 % of a request at degree 1 that the paper (section 2.1) gives, at the steps of its Table 5.
+    docs/planning.md names the size that is out of range."""
     decode_live_bytes: float
+    """Bytes per pixel and frame that the decoder keeps in memory."""
     frames_per_token: int = 1
+    """Pixel frames that one latent frame decodes to."""
     temporal_overlap: float = 1.0
+    """The factor on the traffic when there are several frames, as tiles in time overlap."""
     attends_over_latents: bool = False
+    """True where the decoder has attention over all latents."""
 
 
 # Its decoder (AutoencoderKL, the same network as Flux has) keeps about eight full-size maps of 128 channels.

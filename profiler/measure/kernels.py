@@ -34,14 +34,19 @@ STOCK = Kernels()
 
 @dataclass(slots=True)
 class Timing:
-    """One way at one size. `first_step_s` has the compilation in it. `seconds`: of a step, in each round. `difference`:
-    of the latents after the first step to those of the first way, over the largest of them. `error`: why it cannot."""
+    """The times of one way at one size."""
 
     kernels: Kernels
+    """The way: the attention kernel, and compilation."""
     first_step_s: float = 0.0
+    """Seconds of the first step, compilation included."""
     seconds: list[float] = field(default_factory=list)
+    """Seconds of a step, in each round."""
     difference: float = 0.0
+    """The largest difference of the latents after the first step from those of the first way, over the largest of
+    these."""
     error: str = ""
+    """The reason why the kernel cannot compute the model; empty where it can."""
 
 
 def compare_kernels(

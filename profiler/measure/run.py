@@ -27,12 +27,15 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """`repeats`: timed runs per point, of which the median counts. `passes`: how often all points are gone over; the
-    lowest median counts, since other load on a machine only ever adds. `num_threads`: torch threads of one worker."""
+    """The options of one measurement."""
 
     repeats: int = 10
+    """Timed runs per point, of which the median counts."""
     passes: int = 1
+    """The number of times that all points are measured; the lowest median counts, since other load on a machine only
+    ever adds."""
     num_threads: int = WorkerOptions().num_threads
+    """torch threads of one worker."""
 
 
 def measure(

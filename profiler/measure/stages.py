@@ -34,18 +34,20 @@ _PROMPT = "a lighthouse on a cliff above the sea at dawn, seen from a small boat
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The model to measure, and on what: `device` as torch names it, `dtype` as torch names it or None.
-
-    `random_weights`: only the configurations in `folder` are read. `condition_folder`: a cheaper model of random
-    weights whose conditions have the same shape, for when ENCODE is not measured.
-    """
+    """The model to measure, and the device to measure it on."""
 
     folder: Path
+    """The model folder."""
     device: str
+    """The device as torch names it."""
     dtype: str | None = None
+    """The number format as torch names it. None: the default of the device."""
     random_weights: bool = False
+    """True when only the configurations in `folder` are read, and weights are random."""
     condition_folder: Path | None = None
+    """A cheaper model of random weights whose conditions have the same shape, for when ENCODE is not measured."""
     kernels: Kernels = field(default_factory=Kernels)
+    """The attention kernel, and compilation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +62,16 @@ class MeasuredMember:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The median of the timed runs and their interquartile range over it, the peak of one run, and the bytes of what
-    the stage hands on (of all outputs together)."""
+    """The figures of one measured point."""
 
     seconds: float
+    """The median of the timed runs, in seconds."""
     spread: float
+    """Their interquartile range, relative to the median."""
     peak_bytes: int
+    """The peak of the activations in one run, in bytes."""
     output_bytes: int
+    """Bytes of what the stage hands on, of all outputs together."""
 
 
 # The adapter in this process's memory: stages are measured one after another, each with the device to itself.

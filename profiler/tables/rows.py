@@ -38,19 +38,26 @@ _SHIPPED = Path(__file__).parents[1] / "data"
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One profiled point. `seconds` is per denoising step for DIFFUSE and per call for ENCODE and DECODE;
-    `peak_bytes` is the peak of the activations on one worker, weights not counted; `gpu` is the name workers give
-    their device. `source` starts with measured, published or modelled; a reference may follow after a colon."""
+    """One profiled point."""
 
     model: str
+    """The model, as deployments name it."""
     gpu: str
+    """The name that workers give their device."""
     stage: Stage
+    """The stage that ran."""
     shape: Shape
+    """The size of the output."""
     degree: int
+    """The number of workers that ran it together, a power of two."""
     batch: int
+    """The number of outputs at once."""
     seconds: float
+    """Seconds per denoising step for DIFFUSE, per call for ENCODE and DECODE."""
     peak_bytes: int
+    """The peak of the activations on one worker in bytes, weights not counted."""
     source: str
+    """It starts with measured, published or modelled; a reference may follow after a colon."""
 
     @property
     def key(self) -> tuple[str, str, Stage, Shape, int, int]:
@@ -85,9 +92,10 @@ class LinksRow:
 
 @dataclass(frozen=True, slots=True)
 class ProfileTable:
-    """The rows of one table; `name` is its file, for error messages."""
+    """The rows of one table."""
 
     name: str
+    """The name of its file, for error messages."""
     rows: tuple[ProfileRow, ...]
     weights: tuple[WeightsRow, ...]
     links: tuple[LinksRow, ...] = ()
@@ -103,12 +111,12 @@ def collect_rows(tables: Iterable[ProfileTable], model: str) -> frozenset[Profil
 
 
 def derive_weights_path(path: Path) -> Path:
-    """The file of the weights that belongs to a table's file: `NAME.weights.csv` beside `NAME.csv`."""
+    """The file of the weights that belongs to a table's file: `NAME.weights.csv` next to `NAME.csv`."""
     return path.with_suffix(".weights.csv")
 
 
 def derive_links_path(path: Path) -> Path:
-    """The file of the link speeds that may belong to a table's file: `NAME.links.csv` beside `NAME.csv`."""
+    """The file of the link speeds that may belong to a table's file: `NAME.links.csv` next to `NAME.csv`."""
     return path.with_suffix(".links.csv")
 
 

@@ -124,8 +124,8 @@ def test_memory_decides_the_type_and_the_degree() -> None:
     spec = request("r", LARGE).spec
     assert decide(IDLE, [request("r", LARGE)], tight, 0.0) == []
     assert IDLE.can_ever_run(spec, tight) == (
-        f"one cannot make 1024x1024 here: EDC workers have {in_tiles - 1} bytes free beside their weights and need "
-        f"{in_tiles}"
+        f"one cannot make 1024x1024 here: EDC workers have {in_tiles - 1} bytes free in addition to their weights and "
+        f"need {in_tiles}"
     )
     dc = worker("dc", "DC", memory_bytes=2436 * MIB)
     assert IDLE.can_ever_run(spec, [*tight, dc, worker("e", "E")]) is None

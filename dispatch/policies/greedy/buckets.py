@@ -36,8 +36,8 @@ def compute_bucket_sizes(shares: Mapping[int, float], total: int) -> dict[int, i
     """Workers per degree: N_k is the multiple of k nearest to its share of `total` (ties downward), then adjusted so
     that they sum to `total` (D.2).
 
-    A degree in demand has one instance at least. Where there are too few workers for that, the widest joins the next
-    narrower. What is left and is no multiple of any degree goes to the narrowest.
+    A degree in demand has the workers of one group at least. Where there are too few workers for that, the
+    widest joins the next narrower. What is left and is no multiple of any degree goes to the narrowest.
     """
     wanted = {degree: share for degree, share in sorted(shares.items()) if share > 0}
     if not wanted or total < min(wanted):

@@ -1,7 +1,7 @@
 """List scheduling: requests have their turn one by one, and each takes its workers if they are idle.
 
 All baselines of TridentServe (arXiv 2510.02838, section 8.1) are this, and differ in the order of turns, in the degree,
-in whether the cluster is cut into buckets, and in whether stages or whole pipelines are given workers.
+in the cutting of the cluster into buckets, and in giving workers to stages or to whole pipelines.
 """
 
 from __future__ import annotations

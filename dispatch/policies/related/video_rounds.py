@@ -17,7 +17,7 @@ _IN_TIME = 1e6
 # Worth of an image batch that starts at once, and of a video that continues as it is, in units of a relaxed video at
 # its fastest degree. Without the second, two videos of nearly equal slack would displace each other in turn.
 _IMAGE_STARTS = 2.0
-_GOES_ON = 0.25
+_STAYS_AS_IT_IS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def score_video(video: Video, degree: int, round_s: float) -> float:
         alone_s = max(video.steps_left * video.fastest_s, 1e-9)
         urgency = 1.0 / (1.0 + video.slack_s / alone_s) if video.slack_s >= 0 else 0.0
         score += video.fastest_s / video.step_s[degree] * (1.0 + urgency)
-        score += _GOES_ON if video.degree == degree else 0.0
+        score += _STAYS_AS_IT_IS if video.degree == degree else 0.0
     return score
 
 

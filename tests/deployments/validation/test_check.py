@@ -214,7 +214,7 @@ def test_quickstart_with_too_little_memory_is_reported() -> None:
     args["cluster"]["memory_mb"] = 79
     found = args_problems(args)
     assert found
-    assert all("bytes free beside their weights and need" in line for line in found)
+    assert all("bytes free in addition to their weights and need" in line for line in found)
 
 
 def test_a_cache_directory_of_an_unknown_home_is_refused(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
