@@ -69,7 +69,7 @@ class FakeChanges:
     def close(self, model: str) -> None:
         self.told.append(f"close {model}")
 
-    async def drained(self, model: str) -> None:
+    async def wait_until_drained(self, model: str) -> None:
         await until(lambda: model not in self.busy)
 
     async def remove(self, event: ModelRemoved) -> None:
