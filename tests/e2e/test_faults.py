@@ -160,7 +160,7 @@ def test_metrics_are_exported(service: Service) -> None:
         "request_latency_seconds_bucket",
         "handoff_bytes_total",
         "handoff_used_bytes",
-        "list_live_workers",
+        "workers_alive",
         "replica_loads_total",
         "replica_bytes",
         "plan_peak_bytes",
