@@ -27,7 +27,7 @@ class Backend(Protocol):
     async def cancel(self, request_id: str) -> bool:
         """Stop a request. The result is False when the request is unknown or has ended."""
 
-    async def health(self) -> dict[str, Any]:
+    async def get_health(self) -> dict[str, Any]:
         """The state of the service as `GET /health` answers it: "status" is "ready", "degraded" (some workers are
         missing) or another word for a service that cannot take requests, "workers" is the number of ready workers."""
 
@@ -46,7 +46,7 @@ class VideoBackend(Protocol):
     async def get(self, job_id: str) -> dict[str, Any]:
         """Describe one job."""
 
-    async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
+    async def list_page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
         """Up to `limit` jobs that follow the job `after` (all jobs if None), and True if more jobs follow them."""
 
     async def delete(self, job_id: str) -> None:

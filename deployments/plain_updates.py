@@ -32,10 +32,10 @@ def to_plain(update: QueuedUpdate | ProgressUpdate | CompletedUpdate) -> dict[st
             steps = {"step": update.step, "num_steps": update.num_steps}
             return {"type": "progress", "request_id": update.request_id, **steps}
         case CompletedUpdate():
-            return {"type": "completed", **_result(update)}
+            return {"type": "completed", **_describe_result(update)}
 
 
-def _result(update: CompletedUpdate) -> dict[str, Any]:
+def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
     video = {} if update.fps is None else {"num_frames": update.shape.num_frames, "fps": update.fps}
     return {
         "request_id": update.request_id,
@@ -51,14 +51,14 @@ def _result(update: CompletedUpdate) -> dict[str, Any]:
         "slo_met": update.slo_met,
         "retries": update.retries,
         "stage_durations": update.stage_durations_s,
-        "timeline": [_plain_span(span) for span in update.timeline],
+        "timeline": [_describe_span(span) for span in update.timeline],
         "peak_memory_mb": update.peak_memory_bytes / 2**20,
         "tiled": update.tiled,
         **video,
     }
 
 
-def _plain_span(span: StageSpan) -> dict[str, Any]:
+def _describe_span(span: StageSpan) -> dict[str, Any]:
     return {
         "stage": span.stage.value,
         "workers": list(span.workers),

@@ -31,7 +31,7 @@ from lib.local_service import local_service
 from PIL import Image
 
 from deployments.config.app import AppArgs
-from deployments.validation.args import args_problems
+from deployments.validation.args import check_args
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 _PROMPT, _SEED = "a lighthouse at dawn", 7
@@ -66,7 +66,7 @@ def _arguments() -> tuple[argparse.Namespace, AppArgs]:
         "cluster": {"workers_per_node": 1, "memory_mb": 1024, "cpu_threads": options.threads},
         "placement": ["EDC"],
     }
-    if problems := args_problems(args):
+    if problems := check_args(args):
         parser.error("\n".join(problems))
     return options, AppArgs.model_validate(args)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from lib.command_line import Parser
 
-from deployments.validation.serve_file import config_problems
+from deployments.validation.serve_file import check_config
 
 
 def main() -> int:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path, help="the YAML file that `serve run` would get")
-    problems = config_problems(parser.parse_args().file)
+    problems = check_config(parser.parse_args().file)
     for problem in problems:
         print(problem)
     return 1 if problems else 0

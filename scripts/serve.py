@@ -20,7 +20,7 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
-from deployments.validation.serve_file import config_problems, is_ours
+from deployments.validation.serve_file import check_config, is_ours
 
 # How long `serve run` has to end, and after its end the processes that it started.
 _STOP_S, _LEFT_BEHIND_S = 30.0, 10.0
@@ -33,7 +33,7 @@ def main() -> int:
     parser = Parser(description=__doc__)
     parser.add_argument("config", type=Path, help="a Serve config file, such as deployments/quickstart.yaml")
     path: Path = parser.parse_args().config
-    if problems := config_problems(path):
+    if problems := check_config(path):
         print(*problems, sep="\n", file=sys.stderr)
         return 1
     config = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -174,7 +174,7 @@ def _example(url: str, model: ServedModel) -> str:
         return f"    curl -s {url}/v1/{route} {fields} " + (
             "-o video.mp4" if model.makes_videos else f"\\\n      {save}"
         )
-    side = model.side_near(_SIDE)
+    side = model.choose_side_near(_SIDE)
     size = f'"size": "{side}x{side}", "num_inference_steps": {steps}'
     body = f'{{"model": "{model.name}", "prompt": "{prompt}", {size}}}'
     return f"""    curl -s {url}/v1/images/generations -H 'Content-Type: application/json' \\

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deployments.config.app import AppArgs
-from deployments.config.base import embedded
+from deployments.config.base import collect_values
 from dispatch import DispatchOptions
 from dispatch.options import DEFAULT_POLICY
 from dispatch.policies import find_policy
@@ -56,20 +56,20 @@ class ServiceOptions:
 def service_options(args: AppArgs) -> ServiceOptions:
     """The options of the service that a configuration describes."""
     worker = WorkerOptions(
-        **embedded(WorkerOptions, args.cluster, args.handoff, args.replicas),
+        **collect_values(WorkerOptions, args.cluster, args.handoff, args.replicas),
         host_dir=args.replicas.host_dir or args.cache_dir / "host",
     )
     return ServiceOptions(
         policy=args.dispatch.policy,
-        dispatch=DispatchOptions(**embedded(DispatchOptions, args.dispatch)),
+        dispatch=DispatchOptions(**collect_values(DispatchOptions, args.dispatch)),
         scheduler=SchedulerOptions(
-            **embedded(SchedulerOptions, args, args.checkpoints),
+            **collect_values(SchedulerOptions, args, args.checkpoints),
             slo_scale={model.name: model.slo_scale for model in args.models},
         ),
-        replan=args.replan.options(),
+        replan=args.replan.make_options(),
         replans=args.replan.enabled,
         windows_s={model.name: model.window_s for model in args.models if model.window_s is not None},
-        engine=EngineOptions(**embedded(EngineOptions, args, args.dispatch)),
+        engine=EngineOptions(**collect_values(EngineOptions, args, args.dispatch)),
         worker=worker,
     )
 

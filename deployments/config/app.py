@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from deployments.config.base import MIB, Args, LocalPath, Name, absolute, config_error, option
+from deployments.config.base import MIB, Args, LocalPath, Name, make_absolute, make_config_error, make_option
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
@@ -23,8 +23,8 @@ from tridentserve.stages import PlacementType
 WorkerPlacement = dict[str, PlacementType]
 
 
-def _table_source(name: str) -> str:
-    return str(absolute(Path(name))) if is_table_path(name) else name
+def _resolve_table_source(name: str) -> str:
+    return str(make_absolute(Path(name))) if is_table_path(name) else name
 
 
 def is_table_path(name: str) -> bool:
@@ -32,7 +32,7 @@ def is_table_path(name: str) -> bool:
     return name.endswith(".csv")
 
 
-TableNameOrPath = Annotated[str, AfterValidator(_table_source)]
+TableNameOrPath = Annotated[str, AfterValidator(_resolve_table_source)]
 
 
 class Limits(Args):
@@ -78,8 +78,8 @@ class ModelArgs(Args):
         default=None,
         description="Number format of the loaded weights; without it float32 on a CPU and bfloat16 on a GPU.",
     )
-    attention: Attention = option(Kernels, "attention")
-    compile: bool = option(Kernels, "compiled")
+    attention: Attention = make_option(Kernels, "attention")
+    compile: bool = make_option(Kernels, "compiled")
     limits: Limits = Field(default=Limits(), description="Says what requests of the model may ask for.")
     profile_as: str | None = Field(
         default=None, description="Name of the model in the profile tables; without it `name`."
@@ -101,11 +101,11 @@ class ModelArgs(Args):
     )
 
     @model_validator(mode="after")
-    def _one_source(self) -> ModelArgs:
+    def _check_source(self) -> ModelArgs:
         if (self.path is None) == (self.tiny is None):
-            raise config_error("path", "give exactly one of `path` (a diffusers folder) and `tiny` (a family)")
+            raise make_config_error("path", "give exactly one of `path` (a diffusers folder) and `tiny` (a family)")
         if self.tiny is not None and self.tiny not in FAMILIES:
-            raise config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
+            raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
         return self
 
     @property
@@ -118,7 +118,7 @@ class ClusterArgs(Args):
 
     nodes: int = Field(default=1, ge=1, description="Number of machines of the Ray cluster that hold workers.")
     workers_per_node: int = Field(ge=1, description="Number of workers on each machine, one per GPU.")
-    device: TorchDevice = option(WorkerOptions, "torch_device")
+    device: TorchDevice = make_option(WorkerOptions, "torch_device")
     device_name: str = Field(
         default="cpu",
         description="Name of the device in the profile tables, such as `NVIDIA L20`; it is needed with `cuda`.",
@@ -127,14 +127,14 @@ class ClusterArgs(Args):
         ge=1,
         description="Memory of one worker, in MiB, for weights, activations, the handoff buffer and process groups.",
     )
-    cpu_threads: int = option(WorkerOptions, "num_threads")
-    max_groups: int = option(WorkerOptions, "max_groups")
-    cpus_per_worker: float = option(WorkerOptions, "num_cpus")
+    cpu_threads: int = make_option(WorkerOptions, "num_threads")
+    max_groups: int = make_option(WorkerOptions, "max_groups")
+    cpus_per_worker: float = make_option(WorkerOptions, "num_cpus")
 
     @model_validator(mode="after")
-    def _device_is_named(self) -> ClusterArgs:
+    def _check_device_name(self) -> ClusterArgs:
         if self.device == "cuda" and self.device_name == "cpu":
-            raise config_error("device_name", "name the GPU as the profile tables do, such as `NVIDIA L20`")
+            raise make_config_error("device_name", "name the GPU as the profile tables do, such as `NVIDIA L20`")
         return self
 
     @property
@@ -145,13 +145,13 @@ class ClusterArgs(Args):
 class HandoffArgs(Args):
     """How tensors go from the worker of one stage to that of the next."""
 
-    capacity_mb: int = option(
+    capacity_mb: int = make_option(
         WorkerOptions,
         "handoff_bytes",
         MIB,
         "Size of the handoff buffer of one worker, in MiB; what does not fit goes through host memory.",
     )
-    transport: Transport = option(WorkerOptions, "handoff_transport")
+    transport: Transport = make_option(WorkerOptions, "handoff_transport")
 
 
 class AppArgs(Args):
@@ -185,9 +185,9 @@ class AppArgs(Args):
     videos: VideosArgs = Field(
         default=VideosArgs(), description="Says where video jobs and their files are kept, and for how long."
     )
-    max_queued_requests: int = option(EngineOptions, "max_requests")
-    max_retries: int = option(SchedulerOptions, "max_retries")
-    max_result_age_s: float = option(EngineOptions, "max_result_age_s")
+    max_queued_requests: int = make_option(EngineOptions, "max_requests")
+    max_retries: int = make_option(SchedulerOptions, "max_retries")
+    max_result_age_s: float = make_option(EngineOptions, "max_result_age_s")
     cache_dir: LocalPath = Field(
         default_factory=lambda: cache.cache_dir().absolute(),
         description="Directory in which tiny models are made and kept.",
@@ -198,52 +198,54 @@ class AppArgs(Args):
         description="How long a model that is removed while the service runs may finish its requests, in seconds; then "
         "these are ended.",
     )
-    decision_log: LocalPath | None = option(EngineOptions, "decision_log")
+    decision_log: LocalPath | None = make_option(EngineOptions, "decision_log")
 
     @field_validator("models")
     @classmethod
-    def _names_are_unique(cls, models: list[ModelArgs]) -> list[ModelArgs]:
+    def _check_names(cls, models: list[ModelArgs]) -> list[ModelArgs]:
         names = [model.name for model in models]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise config_error(f"[{index}].name", f"{name!r} is used twice")
+                raise make_config_error(f"[{index}].name", f"{name!r} is used twice")
         return models
 
     @field_validator("placement", mode="plain")
     @classmethod
-    def _placement_by_model(cls, value: Any, info: ValidationInfo) -> Literal["auto"] | list[WorkerPlacement]:
+    def _expand_placement(cls, value: Any, info: ValidationInfo) -> Literal["auto"] | list[WorkerPlacement]:
         """The short form of one model (`EDC`) becomes the long form (`{model: EDC}`)."""
         if value == "auto":
             return "auto"
         if not isinstance(value, list):
-            raise config_error("", "give `auto`, or a list with one entry per worker")
+            raise make_config_error("", "give `auto`, or a list with one entry per worker")
         if "models" not in info.data:
             return "auto"  # the models are wrong already: nothing can be said of the placement
         names = [model.name for model in info.data["models"]]
-        return [_worker_placement(entry, f"[{index}]", names) for index, entry in enumerate(value)]
+        return [_read_worker_placement(entry, f"[{index}]", names) for index, entry in enumerate(value)]
 
     @model_validator(mode="after")
-    def _keys_agree(self) -> AppArgs:
+    def _check_keys(self) -> AppArgs:
         names = [model.name for model in self.models]
         unexpected = [name for name in names if name not in [load.model for load in self.expected_load]]
         if unexpected and (why := self._needs_load()):
-            raise config_error(
+            raise make_config_error(
                 "expected_load", f"`{why}` needs a size to expect of {', '.join(unexpected)}, at least one"
             )
         for index, load in enumerate(self.expected_load):
             if load.model not in names:
-                raise config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")
+                raise make_config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")
         degree = self.dispatch.max_degree
         if degree is not None and degree > self.cluster.workers_per_node:
-            raise config_error(
+            raise make_config_error(
                 "dispatch.max_degree",
                 f"{degree} is more than cluster.workers_per_node ({self.cluster.workers_per_node}): "
                 "a group of workers never spans two nodes",
             )
         if self.handoff.capacity_mb >= self.cluster.memory_mb:
-            raise config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")
+            raise make_config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")
         if self.replicas.fetch == "mapped" and self.cluster.device != "cpu":
-            raise config_error("replicas.fetch", "a GPU cannot use the pages of the host copy; choose `peer` or `host`")
+            raise make_config_error(
+                "replicas.fetch", "a GPU cannot use the pages of the host copy; choose `peer` or `host`"
+            )
         return self
 
     def _needs_load(self) -> str | None:
@@ -255,16 +257,16 @@ class AppArgs(Args):
         return "replan.enabled: true" if self.replan.enabled else None
 
 
-def _worker_placement(entry: Any, key: str, names: list[str]) -> WorkerPlacement:
+def _read_worker_placement(entry: Any, key: str, names: list[str]) -> WorkerPlacement:
     if isinstance(entry, str | PlacementType):
         if len(names) != 1:
-            raise config_error(key, "with several models, map each model to its type: {model: EDC}")
+            raise make_config_error(key, "with several models, map each model to its type: {model: EDC}")
         entry = {names[0]: entry}
     if not isinstance(entry, dict):
-        raise config_error(key, "give a placement type such as EDC, or a mapping of models to types")
+        raise make_config_error(key, "give a placement type such as EDC, or a mapping of models to types")
     for name, kind in entry.items():
         if name not in names:
-            raise config_error(key, f"unknown model; there are {', '.join(names)}")
+            raise make_config_error(key, f"unknown model; there are {', '.join(names)}")
         if kind not in list(PlacementType):
-            raise config_error(key, f"unknown placement type; there are {', '.join(PlacementType)}")
+            raise make_config_error(key, f"unknown placement type; there are {', '.join(PlacementType)}")
     return {name: PlacementType(kind) for name, kind in entry.items()}

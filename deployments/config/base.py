@@ -38,35 +38,35 @@ class OptionOf:
     unit: Fraction
     """One unit of the key, in units of the field."""
 
-    def value(self, given: Any) -> Any:
+    def to_field(self, given: Any) -> Any:
         """A value of the key, in units of the field."""
-        return given if self.unit == 1 else _times(given, self.unit)
+        return given if self.unit == 1 else _multiply(given, self.unit)
 
-    def default(self) -> Any:
+    def make_default(self) -> Any:
         """The field's default, in units of the key."""
-        default = _fields(self.owner)[self.name].default
-        return default if self.unit == 1 else _times(default, 1 / self.unit)
+        default = _get_fields(self.owner)[self.name].default
+        return default if self.unit == 1 else _multiply(default, 1 / self.unit)
 
 
-def option(owner: type, name: str, unit: Fraction = Fraction(1), description: str | None = None) -> Any:
+def make_option(owner: type, name: str, unit: Fraction = Fraction(1), description: str | None = None) -> Any:
     """A key that stands for the field `name` of an option dataclass: it has that field's default, checks and, unless
     another one is given (for another unit), description."""
-    mark, field = OptionOf(owner, name, unit), _fields(owner)[name]
-    key: Any = Field(default=mark.default(), description=description or field.description)
+    mark, field = OptionOf(owner, name, unit), _get_fields(owner)[name]
+    key: Any = Field(default=mark.make_default(), description=description or field.description)
     key.metadata = [*field.metadata, mark]
     return key
 
 
-def embedded(owner: type, *sections: Args) -> dict[str, Any]:
+def collect_values(owner: type, *sections: Args) -> dict[str, Any]:
     """The values that the sections give an option dataclass, under the names and in the units of its fields."""
     return {
-        mark.name: mark.value(getattr(section, key))
+        mark.name: mark.to_field(getattr(section, key))
         for section in sections
-        for key, mark in option_keys(type(section), owner)
+        for key, mark in list_option_keys(type(section), owner)
     }
 
 
-def option_keys(section: type[BaseModel], owner: type | None = None) -> Iterator[tuple[str, OptionOf]]:
+def list_option_keys(section: type[BaseModel], owner: type | None = None) -> Iterator[tuple[str, OptionOf]]:
     """The keys of a section that stand for fields of option dataclasses (of `owner`, unless None)."""
     for key, field in section.model_fields.items():
         for mark in field.metadata:
@@ -74,11 +74,11 @@ def option_keys(section: type[BaseModel], owner: type | None = None) -> Iterator
                 yield key, mark
 
 
-def _fields(owner: Any) -> Any:
+def _get_fields(owner: Any) -> Any:
     return owner.__pydantic_fields__
 
 
-def _times(value: float, unit: Fraction) -> float:
+def _multiply(value: float, unit: Fraction) -> float:
     """Whole numbers stay whole, and decimal fractions as exact as a division leaves them."""
     product = value * unit.numerator
     if isinstance(product, int) and product % unit.denominator == 0:
@@ -86,20 +86,22 @@ def _times(value: float, unit: Fraction) -> float:
     return product / unit.denominator
 
 
-def config_error(key: str, text: str) -> PydanticCustomError:
+def make_config_error(key: str, text: str) -> PydanticCustomError:
     """A problem with `key`, which is relative to the model that is being validated."""
     return PydanticCustomError("config", "{key}: {text}", {"key": key, "text": text})
 
 
-def absolute(path: Path) -> Path:
+def make_absolute(path: Path) -> Path:
     """`~` replaced, and not relative: the replicas of Ray Serve run in directories of their own."""
     try:
         return path.expanduser().absolute()
     except RuntimeError:
-        raise config_error("", f"{path.parts[0]} is no user with a home directory here; write the whole path") from None
+        raise make_config_error(
+            "", f"{path.parts[0]} is no user with a home directory here; write the whole path"
+        ) from None
 
 
-LocalPath = Annotated[Path, AfterValidator(absolute)]
+LocalPath = Annotated[Path, AfterValidator(make_absolute)]
 
 
 def describe_problems(error: ValidationError, prefix: str) -> list[str]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
-from deployments.config.live import live_args, user_config_of
+from deployments.config.live import apply_user_config, find_user_config
 from tridentserve.errors import ConfigError
 
 
@@ -26,6 +26,6 @@ def read_args(path: Path) -> AppArgs:
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ConfigError(f"{path}: no application has the import_path deployments.app:build_app and args") from None
     try:
-        return live_args(AppArgs.model_validate(args), user_config_of(ours[0].get("deployments") or ()))
+        return apply_user_config(AppArgs.model_validate(args), find_user_config(ours[0].get("deployments") or ()))
     except ValidationError as error:
         raise ConfigError(f"{path}: {'; '.join(describe_problems(error, 'args'))}") from None

@@ -18,7 +18,7 @@ LIVE_KEYS = ("models", "expected_load", "placement", "profiles", "drain_timeout_
 SCHEDULER = "Scheduler"
 
 
-def live_args(args: AppArgs, user_config: Any, key: str = "user_config") -> AppArgs:
+def apply_user_config(args: AppArgs, user_config: Any, key: str = "user_config") -> AppArgs:
     """The `args` with what `user_config` says instead. Kinds of expected load that are not of its models fall away,
     where they are those of `args`. Raises `ConfigError`, one line per problem, each beginning with the path of a
     key."""
@@ -41,6 +41,6 @@ def live_args(args: AppArgs, user_config: Any, key: str = "user_config") -> AppA
         raise ConfigError("\n".join(describe_problems(error, key))) from None
 
 
-def user_config_of(deployments: Sequence[Mapping[str, Any]]) -> Any:
+def find_user_config(deployments: Sequence[Mapping[str, Any]]) -> Any:
     """The Scheduler's `user_config` among the `deployments:` of an application; None when there is none."""
     return next((one.get("user_config") for one in deployments if one.get("name") == SCHEDULER), None)

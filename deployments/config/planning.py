@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
-from deployments.config.base import MILLISECONDS, Args, Name, config_error, embedded, option
+from deployments.config.base import MILLISECONDS, Args, Name, collect_values, make_config_error, make_option
 from dispatch import DispatchOptions
 from dispatch.options import DEFAULT_POLICY, Degree, SolverName
 from dispatch.policies import find_policy
@@ -36,19 +36,21 @@ class DispatchArgs(Args):
         default=DEFAULT_POLICY,
         description="Name of the dispatch policy, see below, or a [dotted path to one](write-a-policy.md).",
     )
-    tick_ms: float = option(EngineOptions, "tick_s", MILLISECONDS, "Shortest time between two ticks, in milliseconds.")
-    solver: SolverName = option(DispatchOptions, "solver")
-    time_limit_ms: float = option(
+    tick_ms: float = make_option(
+        EngineOptions, "tick_s", MILLISECONDS, "Shortest time between two ticks, in milliseconds."
+    )
+    solver: SolverName = make_option(DispatchOptions, "solver")
+    time_limit_ms: float = make_option(
         DispatchOptions,
         "time_limit_s",
         MILLISECONDS,
         "Longest time of one solve, in milliseconds; then the best plan so far is used, or a greedy one where there is "
         "none.",
     )
-    max_degree: Degree | None = option(DispatchOptions, "max_degree")
-    max_batch: int | None = option(DispatchOptions, "max_batch")
-    min_efficiency: float = option(DispatchOptions, "min_efficiency")
-    overdue_first: bool = option(
+    max_degree: Degree | None = make_option(DispatchOptions, "max_degree")
+    max_batch: int | None = make_option(DispatchOptions, "max_batch")
+    min_efficiency: float = make_option(DispatchOptions, "min_efficiency")
+    overdue_first: bool = make_option(
         DispatchOptions,
         "overdue_first",
         description="Requests that are long overdue go first, one at a time, so that none starves.",
@@ -56,11 +58,11 @@ class DispatchArgs(Args):
 
     @field_validator("policy")
     @classmethod
-    def _known(cls, policy: str) -> str:
+    def _check_policy(cls, policy: str) -> str:
         try:
             find_policy(policy)
         except ConfigError as error:
-            raise config_error("", str(error)) from None
+            raise make_config_error("", str(error)) from None
         return policy
 
 
@@ -72,27 +74,27 @@ class ReplanArgs(Args):
         description="Turns replanning on or off. Without it replanning is on with `placement: auto` and a policy that "
         "follows the load (`default`, `wo-stage-aware`, `wo-scheduler`, `wo-pooling`, `edf`).",
     )
-    window_s: float = option(ReplanOptions, "window_s")
-    min_requests: int = option(ReplanOptions, "min_requests")
-    min_arrivals: int = option(ReplanOptions, "min_arrivals")
-    trigger_ratio: float = option(ReplanOptions, "trigger_ratio")
-    release_ratio: float = option(ReplanOptions, "release_ratio")
-    hold_s: float = option(ReplanOptions, "hold_s")
-    min_interval_s: float = option(ReplanOptions, "min_interval_s")
-    check_interval_s: float = option(ReplanOptions, "check_interval_s")
-    min_gain: float = option(ReplanOptions, "min_gain")
-    noise_factor: float = option(ReplanOptions, "noise_factor")
-    min_pressure: float = option(ReplanOptions, "min_pressure")
-    settle_s: float = option(ReplanOptions, "settle_s")
+    window_s: float = make_option(ReplanOptions, "window_s")
+    min_requests: int = make_option(ReplanOptions, "min_requests")
+    min_arrivals: int = make_option(ReplanOptions, "min_arrivals")
+    trigger_ratio: float = make_option(ReplanOptions, "trigger_ratio")
+    release_ratio: float = make_option(ReplanOptions, "release_ratio")
+    hold_s: float = make_option(ReplanOptions, "hold_s")
+    min_interval_s: float = make_option(ReplanOptions, "min_interval_s")
+    check_interval_s: float = make_option(ReplanOptions, "check_interval_s")
+    min_gain: float = make_option(ReplanOptions, "min_gain")
+    noise_factor: float = make_option(ReplanOptions, "noise_factor")
+    min_pressure: float = make_option(ReplanOptions, "min_pressure")
+    settle_s: float = make_option(ReplanOptions, "settle_s")
 
     @model_validator(mode="after")
-    def _the_replanner_takes_them(self) -> ReplanArgs:
+    def _check_thresholds(self) -> ReplanArgs:
         """Check that the thresholds agree, which no field alone can show."""
         try:
-            self.options()
+            self.make_options()
         except ConfigError as error:
-            raise config_error("release_ratio", str(error).partition("; ")[2]) from None
+            raise make_config_error("release_ratio", str(error).partition("; ")[2]) from None
         return self
 
-    def options(self) -> ReplanOptions:
-        return ReplanOptions(**embedded(ReplanOptions, self))
+    def make_options(self) -> ReplanOptions:
+        return ReplanOptions(**collect_values(ReplanOptions, self))

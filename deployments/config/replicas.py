@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from deployments.config.base import MIB, Args, LocalPath, option
+from deployments.config.base import MIB, Args, LocalPath, make_option
 from tridentserve.engine.options import Fetch, WorkerOptions
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
@@ -12,8 +12,8 @@ from tridentserve.scheduling.scheduler import SchedulerOptions
 class ReplicasArgs(Args):
     """How a worker gets the weights that a plan needs and that it has not."""
 
-    fetch: Fetch = option(WorkerOptions, "fetch")
-    block_mb: int = option(
+    fetch: Fetch = make_option(WorkerOptions, "fetch")
+    block_mb: int = make_option(
         WorkerOptions,
         "block_bytes",
         MIB,
@@ -30,5 +30,5 @@ class ReplicasArgs(Args):
 class CheckpointsArgs(Args):
     """State checkpoints on other workers: what a lost worker costs."""
 
-    every_s: float = option(SchedulerOptions, "checkpoint_s")
-    every_steps: int | None = option(SchedulerOptions, "checkpoint_steps")
+    every_s: float = make_option(SchedulerOptions, "checkpoint_s")
+    every_steps: int | None = make_option(SchedulerOptions, "checkpoint_steps")

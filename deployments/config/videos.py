@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from deployments.config.base import Args, LocalPath, config_error
+from deployments.config.base import Args, LocalPath, make_config_error
 
 _LEAST_LEASE_S = 1.0
 
@@ -51,5 +51,5 @@ class VideosArgs(Args):
     @classmethod
     def _is_a_url(cls, url: str | None) -> str | None:
         if url is not None and "://" not in url:
-            raise config_error("", "give a URL with a protocol, such as s3://bucket/videos, or leave it out")
+            raise make_config_error("", "give a URL with a protocol, such as s3://bucket/videos, or leave it out")
         return url

@@ -127,7 +127,7 @@ def create_api(
 async def _check_health(backend: Backend) -> dict[str, Any]:
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
-            return await backend.health()
+            return await backend.get_health()
     except Exception as error:
         logger.info("health check failed: %s", type(error).__name__)
         return {"status": "unavailable", "workers": 0}

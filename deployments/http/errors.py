@@ -37,13 +37,13 @@ class ErrorBoundary:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def watched_send(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
-            await self.app(scope, receive, watched_send)
+            await self.app(scope, receive, send_and_note)
         except Exception:
             if started or scope["type"] != "http":
                 raise

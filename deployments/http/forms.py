@@ -85,7 +85,7 @@ class _FormParts:
         self.is_whole = False  # until the end of the form has come
         self._header, self._value = bytearray(), bytearray()
 
-    def callbacks(self) -> MultipartCallbacks:
+    def make_callbacks(self) -> MultipartCallbacks:
         return {
             "on_part_begin": self._begin_part,
             "on_part_data": self._add_data,
@@ -124,7 +124,7 @@ async def _parse_multipart(body: bytes, content_type: str) -> list[tuple[str, st
         raise _make_form_error("its Content-Type names no boundary; let the HTTP client's library write that header")
     parts = _FormParts()
     try:
-        parser = MultipartParser(boundary, parts.callbacks())
+        parser = MultipartParser(boundary, parts.make_callbacks())
         for start in range(0, len(body), _CHUNK_BYTES):
             parser.write(body[start : start + _CHUNK_BYTES])
             await asyncio.sleep(0)

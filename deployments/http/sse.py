@@ -63,7 +63,7 @@ class EventStreamResponse(Response):
 
 async def _encode_all(updates: AsyncIterator[_StreamedUpdate], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
     """The updates and pauses as bytes. An exception becomes the last event, because the status has been sent."""
-    waiting = asyncio.ensure_future(_next(updates))
+    waiting = asyncio.ensure_future(_get_next(updates))
     try:
         while True:
             done, _ = await asyncio.wait({waiting}, timeout=heartbeat_s)
@@ -74,7 +74,7 @@ async def _encode_all(updates: AsyncIterator[_StreamedUpdate], heartbeat_s: floa
             if update is None:
                 return
             yield encode_update(update, kind)
-            waiting = asyncio.ensure_future(_next(updates))
+            waiting = asyncio.ensure_future(_get_next(updates))
     except TridentServeError as error:
         yield _encode_event("error", {"error": describe_error(error)})
     except Exception:
@@ -85,7 +85,7 @@ async def _encode_all(updates: AsyncIterator[_StreamedUpdate], heartbeat_s: floa
         await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def _next(updates: AsyncIterator[_StreamedUpdate]) -> _StreamedUpdate | None:
+async def _get_next(updates: AsyncIterator[_StreamedUpdate]) -> _StreamedUpdate | None:
     return await anext(updates, None)
 
 

@@ -24,7 +24,7 @@ class VideoFileResponse(FileResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start: Message | None = None
 
-        async def after_open(message: Message) -> None:
+        async def send_after_open(message: Message) -> None:
             """Hold the head of the answer back until its body begins, because then the file has been opened."""
             nonlocal start
             if message["type"] == "http.response.start":
@@ -36,7 +36,7 @@ class VideoFileResponse(FileResponse):
             await send(message)
 
         try:
-            await super().__call__(scope, receive, after_open)
+            await super().__call__(scope, receive, send_after_open)
         except (FileNotFoundError, RuntimeError):  # starlette raises RuntimeError when the file does not exist
             if await asyncio.to_thread(Path(self.path).exists):
                 raise

@@ -77,7 +77,7 @@ def add_video_routes(
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> dict[str, Any]:
-        found, more = ([], False) if videos is None else await videos.page(after, limit, order == "desc")
+        found, more = ([], False) if videos is None else await videos.list_page(after, limit, order == "desc")
         ids = [video["id"] for video in found]
         about = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": more}
         return {"object": "list", "data": [_add_url(video, request) for video in found], **about}

@@ -13,7 +13,7 @@ from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
 from deployments.config.planning import LoadArgs
 from deployments.models.served import ServedModel, build_served_model
-from deployments.validation.args import problems_of
+from deployments.validation.args import check_parsed_args
 from dispatch.policies import find_policy
 from placement import align
 from profiler import CostModel
@@ -63,7 +63,7 @@ def find_refusals(args: AppArgs, now: AppArgs) -> list[str]:
     policy = args.dispatch.policy
     if find_policy(policy).one_load and args != now:
         return [f"dispatch.policy: {policy} is made for the models and the load of the start; restart the service"]
-    return problems_of(args)
+    return check_parsed_args(args)
 
 
 def plan_interim_placement(

@@ -38,7 +38,7 @@ class ServedModel:
         """True if all requests of the model start from an image, False if none does."""
         return self.family.takes_image
 
-    def max_pixels(self, num_frames: int = 1) -> int:
+    def get_max_pixels(self, num_frames: int = 1) -> int:
         """The most pixels of an image, or of each frame of a video with `num_frames`."""
         limits = self.limits
         return min(limits.max_pixels, limits.max_pixel_frames // num_frames) if self.makes_videos else limits.max_pixels
@@ -53,23 +53,23 @@ class ServedModel:
     @property
     def largest(self) -> Shape:
         """The largest square that may be requested."""
-        return self._largest_square(self.max_pixels())
+        return self._find_largest_square(self.get_max_pixels())
 
     @property
     def longest(self) -> Shape:
         """The shape whose denoising step takes longest of all that may be requested: the size with the most pixels (at
         least the largest square), for a video together with its frames."""
-        return max(map(self._most_pixels, self.frame_numbers), key=_tokens)
+        return max(map(self._find_most_pixels, self.frame_numbers), key=_estimate_tokens)
 
-    def _largest_square(self, max_pixels: int) -> Shape:
+    def _find_largest_square(self, max_pixels: int) -> Shape:
         side = min(self.limits.max_side, isqrt(max_pixels))
         side -= side % self.family.size_multiple
         return Shape(side, side)
 
-    def _most_pixels(self, num_frames: int) -> Shape:
+    def _find_most_pixels(self, num_frames: int) -> Shape:
         """The shape with the most pixels that `num_frames` frames may have; one without pixels when there is none."""
-        multiple, limits, max_pixels = self.family.size_multiple, self.limits, self.max_pixels(num_frames)
-        best = self._largest_square(max_pixels)
+        multiple, limits, max_pixels = self.family.size_multiple, self.limits, self.get_max_pixels(num_frames)
+        best = self._find_largest_square(max_pixels)
         widest = min(limits.max_side, max_pixels // limits.min_side)
         for width in range(best.width + multiple, widest + 1, multiple):
             height = max_pixels // width // multiple * multiple
@@ -83,7 +83,7 @@ class ServedModel:
         last = self.limits.max_frames if self.makes_videos else 1
         return range(1, last + 1, self.family.frame_multiple or 1)
 
-    def frames_near(self, num_frames: float) -> int:
+    def choose_frames_near(self, num_frames: float) -> int:
         """The nearest number of frames in the family's pattern (of two, the smaller one)."""
         multiple = self.family.frame_multiple or 1
         return 1 + multiple * max(0, ceil((num_frames - 1) / multiple - 0.5))
@@ -93,8 +93,8 @@ class ServedModel:
         """The shape for a request that names no size and no length: the family's where the limits allow it."""
         wanted, limits = self.family.default_shape or Shape(_DEFAULT_SIDE, _DEFAULT_SIDE), self.limits
         sides = (wanted.height, wanted.width)
-        if min(sides) < limits.min_side or max(sides) > limits.max_side or wanted.pixels > self.max_pixels():
-            side = self.side_near(min(sides))
+        if min(sides) < limits.min_side or max(sides) > limits.max_side or wanted.pixels > self.get_max_pixels():
+            side = self.choose_side_near(min(sides))
             wanted = Shape(side, side, wanted.num_frames)
         most = min(wanted.num_frames, limits.max_frames, limits.max_pixel_frames // wanted.pixels)
         return Shape(wanted.height, wanted.width, max(n for n in self.frame_numbers if n <= max(1, most)))
@@ -106,29 +106,29 @@ class ServedModel:
     @property
     def default_side(self) -> int:
         """Width and height in pixels for a request that names no size: 1024 where the limits allow it."""
-        return self.side_near(_DEFAULT_SIDE)
+        return self.choose_side_near(_DEFAULT_SIDE)
 
-    def side_near(self, side: int) -> int:
+    def choose_side_near(self, side: int) -> int:
         """Width and height of the allowed square that is nearest to `side` from below, else of the smallest."""
         below = side - side % self.family.size_multiple
         return max(self.smallest.width, min(below, self.largest.width))
 
-    def default_shape_like(self, width: int, height: int) -> Shape:
+    def choose_shape_like(self, width: int, height: int) -> Shape:
         """The shape for a video that starts from an image of this size when its request names none: `default_shape`,
         but with about the image's aspect ratio where the family allows it, and at most as many pixels."""
         default = self.default_shape
         if self.family.one_size:
             return default
         scale = sqrt(default.pixels / (width * height))
-        size = self._scaled_into_limits(width * scale, height * scale, default.pixels)
+        size = self._scale_into_limits(width * scale, height * scale, default.pixels)
         return replace(size, num_frames=default.num_frames)
 
-    def size_near(self, width: int, height: int) -> Shape:
+    def choose_size_near(self, width: int, height: int) -> Shape:
         """The allowed size for a result that is like an image of this size: its own where it is allowed; else scaled
         into the limits, with about its aspect ratio, and rounded to the family's multiple."""
-        return self._scaled_into_limits(width, height, self.max_pixels())
+        return self._scale_into_limits(width, height, self.get_max_pixels())
 
-    def _scaled_into_limits(self, width: float, height: float, max_pixels: int) -> Shape:
+    def _scale_into_limits(self, width: float, height: float, max_pixels: int) -> Shape:
         multiple, limits = self.family.size_multiple, self.limits
         shrink = min(1.0, limits.max_side / max(width, height), sqrt(max_pixels / (width * height)))
         scale = max(shrink, self.smallest.width / min(width, height))
@@ -186,5 +186,5 @@ def find_family(model: ModelArgs) -> Family:
     return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
 
 
-def _tokens(shape: Shape) -> float:
+def _estimate_tokens(shape: Shape) -> float:
     return shape.tokens

@@ -51,7 +51,7 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
     check_limits(request, model)
 
     def choose_shape(width: int, height: int) -> Shape:
-        width, height, param = resolve_size(request, model.size_near(width, height))
+        width, height, param = resolve_size(request, model.choose_size_near(width, height))
         check_size(width, height, param, model)
         return Shape(height=height, width=width)
 

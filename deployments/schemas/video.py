@@ -107,7 +107,7 @@ def build_video_request(
             request.input_reference,
             model,
             _IMAGE_FIELD,
-            lambda width, height: _choose_shape(request, model, fps, model.default_shape_like(width, height)),
+            lambda width, height: _choose_shape(request, model, fps, model.choose_shape_like(width, height)),
         )
     spec, inputs = build_request(request, model, shape, f"video_{uuid.uuid4().hex}")
     return spec, replace(inputs, fps=fps, output_format=request.output_format, image=image)
@@ -136,12 +136,12 @@ def _choose_num_frames(request: VideoRequest, model: ServedModel, fps: float, pi
     if request.num_frames is not None:
         param, number = "num_frames", request.num_frames
         if not model.family.allows_frames(number):
-            near = model.frames_near(number)
+            near = model.choose_frames_near(number)
             raise InvalidRequestError(
                 f"num_frames: must be 1 plus a multiple of {multiple} for this model, such as {near}", "num_frames"
             )
     elif request.seconds is not None:
-        param, number = "seconds", model.frames_near(request.seconds * fps)
+        param, number = "seconds", model.choose_frames_near(request.seconds * fps)
     else:
         most = max(1, min(model.default_shape.num_frames, limits.max_pixel_frames // pixels))
         param, number = "size", max(allowed for allowed in model.frame_numbers if allowed <= most)

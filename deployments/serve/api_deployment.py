@@ -27,7 +27,7 @@ class ApiDeployment:
     def __init__(self, scheduler: DeploymentHandle[Any], args: AppArgs, videos: DeploymentHandle[Any] | None) -> None:
         self._backend = RemoteBackend(scheduler)
         self._videos = RemoteVideoBackend(videos, args) if videos is not None else None
-        self._models = CatalogueClient(self._backend.catalogue, args.models)
+        self._models = CatalogueClient(self._backend.get_catalogue, args.models)
         self._models.follow()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -35,19 +35,19 @@ class ApiDeployment:
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """See `deployments.http.python_handle.generate`."""
-        with _plain_errors():
+        with _raise_plain_errors():
             return await handle_api.generate(self._backend, self._models, body)
 
     async def generate_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See `deployments.http.python_handle.generate_stream`."""
-        with _plain_errors():
+        with _raise_plain_errors():
             async with closing(handle_api.generate_stream(self._backend, self._models, body)) as updates:
                 async for update in updates:
                     yield update
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def _raise_plain_errors() -> Iterator[None]:
     """Raises ValueError for an error that the caller can correct, RuntimeError for every other one. The text begins
     with the code. Callers in other applications may not have this package, so they could not unpickle its errors."""
     try:

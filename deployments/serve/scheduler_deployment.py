@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from deployments.config.app import AppArgs
-from deployments.config.live import SCHEDULER, live_args
+from deployments.config.live import SCHEDULER, apply_user_config
 from deployments.model_updates.catalogue import Catalogue
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
 from deployments.serve.ray_errors import translate_ray_errors
@@ -46,16 +46,16 @@ class SchedulerDeployment:
         if self._reconciler is None:
             from deployments.serve.start import start_engine
 
-            args = live_args(self._args, user_config)
-            self._engine, self._reconciler = await start_engine(args, _gpus_per_worker(self._args))
+            args = apply_user_config(self._args, user_config)
+            self._engine, self._reconciler = await start_engine(args, _count_gpus_per_worker(self._args))
             spare_long_lived()
             return
         try:
-            self._reconciler.reconcile_to(live_args(self._args, user_config))
+            self._reconciler.reconcile_to(apply_user_config(self._args, user_config))
         except ConfigError as error:
             self._reconciler.refuse(str(error).splitlines())
 
-    async def catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
+    async def get_catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
         """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
         seconds."""
         if self._reconciler is None:
@@ -76,7 +76,7 @@ class SchedulerDeployment:
     async def cancel(self, request_id: str) -> bool:
         return self._require_engine().cancel(request_id)
 
-    async def health(self) -> dict[str, Any]:
+    async def get_health(self) -> dict[str, Any]:
         alive = self._require_engine().list_live_workers()
         total = self._args.cluster.num_workers
         status = "ready" if len(alive) == total else "degraded" if alive else "starting"
@@ -123,21 +123,21 @@ class RemoteBackend:
         with translate_ray_errors():
             return bool(await self._handle.cancel.remote(request_id))
 
-    async def catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
+    async def get_catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
         """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
         seconds."""
         with translate_ray_errors():
-            found: Catalogue = await self._handle.catalogue.remote(known_version, timeout_s)
+            found: Catalogue = await self._handle.get_catalogue.remote(known_version, timeout_s)
             return found
 
-    async def health(self) -> dict[str, Any]:
+    async def get_health(self) -> dict[str, Any]:
         with translate_ray_errors():
-            return dict(await self._handle.health.remote())
+            return dict(await self._handle.get_health.remote())
 
 
 def make_scheduler_deployment(args: AppArgs) -> serve.Deployment:
     """The deployment with its devices reserved: bundle 0 for the replica itself, one bundle per worker."""
-    gpus = _gpus_per_worker(args)
+    gpus = _count_gpus_per_worker(args)
     worker = {"CPU": args.cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
     return serve.deployment(
         name=SCHEDULER,
@@ -156,5 +156,5 @@ def make_scheduler_deployment(args: AppArgs) -> serve.Deployment:
 _REPLICA_CPUS = 0.1
 
 
-def _gpus_per_worker(args: AppArgs) -> float:
+def _count_gpus_per_worker(args: AppArgs) -> float:
     return 1.0 if args.cluster.device == "cuda" else 0.0

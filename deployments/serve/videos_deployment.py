@@ -67,8 +67,8 @@ class RemoteVideoBackend:
     async def get(self, job_id: str) -> dict[str, Any]:
         return await self._call(VideoJobs.get, job_id)
 
-    async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
-        return await self._call(VideoJobs.page, after, limit, newest_first)
+    async def list_page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
+        return await self._call(VideoJobs.list_page, after, limit, newest_first)
 
     async def delete(self, job_id: str) -> None:
         await self._call(VideoJobs.delete, job_id)

@@ -13,7 +13,7 @@ from deployments.assembly.planning import assemble_service, service_workers
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
-from deployments.config.live import live_args
+from deployments.config.live import apply_user_config
 from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
 from tridentserve.errors import ConfigError, ModelFolderError, ProfileError
@@ -28,7 +28,7 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 _MIB = 2**20
 
 
-def args_problems(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
+def check_args(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
     """The problems of the `args:` of one application, each beginning with the path of the key. Model folders and
     profile tables are read, weights are not; without `readable` not even these, as others stand for them. Nothing is
     written."""
@@ -38,31 +38,31 @@ def args_problems(args: Mapping[str, Any], key: str = "args", readable: bool = T
         return describe_problems(error, key)
     except ConfigError as error:  # of the environment, which the default is made from
         return [f"{key}.cache_dir: {error}"]
-    return [f"{key}.{problem}" for problem in (problems_of(parsed) if readable else ())]
+    return [f"{key}.{problem}" for problem in (check_parsed_args(parsed) if readable else ())]
 
 
-def live_problems(args: Mapping[str, Any], user_config: Any, key: str) -> list[str]:
+def check_user_config(args: Mapping[str, Any], user_config: Any, key: str) -> list[str]:
     """The problems of a `user_config` of the Scheduler and of the `args` that it leaves in force; none where the
     `args` are wrong by themselves."""
     try:
-        parsed = live_args(AppArgs.model_validate(args), user_config, key)
+        parsed = apply_user_config(AppArgs.model_validate(args), user_config, key)
     except ValidationError:
         return []
     except ConfigError as error:
         return str(error).splitlines()
-    return [f"{key}.{problem}" for problem in problems_of(parsed)]
+    return [f"{key}.{problem}" for problem in check_parsed_args(parsed)]
 
 
-def problems_of(parsed: AppArgs) -> list[str]:
-    """The problems of `args` that are right in themselves, each beginning with a key of theirs. See `args_problems`."""
-    problems = list(_path_problems(parsed))
+def check_parsed_args(parsed: AppArgs) -> list[str]:
+    """The problems of `args` that are right in themselves, each beginning with a key of theirs. See `check_args`."""
+    problems = list(_check_paths(parsed))
     weights: dict[str, Mapping[Stage, int]] = {}
     models: dict[str, ServedModel] = {}
     for index, model in enumerate(parsed.models):
         try:
             models[model.name] = build_served_model(model)
             if model.path is not None:
-                weights[model.name] = stage_weights_bytes(model.path, _element_bytes(model, parsed.cluster.device))
+                weights[model.name] = stage_weights_bytes(model.path, _get_element_bytes(model, parsed.cluster.device))
         except ModelFolderError as error:
             problems.append(f"models[{index}].path: {error}")
     # Requests that the configuration allows or expects; the id of each is the key that does.
@@ -71,37 +71,37 @@ def problems_of(parsed: AppArgs) -> list[str]:
         if model.name in models:
             served = models[model.name]
             if served.smallest.width > served.largest.width:
-                problems.append(f"models[{index}].limits: {_no_size(served)}")
+                problems.append(f"models[{index}].limits: {_describe_no_size(served)}")
             else:
-                probes += _limit_probes(served, f"models[{index}].limits")
-    probes += _load_probes(parsed)
-    problems += _frame_problems(parsed, models)
+                probes += _make_limit_probes(served, f"models[{index}].limits")
+    probes += _make_load_probes(parsed)
+    problems += _check_frames(parsed, models)
     try:
         times = cost_model(parsed)
     except ProfileError as error:
         problems.append(str(error))
     else:
-        problems += _weights_problems(parsed.models, weights, times)
-        problems += _uncovered(probes, times)
+        problems += _check_weights(parsed.models, weights, times)
+        problems += _check_coverage(probes, times)
         if not problems:
-            problems += _planning_problems(parsed, times, probes)
+            problems += _check_planning(parsed, times, probes)
     return problems
 
 
-def _path_problems(args: AppArgs) -> Iterator[str]:
+def _check_paths(args: AppArgs) -> Iterator[str]:
     """Folders that are made at the start."""
-    if any(model.tiny is not None for model in args.models) and (why := _unwritable(args.cache_dir)):
+    if any(model.tiny is not None for model in args.models) and (why := _explain_unwritable(args.cache_dir)):
         yield f"cache_dir: {why}"
-    if args.replicas.host_dir is not None and (why := _unwritable(args.replicas.host_dir)):
+    if args.replicas.host_dir is not None and (why := _explain_unwritable(args.replicas.host_dir)):
         yield f"replicas.host_dir: {why}"
     if args.decision_log is not None:
-        if why := _unwritable(args.decision_log.parent):
+        if why := _explain_unwritable(args.decision_log.parent):
             yield f"decision_log: {why}"
         elif args.decision_log.is_dir():
             yield "decision_log: is a directory; name a file in it"
 
 
-def _unwritable(folder: Path) -> str | None:
+def _explain_unwritable(folder: Path) -> str | None:
     """Why `folder` cannot be made, or written to."""
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -114,20 +114,20 @@ def _unwritable(folder: Path) -> str | None:
     return None
 
 
-def _element_bytes(model: ModelArgs, device: str) -> int:
+def _get_element_bytes(model: ModelArgs, device: str) -> int:
     """Bytes of one element of a loaded weight; without a `dtype`, of the one that `load_adapter` takes."""
     return _ELEMENT_BYTES[model.dtype or ("float32" if device == "cpu" else "bfloat16")]
 
 
-def _no_size(model: ServedModel) -> str:
+def _describe_no_size(model: ServedModel) -> str:
     limits, family = model.limits, model.family
     return (
         f"no size is left: sides are multiples of {family.size_multiple} ({family.name}) from {limits.min_side} to "
-        f"{limits.max_side}, with at most {model.max_pixels()} pixels"
+        f"{limits.max_side}, with at most {model.get_max_pixels()} pixels"
     )
 
 
-def _limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
+def _make_limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
     upper = "max_pixels" if model.limits.max_pixels < model.limits.max_side**2 else "max_side"
     if model.makes_videos:
         upper = "max_frames"
@@ -135,12 +135,12 @@ def _limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
         yield RequestSpec(f"{key}.{name}", model.name, shape, model.default_steps)
 
 
-def _load_probes(args: AppArgs) -> Iterator[RequestSpec]:
+def _make_load_probes(args: AppArgs) -> Iterator[RequestSpec]:
     for index, load in enumerate(args.expected_load):
         yield RequestSpec(f"expected_load[{index}]", load.model, load.shape, load.num_inference_steps)
 
 
-def _frame_problems(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:
+def _check_frames(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:
     for index, load in enumerate(args.expected_load):
         model = models.get(load.model)
         if model is not None and not model.family.allows_frames(load.num_frames):
@@ -148,7 +148,7 @@ def _frame_problems(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterato
             yield f"expected_load[{index}].num_frames: must be {rule} ({model.family.name})"
 
 
-def _weights_problems(
+def _check_weights(
     models: Sequence[ModelArgs], weights: Mapping[str, Mapping[Stage, int]], times: CostModel
 ) -> Iterator[str]:
     """Memory is planned by the profile: of a model with much larger weights it would be planned wrongly."""
@@ -165,7 +165,7 @@ def _weights_problems(
                 break
 
 
-def _uncovered(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]:
+def _check_coverage(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]:
     """Sizes without a profile: their requests could never be planned."""
     for probe in probes:
         try:
@@ -177,7 +177,7 @@ def _uncovered(probes: Sequence[RequestSpec], times: CostModel) -> Iterator[str]
             yield f"{probe.request_id}: {error}"
 
 
-def _planning_problems(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
+def _check_planning(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
     """Problems of the placement, and of the requests that the scheduler of an idle service would refuse."""
     try:
         scheduler = assemble_service(args, times, service_workers(args)).scheduler

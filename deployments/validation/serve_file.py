@@ -13,7 +13,7 @@ from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicati
 
 from deployments.config.base import describe_problems
 from deployments.config.live import SCHEDULER
-from deployments.validation.args import args_problems, live_problems
+from deployments.validation.args import check_args, check_user_config
 
 BUILDER = "deployments.app:build_app"
 DEPLOYMENTS = ("Api", SCHEDULER, "Videos")
@@ -22,12 +22,12 @@ _FIXED_SCHEDULER_OPTIONS = ("autoscaling_config", "placement_group_bundles")
 _MAX_PORT = 65535
 
 
-def config_problems(file: Path) -> list[str]:
+def check_config(file: Path) -> list[str]:
     """One line per problem of a Serve config file, each beginning with the path of the key; empty when it is good."""
     try:
         text = file.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
-        repeated = list(_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader)))
+        repeated = list(_find_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader)))
     except OSError as error:
         return [f"{file}: cannot be read ({error.strerror})"]
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -38,11 +38,11 @@ def config_problems(file: Path) -> list[str]:
         config = ServeDeploySchema.model_validate(content)
     except ValidationError as error:
         return [line.removeprefix(".") for line in describe_problems(error, "")]
-    problems = [*repeated, *_unknown_keys(content)]
+    problems = [*repeated, *_find_unknown_keys(content)]
     if not 0 < config.http_options.port <= _MAX_PORT:
         problems.append(f"http_options.port: must be 1 to {_MAX_PORT}")
     for index, app in enumerate(config.applications):
-        problems += _app_problems(app, f"applications[{index}]")
+        problems += _check_app(app, f"applications[{index}]")
     if not any(is_ours(app) for app in config.applications):
         problems.append(f"applications: none has the import_path {BUILDER}")
     return problems
@@ -53,19 +53,19 @@ def is_ours(app: ServeApplicationSchema) -> bool:
     return app.import_path.replace(":", ".") == BUILDER.replace(":", ".")
 
 
-def _app_problems(app: ServeApplicationSchema, key: str) -> Iterator[str]:
+def _check_app(app: ServeApplicationSchema, key: str) -> Iterator[str]:
     """The problems of one application; of one that is not this service only the import path is checked."""
     path = app.import_path
     module = path.partition(":")[0] if ":" in path else path.rpartition(".")[0]
-    if not _module_exists(module):
+    if not _find_module(module):
         yield f"{key}.import_path: there is no module {module!r}; run from the directory that holds it, or install it"
     if is_ours(app):
         live = [(number, one) for number, one in enumerate(app.deployments) if _changes_models(one)]
-        yield from args_problems(app.args, f"{key}.args", readable=not live)
+        yield from check_args(app.args, f"{key}.args", readable=not live)
         for number, deployment in live:
-            yield from live_problems(app.args, deployment.user_config, f"{key}.deployments[{number}].user_config")
+            yield from check_user_config(app.args, deployment.user_config, f"{key}.deployments[{number}].user_config")
         for number, deployment in enumerate(app.deployments):
-            yield from _override_problems(deployment, f"{key}.deployments[{number}]")
+            yield from _check_overrides(deployment, f"{key}.deployments[{number}]")
 
 
 def _changes_models(deployment: DeploymentSchema) -> bool:
@@ -73,7 +73,7 @@ def _changes_models(deployment: DeploymentSchema) -> bool:
     return deployment.name == SCHEDULER and "user_config" in deployment.model_fields_set
 
 
-def _override_problems(deployment: DeploymentSchema, key: str) -> Iterator[str]:
+def _check_overrides(deployment: DeploymentSchema, key: str) -> Iterator[str]:
     if deployment.name not in DEPLOYMENTS:
         yield f"{key}.name: there is no such deployment; there are {', '.join(DEPLOYMENTS)}"
     if deployment.name == SCHEDULER:
@@ -85,31 +85,31 @@ def _override_problems(deployment: DeploymentSchema, key: str) -> Iterator[str]:
                 yield f"{key}.{name}: not for the Scheduler; `cluster` in `args` says how many workers there are"
 
 
-def _module_exists(module: str) -> bool:
+def _find_module(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
 
-def _unknown_keys(content: Mapping[str, Any]) -> Iterator[str]:
+def _find_unknown_keys(content: Mapping[str, Any]) -> Iterator[str]:
     """Keys that Serve would pass over in silence: a misspelt option would simply have no effect."""
-    yield from _unknown(content, ServeDeploySchema, "")
-    yield from _unknown(content.get("http_options") or {}, HTTPOptionsSchema, "http_options.")
+    yield from _list_unknown(content, ServeDeploySchema, "")
+    yield from _list_unknown(content.get("http_options") or {}, HTTPOptionsSchema, "http_options.")
     for index, app in enumerate(content["applications"]):
-        yield from _unknown(app, ServeApplicationSchema, f"applications[{index}].")
+        yield from _list_unknown(app, ServeApplicationSchema, f"applications[{index}].")
         for number, deployment in enumerate(app.get("deployments") or []):
-            yield from _unknown(deployment, DeploymentSchema, f"applications[{index}].deployments[{number}].")
+            yield from _list_unknown(deployment, DeploymentSchema, f"applications[{index}].deployments[{number}].")
 
 
-def _unknown(content: Mapping[str, Any], schema: type[BaseModel], prefix: str) -> Iterator[str]:
+def _list_unknown(content: Mapping[str, Any], schema: type[BaseModel], prefix: str) -> Iterator[str]:
     known = set(schema.model_fields) | {field.alias for field in schema.model_fields.values() if field.alias}
     for name in content:
         if name not in known:
             yield f"{prefix}{name}: unknown key; Serve would ignore it"
 
 
-def _repeated_keys(root: yaml.Node | None) -> Iterator[str]:
+def _find_repeated_keys(root: yaml.Node | None) -> Iterator[str]:
     """Keys that stand twice in one mapping: YAML readers silently take the last."""
     seen: set[int] = set()  # an alias is its anchor's node once more
     todo = [root] if root is not None else []

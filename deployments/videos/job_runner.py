@@ -111,7 +111,7 @@ class JobRunner:
     async def _may_return(self, model: str) -> bool:
         """True if a model that refuses requests is expected to accept them again."""
         try:
-            health = await self._backend.health()
+            health = await self._backend.get_health()
         except TridentServeError:  # the scheduler is absent: its models may be there when it is
             return True
         return self._absences.may_return(model, health.get("models", {}).get(model))

@@ -72,8 +72,8 @@ class VideoJobs:
     async def get(self, job_id: str) -> dict[str, Any]:
         return self._describe(await self._find(job_id))
 
-    async def page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
-        jobs = await self._store.run_for_client(lambda store: store.page(after, limit + 1, newest_first))
+    async def list_page(self, after: str | None, limit: int, newest_first: bool) -> tuple[list[dict[str, Any]], bool]:
+        jobs = await self._store.run_for_client(lambda store: store.list_page(after, limit + 1, newest_first))
         return [self._describe(job) for job in jobs[:limit]], len(jobs) > limit
 
     async def delete(self, job_id: str) -> None:

@@ -61,16 +61,16 @@ class VideoRetention:
 
     async def make_room(self) -> None:
         """Discard the oldest completed jobs until the files of all others have at most `max_mb` MiB."""
-        for job in await self._store.run(lambda store: store.surplus(self._max_mb * MIB)):
+        for job in await self._store.run(lambda store: store.list_surplus(self._max_mb * MIB)):
             await self.discard(job)
 
     async def sweep(self, retention_s: float) -> None:
         """Discard jobs that ended more than `retention_s` seconds ago or are too many, and what dead processes left."""
         now_s = self._clock()
-        for job in await self._store.run(lambda store: store.ended_before(now_s - retention_s)):
+        for job in await self._store.run(lambda store: store.list_ended_before(now_s - retention_s)):
             await self.discard(job)
         await self.make_room()
-        for files in await self._store.run(lambda store: store.unkept_files(now_s - _LEFT_OVER_S)):
+        for files in await self._store.run(lambda store: store.list_unkept_files(now_s - _LEFT_OVER_S)):
             await self._drop(files.number, files.name, files.count)
         await asyncio.to_thread(self._storage.sweep_parts, now_s - _LEFT_OVER_S)
 

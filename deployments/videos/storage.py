@@ -35,7 +35,7 @@ class VideoStorage:
     def write(self, name: str, videos: Iterable[bytes]) -> None:
         """Write all videos of a job. A file exists whole or not at all."""
         for index, content in enumerate(videos):
-            path = self._path(name, index)
+            path = self._make_path(name, index)
             if isinstance(self._fs, LocalFileSystem):
                 _write_atomically(Path(path), content)
             else:
@@ -47,13 +47,13 @@ class VideoStorage:
 
     def read(self, name: str, index: int) -> bytes:
         """The content of a video. Raises `FileNotFoundError`."""
-        content: bytes = self._fs.cat_file(self._path(name, index))
+        content: bytes = self._fs.cat_file(self._make_path(name, index))
         return content
 
     def delete(self, name: str, count: int) -> None:
         """Delete the videos of a job that exist."""
         for index in range(count):
-            path = self._path(name, index)
+            path = self._make_path(name, index)
             if self._fs.exists(path):
                 with suppress(FileNotFoundError):  # another process has just deleted it
                     self._fs.rm_file(path)
@@ -68,7 +68,7 @@ class VideoStorage:
                     if path.stat().st_mtime < before_s:
                         path.unlink()
 
-    def _path(self, name: str, index: int) -> str:
+    def _make_path(self, name: str, index: int) -> str:
         return f"{self._root}/{_make_file_name(name, index)}"
 
 

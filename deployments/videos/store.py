@@ -119,7 +119,7 @@ class VideoStore:
             self._db.execute("PRAGMA auto_vacuum = FULL")  # a new file shrinks when images are deleted
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")  # a job that was answered outlives a power cut
-            with self._writing():
+            with self._begin_write():
                 self._prepare(path)
         except sqlite3.DatabaseError as error:
             self._db.close()
@@ -142,7 +142,7 @@ class VideoStore:
         self._db.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _begin_write(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -170,7 +170,7 @@ class VideoStore:
         and `OverloadedError`."""
         image, inputs = inputs.image, replace(inputs, image=None)
         digest = None if image is None else hashlib.sha256(image).hexdigest()
-        with self._writing():
+        with self._begin_write():
             known = self.find(spec.request_id)
             if known is not None and known.state != "failed":
                 if _is_same(known, spec, inputs, digest):
@@ -213,7 +213,7 @@ class VideoStore:
         row = self._db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
         return None if row is None else _read_job(row)
 
-    def page(self, after: str | None, limit: int, newest_first: bool) -> list[VideoJob]:
+    def list_page(self, after: str | None, limit: int, newest_first: bool) -> list[VideoJob]:
         """Up to `limit` jobs that follow the job `after`. Raises `InvalidRequestError` when no job has that id."""
         order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
         where = ""
@@ -239,7 +239,7 @@ class VideoStore:
         Behind the first job whose image has no room, all jobs with images wait; jobs without one overtake them."""
         if count <= 0:
             return []
-        with self._writing():
+        with self._begin_write():
             numbers = self._choose_next(owner, count, now_s, max_image_bytes)
             rows = self._db.execute(
                 "UPDATE jobs SET state = 'leased', owner = ?, lease_until_s = ?, attempts = attempts + 1, "
@@ -269,7 +269,7 @@ class VideoStore:
 
     def renew(self, owner: str, steps_done: Mapping[int, int], now_s: float, lease_s: float) -> set[int]:
         """Renew leases and store the completed steps of jobs, by number. Returns the jobs that `owner` still has."""
-        with self._writing():
+        with self._begin_write():
             return {
                 number
                 for number, steps in steps_done.items()
@@ -300,12 +300,12 @@ class VideoStore:
 
     # Old jobs and their files.
 
-    def ended_before(self, time_s: float) -> list[VideoJob]:
+    def list_ended_before(self, time_s: float) -> list[VideoJob]:
         """Jobs that ended before this time."""
         rows = self._db.execute("SELECT * FROM jobs WHERE ended_s < ?", (time_s,))
         return [_read_job(row) for row in rows]
 
-    def surplus(self, max_bytes: int) -> list[VideoJob]:
+    def list_surplus(self, max_bytes: int) -> list[VideoJob]:
         """The oldest completed jobs, without which the files of all others have at most `max_bytes`."""
         rows = self._db.execute(
             "SELECT * FROM (SELECT *, SUM(result_bytes) OVER (ORDER BY ended_s DESC, number DESC) AS total FROM jobs "
@@ -321,7 +321,7 @@ class VideoStore:
             (job.number, job.file_name, job.spec.num_outputs, now_s),
         )
 
-    def unkept_files(self, before_s: float) -> list[UnkeptFiles]:
+    def list_unkept_files(self, before_s: float) -> list[UnkeptFiles]:
         """Files that were begun before this time for jobs that have failed or were deleted."""
         rows = self._db.execute(
             "SELECT * FROM unkept WHERE begun_s < ? AND NOT EXISTS "

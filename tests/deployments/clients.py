@@ -20,22 +20,22 @@ from tests.waiting import until
 IMAGES = "/v1/images/generations"
 
 
-def api(backend: FakeBackend, heartbeat_s: float = 10.0) -> FastAPI:
+def make_api(backend: FakeBackend, heartbeat_s: float = 10.0) -> FastAPI:
     return create_api(backend, MODELS, heartbeat_s=heartbeat_s)
 
 
-def client(backend: FakeBackend) -> httpx.AsyncClient:
+def open_client(backend: FakeBackend) -> httpx.AsyncClient:
     """Calls the application directly. Answers come as a whole: streams and disconnects need `served`."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(api(backend)), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_api(backend)), base_url="http://test")
 
 
-def video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.AsyncClient:
+def open_video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.AsyncClient:
     """As `client`, with a model that makes videos and the service of their jobs."""
     app = create_api(backend, WITH_VIDEOS, videos)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-def image_client(backend: FakeBackend, videos: VideoBackend | None = None) -> httpx.AsyncClient:
+def open_image_client(backend: FakeBackend, videos: VideoBackend | None = None) -> httpx.AsyncClient:
     """As `video_client`, with models that start from an image too."""
     app = create_api(backend, WITH_IMAGES, videos)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
@@ -44,7 +44,7 @@ def image_client(backend: FakeBackend, videos: VideoBackend | None = None) -> ht
 @asynccontextmanager
 async def served(backend: FakeBackend, heartbeat_s: float = 10.0, app: FastAPI | None = None) -> AsyncIterator[int]:
     """The port of a real uvicorn server, of `api` unless another `app` is given."""
-    config = uvicorn.Config(app or api(backend, heartbeat_s), host="127.0.0.1", port=0, ws="none", log_config=None)
+    config = uvicorn.Config(app or make_api(backend, heartbeat_s), host="127.0.0.1", port=0, ws="none", log_config=None)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     try:
@@ -55,14 +55,14 @@ async def served(backend: FakeBackend, heartbeat_s: float = 10.0, app: FastAPI |
         await serving
 
 
-def raw_request(body: dict[str, Any]) -> bytes:
+def make_raw_request(body: dict[str, Any]) -> bytes:
     """A whole POST as bytes, for clients that misbehave."""
     content = json.dumps(body).encode()
     head = f"POST {IMAGES} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-def events(text: str) -> list[tuple[str, dict[str, Any]]]:
+def parse_events(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Names and data of server-sent events, comments left out."""
     found = []
     for block in text.strip().split("\n\n"):
@@ -72,7 +72,7 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def error_of(answer: httpx.Response) -> dict[str, Any]:
+def get_error(answer: httpx.Response) -> dict[str, Any]:
     """The error of an answer, once its form is right."""
     content = answer.json()
     assert set(content) == {"error"}

@@ -84,7 +84,7 @@ class FakeBackend:
                 if self.fail is not None:
                     yield self.fail
             self.ended[request_id] = "completed"
-            yield completed(spec, inputs)
+            yield make_completed(spec, inputs)
         except asyncio.CancelledError:
             self.ended[request_id] = "cancelled"
             raise
@@ -96,17 +96,17 @@ class FakeBackend:
             self.deleted.add(request_id)
         return request_id in self.running
 
-    async def health(self) -> dict[str, Any]:
+    async def get_health(self) -> dict[str, Any]:
         if isinstance(self.state, Exception):
             raise self.state
         return self.state
 
 
-def completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:
+def make_completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:
     return CompletedUpdate(
         request_id=spec.request_id,
         model=spec.model,
-        outputs=_outputs(spec, inputs),
+        outputs=_make_outputs(spec, inputs),
         output_format=inputs.output_format,
         seed=inputs.seed,
         shape=spec.shape,
@@ -124,18 +124,18 @@ def completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:
     )
 
 
-def _outputs(spec: RequestSpec, inputs: GenerationInputs) -> tuple[bytes, ...]:
+def _make_outputs(spec: RequestSpec, inputs: GenerationInputs) -> tuple[bytes, ...]:
     if inputs.output_format == "png":
-        return (png(spec.shape.width, spec.shape.height),) * spec.num_outputs
-    return tuple(video(inputs.prompt, index) for index in range(spec.num_outputs))
+        return (make_png(spec.shape.width, spec.shape.height),) * spec.num_outputs
+    return tuple(make_video(inputs.prompt, index) for index in range(spec.num_outputs))
 
 
-def video(prompt: str, index: int = 0) -> bytes:
+def make_video(prompt: str, index: int = 0) -> bytes:
     """The bytes that the fake makes in place of an MP4 file."""
     return f"video {index} of {prompt}".encode()
 
 
-def png(width: int, height: int, colour: str = "black") -> bytes:
+def make_png(width: int, height: int, colour: str = "black") -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(buffer, "PNG")
     return buffer.getvalue()

@@ -10,8 +10,8 @@ import yaml
 
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
-from deployments.config.live import live_args
-from deployments.validation.serve_file import config_problems
+from deployments.config.live import apply_user_config
+from deployments.validation.serve_file import check_config
 from tridentserve.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ ARGS: dict[str, Any] = {
 
 
 def live(user_config: Any) -> AppArgs:
-    return live_args(AppArgs.model_validate(ARGS), user_config)
+    return apply_user_config(AppArgs.model_validate(ARGS), user_config)
 
 
 def test_without_anything_the_args_hold() -> None:
@@ -48,7 +48,7 @@ def test_the_load_of_a_model_that_is_left_out_falls_away() -> None:
     args = AppArgs.model_validate(
         {**ARGS, "models": [SD3, FLUX], "expected_load": [load("tiny-sd3"), load("tiny-flux")]}
     )
-    assert [kind.model for kind in live_args(args, {"models": [FLUX]}).expected_load] == ["tiny-flux"]
+    assert [kind.model for kind in apply_user_config(args, {"models": [FLUX]}).expected_load] == ["tiny-flux"]
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def file_of(tmp_path: Path, user_config: Any) -> Path:
 
 def test_a_file_is_checked_and_read_with_its_user_config(tmp_path: Path) -> None:
     good = file_of(tmp_path, {"models": [FLUX], "expected_load": [load("tiny-flux")]})
-    assert config_problems(good) == []
+    assert check_config(good) == []
     assert [model.name for model in read_args(good).models] == ["tiny-flux"]
     bad = file_of(tmp_path, {"models": [{"name": "other", "tiny": "sd3"}], "expected_load": [load("other")]})
-    (problem,) = config_problems(bad)
+    (problem,) = check_config(bad)
     assert problem.startswith("applications[0].deployments[0].user_config.models[0].name: 'other' is in none")
-    (unknown,) = config_problems(file_of(tmp_path, {"max_retries": 1}))
+    (unknown,) = check_config(file_of(tmp_path, {"max_retries": 1}))
     assert unknown.startswith("applications[0].deployments[0].user_config.max_retries: cannot change")

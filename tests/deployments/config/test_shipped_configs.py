@@ -10,7 +10,7 @@ import yaml
 from deployments.assembly.planning import service_placement, worker_specs
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
-from deployments.validation.serve_file import config_problems
+from deployments.validation.serve_file import check_config
 
 CONFIGS = sorted((Path(__file__).parents[3] / "deployments").glob("*.yaml"))
 
@@ -25,7 +25,7 @@ def placement_of(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_they_are_good(path: Path) -> None:
-    assert config_problems(path) == []
+    assert check_config(path) == []
 
 
 def test_quickstart_has_v0_and_v1() -> None:

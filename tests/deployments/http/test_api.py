@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.deployments.clients import IMAGES, client, error_of, events
+from tests.deployments.clients import IMAGES, get_error, open_client, parse_events
 from tests.deployments.fake_backend import FakeBackend
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError, RequestCancelledError, WorkerError
@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 async def test_an_answer() -> None:
     backend = FakeBackend()
-    async with client(backend) as http:
+    async with open_client(backend) as http:
         answer = await http.post(IMAGES, json={**BODY, "n": 2, "slo_ms": 1000})
     assert answer.status_code == 200
     content = answer.json()
@@ -49,11 +49,11 @@ async def test_an_answer() -> None:
 
 
 async def test_a_stream() -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.post(IMAGES, json={**BODY, "n": 2, "stream": True})
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
-    found = events(answer.text)
+    found = parse_events(answer.text)
     assert [name for name, _ in found] == [
         "image_generation.queued",
         "image_generation.progress",
@@ -80,11 +80,11 @@ async def test_a_stream() -> None:
 async def test_a_refused_request_has_its_status(
     error: Exception, status: int, kind: str, retry_after: str | None, stream: bool
 ) -> None:
-    async with client(FakeBackend(refuse=error)) as http:
+    async with open_client(FakeBackend(refuse=error)) as http:
         answer = await http.post(IMAGES, json={**BODY, "stream": stream})
     assert answer.status_code == status
     assert answer.headers.get("retry-after") == retry_after
-    assert error_of(answer)["type"] == kind
+    assert get_error(answer)["type"] == kind
     assert "traceback" not in answer.text.lower()
 
 
@@ -100,30 +100,30 @@ async def test_a_refused_request_has_its_status(
 )
 async def test_a_request_that_fails_halfway(fail: Any, status: int, code: str) -> None:
     backend = FakeBackend(fail=fail)
-    async with client(backend) as http:
+    async with open_client(backend) as http:
         answer = await http.post(IMAGES, json=BODY)
         streamed = await http.post(IMAGES, json={**BODY, "stream": True})
-    assert (answer.status_code, error_of(answer)["code"]) == (status, code)
+    assert (answer.status_code, get_error(answer)["code"]) == (status, code)
     assert streamed.status_code == 200
-    name, data = events(streamed.text)[-1]
+    name, data = parse_events(streamed.text)[-1]
     assert name == data["type"] == "error"
-    assert data["error"] == error_of(answer)
+    assert data["error"] == get_error(answer)
     assert CANARY not in answer.text + streamed.text
     assert not backend.running
 
 
 async def test_updates_that_stop_short_are_an_error() -> None:
-    async with client(FakeBackend(stop_after=1)) as http:
+    async with open_client(FakeBackend(stop_after=1)) as http:
         answer = await http.post(IMAGES, json=BODY)
         streamed = await http.post(IMAGES, json={**BODY, "stream": True})
     assert answer.status_code == 500
-    assert events(streamed.text)[-1][0] == "error"
+    assert parse_events(streamed.text)[-1][0] == "error"
 
 
 async def test_validation_names_the_field_and_repeats_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     backend = FakeBackend()
-    async with client(backend) as http:
+    async with open_client(backend) as http:
         for change in (
             {"steps": CANARY},
             {"seed": CANARY},
@@ -133,8 +133,8 @@ async def test_validation_names_the_field_and_repeats_nothing(caplog: pytest.Log
         ):
             answer = await http.post(IMAGES, json={"prompt": CANARY, **change})
             assert answer.status_code == (404 if "model" in change else 422)
-            assert error_of(answer)["param"] == next(iter(change))
-            assert error_of(answer)["type"] == "invalid_request_error"
+            assert get_error(answer)["param"] == next(iter(change))
+            assert get_error(answer)["type"] == "invalid_request_error"
             assert CANARY not in answer.text
         await http.post(IMAGES, json={**BODY, "prompt": CANARY})
     assert len(backend.seen) == 1
@@ -155,23 +155,23 @@ async def test_validation_names_the_field_and_repeats_nothing(caplog: pytest.Log
     ],
 )
 async def test_routes_that_are_not_there(method: str, path: str, status: int, code: str) -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.request(method, path)
     assert answer.status_code == status
-    assert error_of(answer)["code"] == code
+    assert get_error(answer)["code"] == code
     assert ("allow" in answer.headers) == (status == 405)
 
 
 @pytest.mark.parametrize("request_id", ["unknown", "a" * 129, "%00", "%2e%2e%2fx", ".x", "%ff", "é"])
 async def test_delete_of_an_unknown_request(request_id: str) -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.delete(f"/v1/requests/{request_id}")
     assert answer.status_code == 404
-    assert error_of(answer)["code"] in ("request_not_found", "not_found")
+    assert get_error(answer)["code"] in ("request_not_found", "not_found")
 
 
 async def test_models() -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         content = (await http.get("/v1/models")).json()
     assert content["object"] == "list"
     first, second = content["data"]
@@ -201,7 +201,7 @@ async def test_models() -> None:
     ],
 )
 async def test_health(state: Any, status: int, word: str) -> None:
-    async with client(FakeBackend(state=state)) as http:
+    async with open_client(FakeBackend(state=state)) as http:
         answer = await http.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (status, word)
 
@@ -209,13 +209,13 @@ async def test_health(state: Any, status: int, word: str) -> None:
 async def test_health_does_not_wait_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.http.app.HEALTH_TIMEOUT_S", 0.01)
     backend = FakeBackend()
-    monkeypatch.setattr(backend, "health", lambda: asyncio.sleep(60))
-    async with client(backend) as http:
+    monkeypatch.setattr(backend, "get_health", lambda: asyncio.sleep(60))
+    async with open_client(backend) as http:
         assert (await http.get("/health")).status_code == 503
 
 
 async def test_about_names_routes_that_exist() -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         about = (await http.get("/")).json()
         document = (await http.get("/openapi.json")).json()
         for route in about["routes"]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.deployments.clients import IMAGES, client, error_of
+from tests.deployments.clients import IMAGES, get_error, open_client
 from tests.deployments.fake_backend import FakeBackend
 
 BODY = {"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1", "seed": 7}
@@ -28,20 +28,20 @@ NOT_JSON = [
 
 @pytest.mark.parametrize("content", NOT_JSON)
 async def test_what_is_not_json(content: bytes) -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.post(IMAGES, content=content, headers=JSON)
     assert answer.status_code == 422
-    assert error_of(answer)["code"] == "invalid_request"
-    assert "not valid JSON" in error_of(answer)["message"]
+    assert get_error(answer)["code"] == "invalid_request"
+    assert "not valid JSON" in get_error(answer)["message"]
 
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b'"x"', b"1e999", b'{"prompt": "\\ud800"}', b'{"\\ud800": 1}'])
 async def test_json_that_is_no_request(content: bytes) -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         assert (await http.post(IMAGES, content=content, headers=JSON)).status_code == 422
 
 
-def body_of(size: int) -> bytes:
+def make_body(size: int) -> bytes:
     """A good body of exactly `size` bytes."""
     content = json.dumps(BODY).encode()
     return content + b" " * (size - len(content))
@@ -54,16 +54,16 @@ async def test_size_of_the_body(size: int, status: int, chunked: bool) -> None:
 
     async def chunks() -> AsyncIterator[bytes]:
         nonlocal sent
-        content = body_of(size)
+        content = make_body(size)
         for start in range(0, size, 65536):
             sent += len(content[start : start + 65536])
             yield content[start : start + 65536]
 
-    async with client(FakeBackend()) as http:
-        answer = await http.post(IMAGES, content=chunks() if chunked else body_of(size), headers=JSON)
+    async with open_client(FakeBackend()) as http:
+        answer = await http.post(IMAGES, content=chunks() if chunked else make_body(size), headers=JSON)
     assert answer.status_code == status
     if status == 413:
-        assert error_of(answer)["code"] == "body_too_large"
+        assert get_error(answer)["code"] == "body_too_large"
         assert sent <= 2**20 + 65536
 
 
@@ -73,7 +73,7 @@ async def test_an_announced_size_is_refused_unread(length: str) -> None:
         raise AssertionError("the body was read")
         yield b""
 
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.post(IMAGES, content=unread(), headers={**JSON, "Content-Length": length})
     assert answer.status_code == 413
 
@@ -95,16 +95,16 @@ async def test_an_announced_size_is_refused_unread(length: str) -> None:
     ],
 )
 async def test_types_of_the_body(headers: dict[str, str], status: int) -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.post(IMAGES, content=json.dumps(BODY), headers=headers)
     assert answer.status_code == status
     if status == 415:
-        assert error_of(answer)["code"] == "unsupported_media_type"
+        assert get_error(answer)["code"] == "unsupported_media_type"
 
 
 async def test_a_compressed_body_is_not_unpacked() -> None:
     bomb = gzip.compress(b" " * 50_000_000)
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         headers = {**JSON, "Content-Encoding": "gzip"}
         assert (await http.post(IMAGES, content=bomb, headers=headers)).status_code == 415
         assert (await http.post(IMAGES, content=bomb, headers=JSON)).status_code == 422

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deployments.clients import IMAGES, api, events, raw_request, served
+from tests.deployments.clients import IMAGES, make_api, make_raw_request, parse_events, served
 from tests.deployments.fake_backend import FakeBackend
 from tests.waiting import PATIENCE_S, until
 
@@ -21,7 +21,7 @@ async def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
     backend = FakeBackend(allowed_steps=0)
     async with served(backend) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(raw_request({**SLOW, "stream": stream}))
+        writer.write(make_raw_request({**SLOW, "stream": stream}))
         await until(lambda: "slow" in backend.running)
         writer.close()
         await until(lambda: not backend.running)  # in the middle of a step, which never ends
@@ -35,7 +35,7 @@ async def test_half_of_many_clients_leave() -> None:
 
         async def leave(number: int) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(raw_request({**SLOW, "request_id": f"leaves-{number}", "stream": number % 4 == 0}))
+            writer.write(make_raw_request({**SLOW, "request_id": f"leaves-{number}", "stream": number % 4 == 0}))
             if number % 3:
                 await until(lambda: f"leaves-{number}" in backend.running)
             writer.close()
@@ -54,7 +54,7 @@ async def test_half_of_many_clients_leave() -> None:
 async def test_a_cancelled_handler_ends_its_request() -> None:
     """Ray Serve cancels the handler when a client leaves."""
     backend = FakeBackend(allowed_steps=0)
-    transport = httpx.ASGITransport(api(backend))
+    transport = httpx.ASGITransport(make_api(backend))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         for stream in (False, True):
             call = asyncio.create_task(http.post(IMAGES, json={**SLOW, "stream": stream}))
@@ -77,7 +77,7 @@ async def test_events_come_as_they_happen_with_heartbeats_between() -> None:
                 if line.startswith(":") and lines.count(step) == granted:
                     granted += 1
                     backend.allowed_steps = 1
-    assert [name for name, _ in events("\n".join(lines))][-1] == "image_generation.completed"
+    assert [name for name, _ in parse_events("\n".join(lines))][-1] == "image_generation.completed"
     assert granted >= lines.count(step) == 3
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from deployments.schemas.edit import EditRequest, build_edit_request
 from deployments.schemas.image import ImageRequest, parse_as
 from deployments.schemas.video import build_video_request, parse_video_request
-from tests.deployments.clients import IMAGES, client
-from tests.deployments.fake_backend import LIMITS, MODELS, WITH_IMAGES, FakeBackend, png
+from tests.deployments.clients import IMAGES, open_client
+from tests.deployments.fake_backend import LIMITS, MODELS, WITH_IMAGES, FakeBackend, make_png
 from tridentserve.errors import InvalidRequestError
 
 ANY_TEXT = st.text(st.characters(), max_size=20)  # lone surrogates included
@@ -41,7 +41,7 @@ def post(content: bytes) -> FakeBackend:
     backend = FakeBackend()
 
     async def call() -> None:
-        async with client(backend) as http:
+        async with open_client(backend) as http:
             answer = await http.post(IMAGES, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code in (200, 404, 422)
         if answer.status_code != 200:
@@ -80,7 +80,7 @@ def test_any_fields(value: dict[str, Any]) -> None:
         assert inputs.prompt.strip()
 
 
-IMAGE = b64encode(png(40, 30)).decode()
+IMAGE = b64encode(make_png(40, 30)).decode()
 IMAGE_VALUES = (
     ANY_JSON
     | st.binary(max_size=40).map(lambda content: b64encode(content).decode())

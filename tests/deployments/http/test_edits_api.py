@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from deployments.schemas.image_field import count_image_chars
-from tests.deployments.clients import IMAGES, client, error_of, events, image_client
-from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, png
+from tests.deployments.clients import IMAGES, get_error, open_client, open_image_client, parse_events
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, make_png
 from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.requests import Shape
 
 EDITS = "/v1/images/edits"
-IMAGE = png(64, 48, "red")
+IMAGE = make_png(64, 48, "red")
 BASE64 = b64encode(IMAGE).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 STEPS = {"num_inference_steps": 2}
@@ -28,14 +28,14 @@ TEXTS = {"prompt": "make it blue", "num_inference_steps": "2"}
 FILE = ("fox.png", IMAGE, "image/png")
 
 
-def jpeg(width: int, height: int) -> bytes:
+def make_jpeg(width: int, height: int) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (width, height), "green").save(buffer, "JPEG")
     return buffer.getvalue()
 
 
 async def edit(backend: FakeBackend, **sent: Any) -> httpx.Response:
-    async with image_client(backend) as http:
+    async with open_image_client(backend) as http:
         return await http.post(EDITS, **sent)
 
 
@@ -96,14 +96,14 @@ async def test_the_fields_of_a_generation_hold() -> None:
     [((64, 48), "64x48"), ((65, 40), "64x32"), ((16, 16), "32x32"), ((512, 384), "256x192"), ((10, 900), "32x256")],
 )
 async def test_the_size_follows_the_image(asked: dict[str, str], sent: tuple[int, int], size: str) -> None:
-    answer = await edit(FakeBackend(), data={**TEXTS, **asked}, files={"image": jpeg(*sent)})
+    answer = await edit(FakeBackend(), data={**TEXTS, **asked}, files={"image": make_jpeg(*sent)})
     assert answer.json()["size"] == size
 
 
 async def test_a_large_image_travels_in_the_size_of_the_result() -> None:
     backend = FakeBackend()
     for size in ("64x48", "256x192"):
-        await edit(backend, data={**TEXTS, "size": size}, files={"image": jpeg(128, 96)})
+        await edit(backend, data={**TEXTS, "size": size}, files={"image": make_jpeg(128, 96)})
     sizes = [Image.open(io.BytesIO(inputs.image or b"")).size for _, inputs in backend.seen]
     assert sizes == [(64, 48), (128, 96)]
 
@@ -112,13 +112,13 @@ async def test_a_large_image_travels_in_the_size_of_the_result() -> None:
 async def test_the_content_type_is_reported(kind: str) -> None:
     answer = await edit(FakeBackend(), content=IMAGE, headers={"Content-Type": kind})
     says = "names another charset" if "charset" in kind else "an image is a file of a multipart form, or base64 in JSON"
-    assert (answer.status_code, says in error_of(answer)["message"]) == (415, True)
+    assert (answer.status_code, says in get_error(answer)["message"]) == (415, True)
 
 
 async def test_a_stream() -> None:
     answer = await edit(FakeBackend(), data={**TEXTS, "stream": "true"}, files={"image": FILE})
     states = ["queued", "progress", "progress", "completed"]
-    assert [name for name, _ in events(answer.text)] == [f"image_edit.{state}" for state in states]
+    assert [name for name, _ in parse_events(answer.text)] == [f"image_edit.{state}" for state in states]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_a_stream() -> None:
         ({"json": {**BODY, "image": "data:image/png,abc"}}, "image", "a data URL must hold base64"),
         ({"json": {**BODY, "image": BASE64[: len(BASE64) // 8 * 4]}}, "image", "cannot be read"),
         ({"data": TEXTS, "files": {"image": b"%PDF-1.7"}}, "image", "cannot be read"),
-        ({"data": TEXTS, "files": {"image": png(1001, 1000)}}, "image", "more than 1000000 pixels"),
+        ({"data": TEXTS, "files": {"image": make_png(1001, 1000)}}, "image", "more than 1000000 pixels"),
         ({"data": TEXTS, "files": {"image": bytes(2**20 + 1)}}, "image", "more than 1048576 bytes"),
         ({"json": {**BODY, "image": "A" * (2**20 // 3 * 4 + 8)}}, "image", "more than 1048576 bytes"),
         ({"data": TEXTS, "files": {"image": FILE, "prompt": ("prompt.txt", b"a fox")}}, "prompt", "given twice"),
@@ -163,8 +163,8 @@ async def test_a_stream() -> None:
 async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: str) -> None:
     backend = FakeBackend()
     answer = await edit(backend, **sent)
-    assert (answer.status_code, error_of(answer)["param"]) == (422, param), answer.text
-    assert says in error_of(answer)["message"]
+    assert (answer.status_code, get_error(answer)["param"]) == (422, param), answer.text
+    assert says in get_error(answer)["message"]
     assert "passwd" not in answer.text
     assert not backend.seen
 
@@ -182,15 +182,15 @@ async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: st
 )
 async def test_models_have_routes_of_their_own(path: str, model: str | None, status: int, says: str) -> None:
     body = {"prompt": "a fox", "model": model} | ({"image": BASE64} if path == EDITS or model is None else {})
-    async with image_client(FakeBackend()) as http:
+    async with open_image_client(FakeBackend()) as http:
         answer = await http.post(path, json=body)
-    assert (answer.status_code, says in error_of(answer)["message"]) == (status, True), answer.text
+    assert (answer.status_code, says in get_error(answer)["message"]) == (status, True), answer.text
 
 
 async def test_a_service_that_edits_nothing() -> None:
-    async with client(FakeBackend()) as http:
+    async with open_client(FakeBackend()) as http:
         answer = await http.post(EDITS, json=BODY)
-        assert (answer.status_code, error_of(answer)["param"]) == (404, "model")
+        assert (answer.status_code, get_error(answer)["param"]) == (404, "model")
         assert "none of the served models edits images" in answer.text
         assert (await http.post(EDITS, json={**BODY, "image": "A" * 2**20})).status_code == 413
 
@@ -200,7 +200,7 @@ async def test_bodies_may_have_an_image_in_addition_to_the_other_fields() -> Non
     assert count_image_chars(MODELS) == 0
     video_model = WITH_IMAGES["tiny-wan-i2v"]
     assert most == 2**20 + 4 * -(-video_model.limits.max_image_bytes // 3)
-    async with image_client(FakeBackend()) as http:
+    async with open_image_client(FakeBackend()) as http:
         body = json.dumps({**BODY, "image": ""}).encode()
         for size, status in ((most, 422), (most + 1, 413)):
             content = body + b" " * (size - len(body))
@@ -222,7 +222,7 @@ async def test_nothing_of_an_image_is_logged(caplog: pytest.LogCaptureFixture) -
 
 
 async def test_models_say_what_they_take() -> None:
-    async with image_client(FakeBackend()) as http:
+    async with open_image_client(FakeBackend()) as http:
         told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
     takes = {name: model["input_modalities"] for name, model in told.items() if "image" in model["input_modalities"]}
     assert takes == {"tiny-kontext": ["text", "image"], "tiny-wan-i2v": ["text", "image"]}

@@ -15,11 +15,11 @@ from deployments.config.videos import VideosArgs
 from deployments.http.app import create_api
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import served
-from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png, video
+from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png, make_video
 from tests.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
 
-IMAGE = png(64, 48, "red")
+IMAGE = make_png(64, 48, "red")
 NORMALISED = encode_png(read_image(IMAGE, 10**6))
 FILE = ("fox.png", IMAGE, "image/png")
 EXTRA = {"num_inference_steps": 2}
@@ -81,5 +81,5 @@ async def test_a_video(sdk: openai.AsyncOpenAI, backend: FakeBackend) -> None:
         poll_interval_ms=20,
     )
     assert (job.status, job.size) == ("completed", "64x64")
-    assert (await sdk.videos.download_content(job.id)).content == video("it runs")
+    assert (await sdk.videos.download_content(job.id)).content == make_video("it runs")
     assert [inputs.image for _, inputs in backend.seen] == [NORMALISED]

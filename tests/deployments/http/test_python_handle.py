@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from deployments.http.python_handle import generate, generate_stream
-from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, FakeBackend, png
-from tests.deployments.fake_backend import video as fake_video
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, FakeBackend, make_png
+from tests.deployments.fake_backend import make_video as fake_video
 from tests.waiting import until
 from tridentserve.errors import (
     InvalidRequestError,
@@ -46,7 +46,7 @@ async def test_a_video() -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 async def test_images_to_start_from(named: bool) -> None:
-    backend, image = FakeBackend(), png(64, 48)
+    backend, image = FakeBackend(), make_png(64, 48)
     edit: dict[str, Any] = {"prompt": "a cat", "num_inference_steps": 2, "image": image}
     video = {
         "prompt": "a cat",

@@ -19,8 +19,8 @@ from deployments.config.videos import VideosArgs
 from deployments.http.video_files import VideoBytesResponse
 from deployments.schemas.image import REQUEST_ID
 from deployments.videos.jobs import VideoJobs
-from tests.deployments.clients import error_of, image_client, video_client
-from tests.deployments.fake_backend import FakeBackend, png, video
+from tests.deployments.clients import get_error, open_image_client, open_video_client
+from tests.deployments.fake_backend import FakeBackend, make_png, make_video
 from tests.waiting import PATIENCE_S
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError
@@ -30,10 +30,10 @@ VIDEOS = "/v1/videos"
 BODY = {"prompt": "a fox", "size": "64x64", "num_frames": 9, "num_inference_steps": 2, "fps": 8}
 EXTRA = {name: BODY[name] for name in BODY if name != "prompt"}
 TEXTS = {name: str(value) for name, value in BODY.items()}
-IMAGE = png(48, 32)
+IMAGE = make_png(48, 32)
 
 
-def raw(content: bytes, content_type: str) -> dict[str, Any]:
+def make_raw(content: bytes, content_type: str) -> dict[str, Any]:
     return {"content": content, "headers": {"Content-Type": content_type}}
 
 
@@ -48,7 +48,7 @@ class Served:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    async def until_ended(self, video_id: str) -> dict[str, Any]:
+    async def wait_until_ended(self, video_id: str) -> dict[str, Any]:
         deadline_s = time.monotonic() + PATIENCE_S
         while (job := (await self.http.get(f"{VIDEOS}/{video_id}")).json())["status"] not in ("completed", "failed"):
             assert time.monotonic() < deadline_s, job
@@ -62,7 +62,7 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     url = None if request.param == "local" else f"memory://{tmp_path.name}"
     jobs = VideoJobs(backend, VideosArgs(results_url=url), tmp_path)
     await jobs.start()
-    async with video_client(backend, jobs) as http:
+    async with open_video_client(backend, jobs) as http:
         yield Served(http, backend, jobs)
     await jobs.stop()
 
@@ -85,26 +85,26 @@ async def test_all_encodings_give_the_same_job(served: Served, sent: dict[str, A
     job = answer.json()
     assert (job["object"], job["status"], job["model"]) == ("video", "queued", "tiny-wan")
     assert (job["size"], job["seconds"], job["num_frames"], job["num_inference_steps"]) == ("64x64", "1.125", 9, 2)
-    done = await served.until_ended(job["id"])
+    done = await served.wait_until_ended(job["id"])
     assert (done["status"], done["progress"]) == ("completed", 100)
     assert done["url"] == f"http://test{VIDEOS}/{job['id']}/content"
 
 
 async def test_the_content_of_a_job(served: Served) -> None:
     job = await served.submit(n=2, request_id="twins")
-    assert (await served.until_ended("twins"))["num_outputs"] == 2
+    assert (await served.wait_until_ended("twins"))["num_outputs"] == 2
     assert job["id"] == "twins"
     for index, name in ((0, "twins.mp4"), (1, "twins-1.mp4")):
         answer = await served.http.get(f"{VIDEOS}/twins/content", params={"index": index})
-        assert (answer.status_code, answer.content) == (200, video("a fox", index))
+        assert (answer.status_code, answer.content) == (200, make_video("a fox", index))
         assert answer.headers["content-type"] == "video/mp4"
         assert name in answer.headers["content-disposition"]
     part = await served.http.get(f"{VIDEOS}/twins/content", headers={"Range": "bytes=0-4"})
-    assert (part.status_code, part.content) == (206, video("a fox")[:5])
+    assert (part.status_code, part.content) == (206, make_video("a fox")[:5])
     for params, status in (({"index": 2}, 404), ({"index": -1}, 422), ({"variant": "thumbnail"}, 422)):
         answer = await served.http.get(f"{VIDEOS}/twins/content", params=params)
         assert answer.status_code == status
-        error_of(answer)
+        get_error(answer)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def test_no_temporary_file_is_left_whatever_range_is_asked_for(
     served: Served, temporary: Callable[[], list[str]], range_: str
 ) -> None:
     await served.submit(request_id="a")
-    await served.until_ended("a")
+    await served.wait_until_ended("a")
     answer = await served.http.get(f"{VIDEOS}/a/content", headers={"Range": range_})
     assert answer.status_code == {"bytes=9999-": 416, "bytes=0-3": 206, "bytes=0-1,4-5": 206}.get(range_, 400)
     assert temporary() == []
@@ -160,7 +160,7 @@ async def test_a_file_that_goes_before_it_is_sent(served: Served, when: str, mon
         return path
 
     await served.submit(request_id="a")
-    await served.until_ended("a")
+    await served.wait_until_ended("a")
     path = await served.jobs.find_local_file("a", 0)
     if path is None:  # what is elsewhere is in memory by then
         return
@@ -169,7 +169,7 @@ async def test_a_file_that_goes_before_it_is_sent(served: Served, when: str, mon
     else:
         monkeypatch.setattr(served.jobs, "find_local_file", removed)
     answer = await served.http.get(f"{VIDEOS}/a/content")
-    assert (answer.status_code, error_of(answer)["code"]) == (404, "request_not_found")
+    assert (answer.status_code, get_error(answer)["code"]) == (404, "request_not_found")
 
 
 async def test_the_id_of_a_job_that_was_deleted_is_free_for_another_request(served: Served) -> None:
@@ -177,8 +177,8 @@ async def test_the_id_of_a_job_that_was_deleted_is_free_for_another_request(serv
     await served.http.post(f"{VIDEOS}/sync", json={**BODY, "request_id": "a"})
     for prompt in ("a fox", "a dog"):
         await served.submit(request_id="a", prompt=prompt)
-        assert (await served.until_ended("a"))["status"] == "completed"
-        assert (await served.http.get(f"{VIDEOS}/a/content")).content == video(prompt)
+        assert (await served.wait_until_ended("a"))["status"] == "completed"
+        assert (await served.http.get(f"{VIDEOS}/a/content")).content == make_video(prompt)
         await served.http.delete(f"{VIDEOS}/a")
     asked = [spec.request_id for spec, _ in served.backend.seen]
     assert len(set(asked)) == 3
@@ -190,7 +190,7 @@ async def test_the_same_id_with_another_seed_is_another_request(served: Served) 
     for fields in ({"seed": 5}, {}):
         assert (await served.submit(request_id="a", **fields))["seed"] == first["seed"] == 5
     answer = await served.http.post(VIDEOS, json={**BODY, "request_id": "a", "seed": 6})
-    assert (answer.status_code, error_of(answer)["param"]) == (422, "request_id")
+    assert (answer.status_code, get_error(answer)["param"]) == (422, "request_id")
 
 
 async def test_a_request_is_stopped_by_its_id_also_where_it_is_a_job(served: Served) -> None:
@@ -206,7 +206,7 @@ async def test_a_full_disk_is_reported(served: Served) -> None:
     store = served.jobs._store.store._db
     store.execute(f"PRAGMA max_page_count = {store.execute('PRAGMA page_count').fetchone()[0]}")
     answers = [await served.http.post(VIDEOS, json={**BODY, "prompt": "x" * 200}) for _ in range(40)]
-    error = error_of(answers[-1])
+    error = get_error(answers[-1])
     assert (answers[-1].status_code, error["code"], error["type"]) == (507, "storage_failed", "server_error")
     assert {answer.status_code for answer in answers} == {200, 507}
 
@@ -223,29 +223,29 @@ async def test_jobs_are_listed(served: Served) -> None:
     assert [job["id"] for job in first["data"]] == ["a"]
     for param, value in (("limit", 0), ("limit", 101), ("limit", "some"), ("order", "best"), ("after", "gone")):
         answer = await served.http.get(VIDEOS, params={param: value})
-        assert (answer.status_code, error_of(answer)["param"]) == (422, param)
+        assert (answer.status_code, get_error(answer)["param"]) == (422, param)
 
 
 async def test_delete(served: Served) -> None:
     await served.submit(request_id="a")
-    await served.until_ended("a")
+    await served.wait_until_ended("a")
     answer = await served.http.delete(f"{VIDEOS}/a")
     assert answer.json() == {"id": "a", "object": "video.deleted", "deleted": True}
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         answer = await served.http.request(method, f"{VIDEOS}/a{path}")
-        assert (answer.status_code, error_of(answer)["code"]) == (404, "request_not_found")
+        assert (answer.status_code, get_error(answer)["code"]) == (404, "request_not_found")
 
 
 async def test_a_job_that_failed_is_reported_with_200(served: Served) -> None:
     served.backend.fail = FailedUpdate("a", "c", "m")
     await served.submit(request_id="a")
-    job = await served.until_ended("a")
+    job = await served.wait_until_ended("a")
     assert (job["status"], job["error"]["code"], "url" in job) == ("failed", "c", False)
 
 
 async def test_a_video_in_one_answer(served: Served) -> None:
     answer = await served.http.post(f"{VIDEOS}/sync", data={**TEXTS, "request_id": "now", "seed": "5"})
-    assert (answer.status_code, answer.content) == (200, video("a fox"))
+    assert (answer.status_code, answer.content) == (200, make_video("a fox"))
     assert answer.headers["content-type"] == "video/mp4"
     assert (answer.headers["x-video-id"], answer.headers["x-seed"]) == ("now", "5")
     facts = json.loads(answer.headers["x-request-facts"])
@@ -253,7 +253,7 @@ async def test_a_video_in_one_answer(served: Served) -> None:
     assert (facts["peak_memory_mb"], float(answer.headers["x-peak-memory-mb"])) == (12.5, 12.5)
     assert (await served.http.get(f"{VIDEOS}/now")).status_code == 404
     two = await served.http.post(f"{VIDEOS}/sync", json={**BODY, "n": 2})
-    assert (two.status_code, error_of(two)["param"]) == (422, "n")
+    assert (two.status_code, get_error(two)["param"]) == (422, "n")
     served.backend.refuse = OverloadedError("full")
     assert (await served.http.post(f"{VIDEOS}/sync", json=BODY)).status_code == 429
 
@@ -267,10 +267,10 @@ async def test_a_video_in_one_answer(served: Served) -> None:
         ({"data": {**TEXTS, "num_frames": "nine"}}, 422, "num_frames"),
         ({"files": {"prompt": (None, "a fox"), "input_reference": ("x.png", b"png")}}, 422, "input_reference"),
         ({"files": {"prompt": ("prompt.txt", b"a fox")}}, 422, "prompt"),
-        (raw(b"prompt=a&prompt=b", "application/x-www-form-urlencoded"), 422, "prompt"),
-        (raw(b"--x", "multipart/form-data"), 422, None),
-        (raw(b"--x\r\n", "multipart/form-data; boundary=y"), 422, None),
-        (raw(b"a", "text/plain"), 415, None),
+        (make_raw(b"prompt=a&prompt=b", "application/x-www-form-urlencoded"), 422, "prompt"),
+        (make_raw(b"--x", "multipart/form-data"), 422, None),
+        (make_raw(b"--x\r\n", "multipart/form-data; boundary=y"), 422, None),
+        (make_raw(b"a", "text/plain"), 415, None),
         ({"data": {"prompt": "x" * 2**20}}, 413, None),
         ({"files": {"prompt": (None, "a fox"), "extra_body": (None, "{")}}, 422, None),
     ],
@@ -279,7 +279,7 @@ async def test_what_is_refused(served: Served, sent: dict[str, Any], status: int
     for path in (VIDEOS, f"{VIDEOS}/sync"):
         answer = await served.http.post(path, **sent)
         assert answer.status_code == status, answer.text
-        assert error_of(answer)["param"] == param
+        assert get_error(answer)["param"] == param
     assert not served.backend.seen
     assert (await served.http.get(VIDEOS)).json()["data"] == []
 
@@ -298,11 +298,11 @@ async def test_what_is_refused(served: Served, sent: dict[str, Any], status: int
     ids=["SGLang", "openai", "base64", "object"],
 )
 async def test_a_video_from_an_image(served: Served, sent: dict[str, Any]) -> None:
-    async with image_client(served.backend, served.jobs) as http:
+    async with open_image_client(served.backend, served.jobs) as http:
         job = (await http.post(VIDEOS, **sent)).json()
         at_once = await http.post(f"{VIDEOS}/sync", **sent)
     assert (job["model"], at_once.status_code) == ("tiny-wan-i2v", 200)
-    assert (await served.until_ended(job["id"]))["status"] == "completed"
+    assert (await served.wait_until_ended(job["id"]))["status"] == "completed"
     assert [inputs.image for _, inputs in served.backend.seen] == [encode_png(read_image(IMAGE, 10**6))] * 2
 
 
@@ -311,20 +311,20 @@ async def test_ids_that_no_job_has(served: Served, video_id: str) -> None:
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         answer = await served.http.request(method, f"{VIDEOS}/{video_id}{path}")
         assert answer.status_code == 404
-        error_of(answer)
+        get_error(answer)
 
 
 async def test_a_service_without_jobs_says_what_is_missing() -> None:
-    async with video_client(FakeBackend(), None) as http:
+    async with open_video_client(FakeBackend(), None) as http:
         answer = await http.post(VIDEOS, json=BODY)
-        assert (answer.status_code, "`videos:` section" in error_of(answer)["message"]) == (500, True)
+        assert (answer.status_code, "`videos:` section" in get_error(answer)["message"]) == (500, True)
         assert (await http.get(VIDEOS)).json()["data"] == []
         assert (await http.get(f"{VIDEOS}/a")).status_code == 404
-        assert (await http.post(f"{VIDEOS}/sync", json=BODY)).content == video("a fox")
+        assert (await http.post(f"{VIDEOS}/sync", json=BODY)).content == make_video("a fox")
 
 
 async def test_models_say_what_they_make() -> None:
-    async with video_client(FakeBackend(), None) as http:
+    async with open_video_client(FakeBackend(), None) as http:
         told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
     assert (told["tiny-sd3"]["output_modality"], told["tiny-wan"]["output_modality"]) == ("image", "video")
     assert told["tiny-wan"]["limits"]["frame_multiple"] == 4

@@ -82,7 +82,7 @@ class FakeChanges:
         return {replica.model for held in self.placement.replicas.values() for replica in held}
 
 
-def args_of(cache: Path, *models: dict[str, Any], **more: Any) -> AppArgs:
+def make_args(cache: Path, *models: dict[str, Any], **more: Any) -> AppArgs:
     load = [{"model": m["name"], "width": 256, "height": 256, "num_inference_steps": 28} for m in models]
     return AppArgs.model_validate(
         {
@@ -102,20 +102,20 @@ class Bench:
         self.cache, self.more, self.changes = cache, more, FakeChanges()
         for family in ("sd3", "flux"):
             tiny_folder(family, cache).mkdir(exist_ok=True)
-        args = args_of(cache, SD3, **more)
+        args = make_args(cache, SD3, **more)
         times, specs = cost_model(args), service_workers(args)
         placement = service_placement(args, times, specs)
         self.reconciler = ModelReconciler(args, cast(Any, self.changes), times, specs, placement)
 
     def want(self, *models: dict[str, Any], **more: Any) -> None:
-        self.reconciler.reconcile_to(args_of(self.cache, *models, **self.more, **more))
+        self.reconciler.reconcile_to(make_args(self.cache, *models, **self.more, **more))
 
-    async def until(self, is_so: Callable[[dict[str, Any]], bool]) -> None:
+    async def wait_until(self, is_so: Callable[[dict[str, Any]], bool]) -> None:
         await until(lambda: is_so(self.reconciler.describe()))
 
-    async def until_models(self, **models: str) -> None:
+    async def wait_for_models(self, **models: str) -> None:
         names = {name.replace("_", "-"): state for name, state in models.items()}
-        await self.until(lambda state: state["models"] == names)
+        await self.wait_until(lambda state: state["models"] == names)
 
     @property
     def listed(self) -> list[str]:
@@ -137,16 +137,16 @@ def test_one_model_comes_and_the_other_goes(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         assert bench.listed == ["tiny-sd3"]
         bench.want(SD3, FLUX)
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
         assert bench.changes.told == ["prepare tiny-flux", "add tiny-flux", "add tiny-sd3"]
         assert (bench.changes.held, bench.listed) == ({"tiny-sd3", "tiny-flux"}, ["tiny-sd3", "tiny-flux"])
         bench.changes.busy = {"tiny-sd3"}
         bench.want(FLUX)
-        await bench.until_models(tiny_sd3="draining", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="draining", tiny_flux="serving")
         assert bench.listed == ["tiny-flux"]
         assert bench.changes.told[-1] == "close tiny-sd3"
         bench.changes.busy = set()
-        await bench.until_models(tiny_flux="serving")
+        await bench.wait_for_models(tiny_flux="serving")
         assert "remove tiny-sd3" in bench.changes.told
         assert bench.changes.held == {"tiny-flux"}
 
@@ -156,12 +156,12 @@ def test_one_model_comes_and_the_other_goes(tmp_path: Path) -> None:
 def test_a_model_that_leaves_can_be_had_back(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want(SD3, FLUX)
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
         bench.changes.busy = {"tiny-sd3"}
         bench.want(FLUX)
-        await bench.until_models(tiny_sd3="draining", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="draining", tiny_flux="serving")
         bench.want(FLUX, SD3)
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
         assert "remove tiny-sd3" not in bench.changes.told
         assert bench.listed == ["tiny-flux", "tiny-sd3"]
 
@@ -172,7 +172,7 @@ def test_requests_that_do_not_end_are_ended(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.changes.busy = {"tiny-sd3"}
         bench.want(FLUX)
-        await bench.until_models(tiny_flux="serving")
+        await bench.wait_for_models(tiny_flux="serving")
 
     run(scenario, tmp_path, drain_timeout_s=0.1)
 
@@ -180,11 +180,11 @@ def test_requests_that_do_not_end_are_ended(tmp_path: Path) -> None:
 def test_draining_keeps_a_model(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want({**SD3, "drain": True}, FLUX)
-        await bench.until_models(tiny_sd3="draining", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="draining", tiny_flux="serving")
         assert bench.listed == ["tiny-flux"]
         assert bench.changes.held == {"tiny-sd3", "tiny-flux"}
         bench.want(SD3, FLUX)
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
 
     run(scenario, tmp_path)
 
@@ -201,11 +201,11 @@ def test_draining_keeps_a_model(tmp_path: Path) -> None:
 def test_what_cannot_work_changes_nothing(tmp_path: Path, wrong: dict[str, Any], why: str) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want(SD3, wrong)
-        await bench.until(lambda state: any(why in line for line in state["problems"]))
+        await bench.wait_until(lambda state: any(why in line for line in state["problems"]))
         assert bench.reconciler.describe()["models"] == {"tiny-sd3": "serving"}
         assert bench.changes.told == []
         bench.want(SD3, FLUX)
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
         assert bench.reconciler.problems == []
 
     run(scenario, tmp_path)
@@ -215,7 +215,7 @@ def test_of_models_that_come_together_none_comes_where_one_cannot_be_read(tmp_pa
     async def scenario(bench: Bench) -> None:
         bench.changes.unreadable = {"twin"}
         bench.want(SD3, FLUX, TWIN)
-        await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
+        await bench.wait_until(lambda state: any("is damaged" in line for line in state["problems"]))
         assert bench.reconciler.describe()["models"] == {"tiny-sd3": "serving"}
         assert {"discard tiny-flux", "discard twin"} <= set(bench.changes.told)
         assert not any(line.startswith("add") for line in bench.changes.told)
@@ -226,10 +226,10 @@ def test_of_models_that_come_together_none_comes_where_one_cannot_be_read(tmp_pa
 def test_other_weights_under_the_same_name_are_another_model(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want({**SD3, "dtype": "bfloat16"})
-        await bench.until(lambda state: "add tiny-sd3" in bench.changes.told)
+        await bench.wait_until(lambda state: "add tiny-sd3" in bench.changes.told)
         told = ["rehearse tiny-sd3", "close tiny-sd3", "remove tiny-sd3", "prepare tiny-sd3", "add tiny-sd3"]
         assert bench.changes.told[:5] == told
-        await bench.until_models(tiny_sd3="serving")
+        await bench.wait_for_models(tiny_sd3="serving")
 
     run(scenario, tmp_path)
 
@@ -238,7 +238,7 @@ def test_a_model_stays_where_what_is_to_replace_it_cannot_be_read(tmp_path: Path
     async def scenario(bench: Bench) -> None:
         bench.changes.unreadable = {"tiny-sd3"}
         bench.want({**SD3, "dtype": "bfloat16"}, FLUX)
-        await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
+        await bench.wait_until(lambda state: any("is damaged" in line for line in state["problems"]))
         assert bench.reconciler.describe()["models"] == {"tiny-sd3": "serving"}
         assert bench.changes.told == ["rehearse tiny-sd3"]
         assert bench.listed == ["tiny-sd3"]
@@ -250,13 +250,13 @@ def test_copies_of_what_is_not_to_replace_a_model_any_more_are_dropped(tmp_path:
     async def scenario(bench: Bench) -> None:
         bench.changes.unreadable = {"tiny-flux"}
         bench.want({**SD3, "dtype": "bfloat16"}, FLUX)
-        await bench.until(lambda state: any("is damaged" in line for line in state["problems"]))
+        await bench.wait_until(lambda state: any("is damaged" in line for line in state["problems"]))
         assert bench.changes.told[-1] == "drop tiny-sd3 in bfloat16"
         bench.changes.unreadable, bench.changes.busy = set(), {"tiny-sd3"}
         bench.want({**SD3, "dtype": "bfloat16"})
-        await bench.until_models(tiny_sd3="draining")
+        await bench.wait_for_models(tiny_sd3="draining")
         bench.want(SD3)
-        await bench.until_models(tiny_sd3="serving")
+        await bench.wait_for_models(tiny_sd3="serving")
         assert bench.changes.told.count("rehearse tiny-sd3") == 2
         assert bench.changes.told.count("drop tiny-sd3 in bfloat16") == 2
 
@@ -266,14 +266,14 @@ def test_copies_of_what_is_not_to_replace_a_model_any_more_are_dropped(tmp_path:
 def test_a_model_that_is_to_come_back_is_named_meanwhile(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want(SD3, FLUX)
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
         bench.changes.busy = {"tiny-sd3"}
         bench.want({**SD3, "dtype": "bfloat16"}, {**FLUX, "dtype": "bfloat16"})
-        await bench.until_models(tiny_sd3="draining", tiny_flux="draining")
+        await bench.wait_for_models(tiny_sd3="draining", tiny_flux="draining")
         bench.changes.busy = {"tiny-flux"}
-        await bench.until_models(tiny_sd3="loading", tiny_flux="draining")
+        await bench.wait_for_models(tiny_sd3="loading", tiny_flux="draining")
         bench.changes.busy = set()
-        await bench.until_models(tiny_sd3="serving", tiny_flux="serving")
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
 
     run(scenario, tmp_path)
 
@@ -281,7 +281,7 @@ def test_a_model_that_is_to_come_back_is_named_meanwhile(tmp_path: Path) -> None
 def test_another_kernel_needs_no_other_copies(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want({**SD3, "attention": "math"})
-        await bench.until(lambda state: "add tiny-sd3" in bench.changes.told)
+        await bench.wait_until(lambda state: "add tiny-sd3" in bench.changes.told)
         assert "rehearse tiny-sd3" not in bench.changes.told
 
     run(scenario, tmp_path)
@@ -290,7 +290,7 @@ def test_another_kernel_needs_no_other_copies(tmp_path: Path) -> None:
 def test_another_profile_under_a_known_name_is_refused(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want({**SD3, "profile_as": "tiny-flux"})
-        await bench.until(lambda state: any("had another profile" in line for line in state["problems"]))
+        await bench.wait_until(lambda state: any("had another profile" in line for line in state["problems"]))
         assert bench.changes.told == []
 
     run(scenario, tmp_path)
@@ -301,7 +301,7 @@ def test_models_without_room_for_each_other_change_places(tmp_path: Path) -> Non
 
     async def scenario(bench: Bench) -> None:
         bench.want(FLUX, placement=["EDC", "EDC"])
-        await bench.until_models(tiny_flux="serving")
+        await bench.wait_for_models(tiny_flux="serving")
         order = [bench.changes.told.index(line) for line in ("close tiny-sd3", "remove tiny-sd3", "add tiny-flux")]
         assert order == sorted(order)
         assert bench.changes.held == {"tiny-flux"}
@@ -312,7 +312,7 @@ def test_models_without_room_for_each_other_change_places(tmp_path: Path) -> Non
 def test_a_policy_made_for_one_load_keeps_its_models(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         bench.want(SD3, FLUX)
-        await bench.until(lambda state: any("dispatch.policy: b2" in line for line in state["problems"]))
+        await bench.wait_until(lambda state: any("dispatch.policy: b2" in line for line in state["problems"]))
 
     run(scenario, tmp_path, dispatch={"policy": "b2"})
 
@@ -327,7 +327,7 @@ def test_the_api_follows_and_keeps_what_it_knows(tmp_path: Path) -> None:
             return await publisher.wait_for_change(edition, wait_s)
 
         publisher.publish([MODELS["tiny-flux"]])
-        models = CatalogueClient(ask, args_of(tmp_path, SD3).models)
+        models = CatalogueClient(ask, make_args(tmp_path, SD3).models)
         assert list(models) == ["tiny-sd3"]
         models.follow()
 

@@ -34,7 +34,7 @@ def test_sizes_within_the_limits(min_side: int, max_side: int, max_pixels: int, 
     squares = [width for width, height in allowed if width == height]
     assert (model.smallest.width, model.largest.width) == (min(squares), max(squares))
     below = [square for square in squares if square <= side]
-    assert model.side_near(side) == max(below, default=min(squares))
+    assert model.choose_side_near(side) == max(below, default=min(squares))
 
 
 @given(SIDES, SIDES, st.integers(256, 90_000), st.integers(1, 5000), st.integers(1, 5000))
@@ -44,10 +44,10 @@ def test_a_size_like_that_of_an_image(min_side: int, max_side: int, max_pixels: 
     )
     if model.smallest.width > model.largest.width:
         return
-    size = model.size_near(width, height)
+    size = model.choose_size_near(width, height)
     check_size(size.width, size.height, "size", model)
-    assert model.size_near(size.width, size.height) == size
-    turned = model.size_near(height, width)
+    assert model.choose_size_near(size.width, size.height) == size
+    turned = model.choose_size_near(height, width)
     assert (turned.width, turned.height) == (size.height, size.width)
     if min(size.width, size.height) > model.smallest.width + 16:  # else it may have been stretched to the smallest side
         longer, shorter = max(width, height), min(width, height)
@@ -66,7 +66,7 @@ def test_the_default_size_of_a_video_is_like_its_image(
     model = ServedModel("m", FAMILIES[name], Limits(min_side=min_side, max_side=max_side))
     if model.smallest.width > model.largest.width:
         return
-    default, shape = model.default_shape, model.default_shape_like(width, height)
+    default, shape = model.default_shape, model.choose_shape_like(width, height)
     check_size(shape.width, shape.height, "size", model)
     assert (shape.num_frames, shape.pixels <= default.pixels) == (default.num_frames, True)
     if model.family.one_size:
@@ -80,7 +80,7 @@ def test_the_default_size_of_a_video_keeps_proportions_and_pixels() -> None:
     assert model.default_shape == Shape(480, 832, 81)
     sizes = {(1080, 1920): (480, 832), (4000, 3000): (720, 544), (50, 50): (624, 624), (832, 480): (832, 480)}
     for image, size in sizes.items():
-        assert model.default_shape_like(*image) == Shape(width=size[0], height=size[1], num_frames=81)
+        assert model.choose_shape_like(*image) == Shape(width=size[0], height=size[1], num_frames=81)
 
 
 @given(st.sampled_from([name for name, family in FAMILIES.items() if family.frame_multiple]), st.data())
@@ -104,8 +104,8 @@ def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
     assert model.longest.tokens == most
     asked = data.draw(st.floats(0, 100))
     multiple = model.family.frame_multiple or 1
-    assert model.family.allows_frames(model.frames_near(asked))
-    assert abs(model.frames_near(asked) - max(1.0, asked)) <= multiple / 2
+    assert model.family.allows_frames(model.choose_frames_near(asked))
+    assert abs(model.choose_frames_near(asked) - max(1.0, asked)) <= multiple / 2
 
 
 def test_a_model_may_want_larger_multiples_than_its_family(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_model_may_want_larger_multiples_than_its_family(tmp_path: Path) -> No
     model = build_served_model(ModelArgs(name="m", path=tmp_path))
     assert model.to_json()["limits"]["size_multiple"] == 32
     for image, size in {(4000, 3000): (704, 544), (50, 50): (608, 608)}.items():
-        shape = model.default_shape_like(*image)
+        shape = model.choose_shape_like(*image)
         assert (shape.width, shape.height) == size
         check_size(*size, "size", model)
     with pytest.raises(InvalidRequestError, match="32"):

@@ -15,8 +15,8 @@ from deployments.http.python_handle import generate
 from deployments.schemas import image_field as image_field
 from deployments.schemas.image_limits import DecodingThreads, ImageBudget
 from deployments.serve.scheduler_deployment import SchedulerDeployment
-from tests.deployments.clients import error_of, image_client
-from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, png
+from tests.deployments.clients import get_error, open_image_client
+from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png
 from tests.deployments.videos.test_store import request
 from tests.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate, QueuedUpdate
@@ -26,7 +26,7 @@ from tridentserve.models.input_image import read_image
 EDITS = "/v1/images/edits"
 SENT: dict[str, Any] = {
     "data": {"prompt": "x", "num_inference_steps": "1"},
-    "files": {"image": ("fox.png", png(64, 48), "image/png")},
+    "files": {"image": ("fox.png", make_png(64, 48), "image/png")},
 }
 
 
@@ -60,15 +60,18 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 async def test_images_beyond_those_that_may_wait_are_refused_at_once(gate: Gate) -> None:
     backend = FakeBackend()
-    async with image_client(backend) as http:
+    async with open_image_client(backend) as http:
         taken = [asyncio.create_task(http.post(EDITS, **SENT)) for _ in range(2)]
         await until(lambda: gate.reached == 1 and image_field._THREADS._unfinished == 2)
-        for path, sent in ((EDITS, SENT), ("/v1/videos/sync", {**SENT, "files": {"input_reference": png(64, 48)}})):
+        for path, sent in (
+            (EDITS, SENT),
+            ("/v1/videos/sync", {**SENT, "files": {"input_reference": make_png(64, 48)}}),
+        ):
             refused = await http.post(path, **sent)
-            assert (refused.status_code, error_of(refused)["code"]) == (429, "overloaded")
+            assert (refused.status_code, get_error(refused)["code"]) == (429, "overloaded")
             assert int(refused.headers["retry-after"]) > 0
         with pytest.raises(OverloadedError, match="2 images are to be decoded already"):
-            await generate(backend, WITH_IMAGES, {"prompt": "x", "image": png(64, 48)})
+            await generate(backend, WITH_IMAGES, {"prompt": "x", "image": make_png(64, 48)})
         gate.opened.set()
         assert [(await answer).status_code for answer in taken] == [200, 200]
         assert (await http.post(EDITS, **SENT)).status_code == 200
@@ -94,9 +97,9 @@ async def test_the_wait_for_a_decoder_counts() -> None:
     assert waited == made[0]  # for a client that asks again with the same id
     assert (await image_field.build_beside_loop(lambda: made, None, 0.0))[0].waited_s == 0.0
     backend = FakeBackend()
-    async with image_client(backend) as http:
+    async with open_image_client(backend) as http:
         await http.post(EDITS, **SENT)
-    await generate(backend, WITH_IMAGES, {"prompt": "x", "image": png(64, 48), "num_inference_steps": 1})
+    await generate(backend, WITH_IMAGES, {"prompt": "x", "image": make_png(64, 48), "num_inference_steps": 1})
     assert all(0.0 < spec.waited_s <= time.monotonic() - start_s for spec, _ in backend.seen)
 
 

@@ -12,7 +12,7 @@ from deployments.config.app import Limits
 from deployments.models.served import ServedModel
 from deployments.schemas.image import build_image_request
 from deployments.schemas.video import build_video_request, parse_video_request
-from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, png
+from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, make_png
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import encode_png, read_image
@@ -118,7 +118,7 @@ def test_a_video_without_a_size_is_like_its_image(image: tuple[int, int], size: 
     """With the pixels of the default, 256x256."""
     limits = Limits(min_side=32, max_side=320, max_pixels=256 * 256, max_frames=9)
     model = ServedModel("m", FAMILIES["wan_i2v"], limits)
-    fields = {"prompt": "a fox", "input_reference": b64encode(png(*image)).decode()}
+    fields = {"prompt": "a fox", "input_reference": b64encode(make_png(*image)).decode()}
     spec, inputs = build_video_request(parse_video_request(fields), {"m": model})
     assert (spec.shape, inputs.shape) == (Shape(size[1], size[0], 9), spec.shape)
     named, _ = build_video_request(parse_video_request({**fields, "size": "64x32"}), {"m": model})
@@ -128,7 +128,7 @@ def test_a_video_without_a_size_is_like_its_image(image: tuple[int, int], size: 
 
 
 def test_a_video_starts_from_an_image_where_its_model_does() -> None:
-    image = png(100, 60)
+    image = make_png(100, 60)
 
     def made(**fields: Any) -> tuple[RequestSpec, GenerationInputs]:
         return build_video_request(parse_video_request({"prompt": "a fox", **fields}), WITH_IMAGES)

@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError
 from deployments.backend import closing
 from deployments.schemas.image import build_image_request
 from deployments.serve.scheduler_deployment import RemoteBackend
-from tests.deployments.fake_backend import MODELS, FakeBackend, completed, png
+from tests.deployments.fake_backend import MODELS, FakeBackend, make_completed, make_png
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError
 
@@ -36,7 +36,7 @@ class FakeHandle:
         self._backend = backend
         self.generate = SimpleNamespace(remote=self._generate)
         self.cancel = SimpleNamespace(remote=backend.cancel)
-        self.health = SimpleNamespace(remote=backend.health)
+        self.get_health = SimpleNamespace(remote=backend.get_health)
 
     def options(self, stream: bool) -> FakeHandle:
         assert stream
@@ -47,7 +47,7 @@ class FakeHandle:
         return self.responses[-1]
 
 
-async def _fetched(image: bytes | Exception) -> bytes:
+async def _fetch(image: bytes | Exception) -> bytes:
     if isinstance(image, Exception):
         raise image
     return image
@@ -63,7 +63,7 @@ class FakeResponse:
     async def __aiter__(self) -> AsyncIterator[Update]:
         async for update in self._updates:
             if isinstance(update, CompletedUpdate):
-                yield replace(update, outputs=tuple(_fetched(one) for one in update.outputs))
+                yield replace(update, outputs=tuple(_fetch(one) for one in update.outputs))
             else:
                 yield update
 
@@ -78,7 +78,7 @@ async def test_updates_come_through() -> None:
         QueuedUpdate("r1"),
         ProgressUpdate("r1", 1, 2),
         ProgressUpdate("r1", 2, 2),
-        replace(completed(*ARGS), outputs=(png(64, 32),)),
+        replace(make_completed(*ARGS), outputs=(make_png(64, 32),)),
     ]
     assert backend.seen == [ARGS]
 
@@ -118,7 +118,7 @@ async def test_errors_of_ray(error: Exception, expected: type[Exception]) -> Non
 async def test_an_image_that_is_lost() -> None:
     lost: Any = ObjectLostError
     image = lost("00" * 28, "", "")
-    backend = FakeBackend(fail=replace(completed(*ARGS), outputs=(image,)))
+    backend = FakeBackend(fail=replace(make_completed(*ARGS), outputs=(image,)))
     with pytest.raises(WorkerError, match="lost"):
         _ = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
 
@@ -126,8 +126,8 @@ async def test_an_image_that_is_lost() -> None:
 async def test_cancel_and_health() -> None:
     backend = FakeBackend()
     remote = RemoteBackend(FakeHandle(backend))
-    assert await remote.health() == {"status": "ready", "workers": 4}
+    assert await remote.get_health() == {"status": "ready", "workers": 4}
     assert not await remote.cancel("r1")
     backend.state = as_ray_does(WorkerError("gone"))
     with pytest.raises(WorkerError, match=r"^gone$"):
-        await remote.health()
+        await remote.get_health()

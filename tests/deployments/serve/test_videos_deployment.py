@@ -20,7 +20,7 @@ from tests.deployments.videos.test_store import request
 from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
 
 
-def args_of(directory: Path) -> AppArgs:
+def make_args(directory: Path) -> AppArgs:
     cluster = {"workers_per_node": 1, "memory_mb": 1024}
     models = [{"name": "m", "tiny": "wan"}]
     return AppArgs.model_validate(
@@ -43,14 +43,14 @@ def handle_to(videos: Any) -> Any:
 
 
 async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) -> None:
-    args = args_of(tmp_path)
+    args = make_args(tmp_path)
     videos = Replica(FakeHandle(FakeBackend(allowed_steps=0)), args)
     remote = RemoteVideoBackend(handle_to(videos), args)
     await videos.reconfigure(None)
     try:
         told = await remote.submit(*request("a"), 0)
         assert (await remote.get("a"))["id"] == told["id"] == "a"
-        assert [job["id"] for job in (await remote.page(None, 9, True))[0]] == ["a"]
+        assert [job["id"] for job in (await remote.list_page(None, 9, True))[0]] == ["a"]
         assert isinstance(await videos.call(VideoJobs.get, "b"), RequestNotFoundError)
         for asked in (remote.get("b"), remote.delete("b"), remote.read_content("b", 0), remote.find_local_file("a", 7)):
             with pytest.raises(RequestNotFoundError, match="video"):
@@ -69,7 +69,7 @@ async def test_where_files_lie_is_looked_up_without_a_directory_of_their_own_her
 ) -> None:
     """On the node of an Api replica there may be none, and it may not be allowed to make one."""
     elsewhere = tmp_path / "elsewhere"
-    args = args_of(elsewhere)
+    args = make_args(elsewhere)
 
     async def name(*_: object) -> str:
         return "a-1"
@@ -91,6 +91,6 @@ async def test_errors_of_ray_are_still_reported(tmp_path: Path) -> None:
     async def lost(*_: object) -> None:
         raise as_ray_does(WorkerError("gone"))
 
-    args = args_of(tmp_path)
+    args = make_args(tmp_path)
     with pytest.raises(WorkerError, match=r"^gone$"):
         await RemoteVideoBackend(SimpleNamespace(call=SimpleNamespace(remote=lost)), args).get("a")

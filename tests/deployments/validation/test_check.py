@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
-from deployments.validation.args import args_problems
-from deployments.validation.serve_file import config_problems
+from deployments.validation.args import check_args
+from deployments.validation.serve_file import check_config
 from profiler import ProfileRow, ProfileTable, WeightsRow, read_table, write_table
 from tests.processes import run
 from tridentserve.errors import ProfileError
@@ -42,7 +42,7 @@ def profile(tmp_path: Path) -> str:
     return str(tmp_path / "own.csv")
 
 
-def good(profile: str) -> dict[str, Any]:
+def make_good_config(profile: str) -> dict[str, Any]:
     return {
         "models": [{"name": "m", "tiny": "sd3", "profile_as": "sd3-like", "limits": {"max_side": 512}}],
         "cluster": {"workers_per_node": 2, "memory_mb": 512},
@@ -51,7 +51,7 @@ def good(profile: str) -> dict[str, Any]:
     }
 
 
-def _scheduler(**options: Any) -> dict[str, Any]:
+def _make_scheduler(**options: Any) -> dict[str, Any]:
     return {"deployments": [{"name": "Scheduler", **options}]}
 
 
@@ -59,11 +59,11 @@ LOAD = {"model": "m", "width": 512, "height": 512, "num_inference_steps": 4}
 TOO_SMALL = {"workers_per_node": 2, "memory_mb": 73, "nodes": 1}
 
 
-def _limits(**limits: int) -> dict[str, Any]:
+def _make_limits(**limits: int) -> dict[str, Any]:
     return {"models": [{"name": "m", "tiny": "sd3", "profile_as": "sd3-like", "limits": {"max_side": 512, **limits}}]}
 
 
-def _policy(name: str, **replan: bool) -> dict[str, Any]:
+def _make_policy(name: str, **replan: bool) -> dict[str, Any]:
     return {"dispatch": {"policy": name}, "expected_load": [LOAD], "replan": replan}
 
 
@@ -75,12 +75,12 @@ def write_config(folder: Path, args: dict[str, Any], **app: Any) -> Path:
 
 
 def test_a_good_file_has_no_problem(profile: str, tmp_path: Path) -> None:
-    file = write_config(tmp_path, good(profile), deployments=[{"name": "Api", "num_replicas": 2}])
-    assert config_problems(file) == []
+    file = write_config(tmp_path, make_good_config(profile), deployments=[{"name": "Api", "num_replicas": 2}])
+    assert check_config(file) == []
 
 
 def test_profiles_are_read_under_the_name_of_the_model(profile: str) -> None:
-    times = cost_model(AppArgs.model_validate(good(profile)))
+    times = cost_model(AppArgs.model_validate(make_good_config(profile)))
     assert times.models == ("m",)
     assert times.seconds("m", Stage.DIFFUSE, Shape(512, 512)) == pytest.approx(0.512)
     assert times.weights_bytes("m", Stage.ENCODE) == 1 << 10
@@ -90,17 +90,17 @@ def test_profiles_are_read_under_the_name_of_the_model(profile: str) -> None:
     ("dispatch", "degrees"), [({}, (1, 2)), ({"max_degree": 1}, (1,)), ({"max_degree": 2}, (1, 2))]
 )
 def test_degrees_that_may_be_used(dispatch: dict[str, int], degrees: tuple[int, ...], profile: str) -> None:
-    times = cost_model(AppArgs.model_validate({**good(profile), "dispatch": dispatch}))
+    times = cost_model(AppArgs.model_validate({**make_good_config(profile), "dispatch": dispatch}))
     assert times.degrees("m", Stage.DIFFUSE) == degrees
 
 
 def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
-    args = good(profile)
+    args = make_good_config(profile)
     args["models"] += [{"name": "n", "path": str(tmp_path / "none"), "profile_as": "sd3-like"}]
     args["placement"] = [{"m": "EDC"}, {"n": "EDC"}]
     args["models"][0]["limits"] = {"min_side": 32, "max_side": 512}
     args["expected_load"] = [{"model": "m", "width": 1024, "height": 1024, "num_inference_steps": 4}]
-    found = args_problems(args)
+    found = check_args(args)
     assert [line.split(": ")[0] for line in found] == [
         "args.models[1].path",
         "args.models[0].limits.min_side",
@@ -124,13 +124,22 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({"placement": ["E", "C"]}, "args.placement: no worker holds the diffuse stage of m"),
         ({"placement": ["DC", "DC"]}, "args.placement: worker n0w0 holds DC of m and can never run a request"),
         ({"placement": ["EDC", {}]}, "args.placement: worker n0w1 holds nothing"),
-        (_limits(min_side=100, max_side=100), "args.models[0].limits: no size is left: sides are multiples of 16"),
-        (_limits(min_side=128, max_side=64), "args.models[0].limits: no size is left"),
-        (_limits(min_side=128, max_pixels=128 * 127), "args.models[0].limits: no size is left"),
-        (_limits(max_side=1024, max_pixels=512 * 528), "args.models[0].limits.max_pixels: m diffuse at degree 1: 528x"),
-        ({**_policy("b5"), "placement": "auto"}, "args.dispatch.policy: b5: a cluster for each stage needs 3 workers"),
-        ({**_policy("b5", enabled=True)}, "args.dispatch.policy: b5: "),
-        ({**_policy("tetriserve", enabled=True)}, "args.replan.enabled: policy tetriserve keeps its first placement"),
+        (_make_limits(min_side=100, max_side=100), "args.models[0].limits: no size is left: sides are multiples of 16"),
+        (_make_limits(min_side=128, max_side=64), "args.models[0].limits: no size is left"),
+        (_make_limits(min_side=128, max_pixels=128 * 127), "args.models[0].limits: no size is left"),
+        (
+            _make_limits(max_side=1024, max_pixels=512 * 528),
+            "args.models[0].limits.max_pixels: m diffuse at degree 1: 528x",
+        ),
+        (
+            {**_make_policy("b5"), "placement": "auto"},
+            "args.dispatch.policy: b5: a cluster for each stage needs 3 workers",
+        ),
+        ({**_make_policy("b5", enabled=True)}, "args.dispatch.policy: b5: "),
+        (
+            {**_make_policy("tetriserve", enabled=True)},
+            "args.replan.enabled: policy tetriserve keeps its first placement",
+        ),
         ({"cache_dir": f"{__file__}/cache"}, f"args.cache_dir: {__file__} is a file"),
         ({"replicas": {"host_dir": f"{__file__}/host"}}, f"args.replicas.host_dir: {__file__} is a file"),
         ({"decision_log": f"{__file__}/log"}, f"args.decision_log: {__file__} is a file"),
@@ -138,22 +147,22 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_problem_of_the_args_names_its_key(changes: dict[str, Any], expected: str, profile: str) -> None:
-    found = args_problems({**good(profile), **changes})
+    found = check_args({**make_good_config(profile), **changes})
     assert len(found) == 1
     assert found[0].startswith(expected)
 
 
 def test_a_model_folder_shows_its_family(profile: str, tmp_path: Path) -> None:
-    args = with_model_folder(profile, tmp_path)
-    assert args_problems(args) == []
+    args = make_with_model_folder(profile, tmp_path)
+    assert check_args(args) == []
     index = tmp_path / "model_index.json"
     index.write_text(index.read_text().replace("StableDiffusion3Pipeline", "OtherPipeline"))
-    assert "'OtherPipeline', which is not supported" in args_problems(args)[0]
+    assert "'OtherPipeline', which is not supported" in check_args(args)[0]
     index.write_text("{")
-    assert args_problems(args)[0].startswith("args.models[0].path: ")
+    assert check_args(args)[0].startswith("args.models[0].path: ")
 
 
-def with_model_folder(profile: str, folder: Path, **model: Any) -> dict[str, Any]:
+def make_with_model_folder(profile: str, folder: Path, **model: Any) -> dict[str, Any]:
     """A model folder whose loaded weights are those of the profile: 256 float32 in each stage, stored as float16."""
     index: dict[str, Any] = {"_class_name": "StableDiffusion3Pipeline"}
     elements = {"text_encoder": 128, "text_encoder_2": 128, "transformer": 256, "vae": 256}
@@ -166,35 +175,35 @@ def with_model_folder(profile: str, folder: Path, **model: Any) -> dict[str, Any
             save_file({"weight": np.zeros(elements[name], np.float16)}, folder / name / f"{file}.safetensors")
     (folder / "model_index.json").write_text(json.dumps(index))
     return {
-        **good(profile),
+        **make_good_config(profile),
         "models": [{"name": "sd3-like", "path": str(folder), "limits": {"max_side": 512}, **model}],
     }
 
 
 def test_a_model_folder_is_complete(profile: str, tmp_path: Path) -> None:
-    args = with_model_folder(profile, tmp_path)
+    args = make_with_model_folder(profile, tmp_path)
     weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    (cut,) = args_problems(args)
+    (cut,) = check_args(args)
     assert cut.startswith(f"args.models[0].path: {weights} is cut short")
     weights.unlink()
-    (missing,) = args_problems(args)
+    (missing,) = check_args(args)
     assert missing.startswith(f"args.models[0].path: {weights} is missing")
 
 
 @pytest.mark.parametrize(("elements", "is_good"), [(180, True), (370, True), (160, False), (400, False)])
 def test_the_weights_are_those_of_the_profile(elements: int, is_good: bool, profile: str, tmp_path: Path) -> None:
-    args = with_model_folder(profile, tmp_path, name="m", profile_as="sd3-like")
+    args = make_with_model_folder(profile, tmp_path, name="m", profile_as="sd3-like")
     save_file(
         {"weight": np.zeros(elements, np.float16)}, tmp_path / "transformer" / "diffusion_pytorch_model.safetensors"
     )
-    found = args_problems(args)
+    found = check_args(args)
     assert (found == []) == is_good
     assert all(line.startswith("args.models[0].profile_as: the weights of diffuse are ") for line in found)
 
 
 def test_the_dtype_counts_for_the_weights(profile: str, tmp_path: Path) -> None:
-    (found,) = args_problems(with_model_folder(profile, tmp_path, dtype="bfloat16"))
+    (found,) = check_args(make_with_model_folder(profile, tmp_path, dtype="bfloat16"))
     assert found.startswith("args.models[0].name: the weights of encode are 0.0 MiB")
 
 
@@ -203,8 +212,8 @@ def test_a_size_that_is_profiled_at_higher_degrees_only_is_good(profile: str) ->
     rows = tuple(row for row in table.rows if (row.stage, row.degree, row.shape) != (Stage.DIFFUSE, 1, Shape(512, 512)))
     more = replace(rows[0], stage=Stage.DIFFUSE, degree=1, shape=Shape(256, 256))
     write_table(Path(profile), replace(table, rows=(*rows, more)))
-    assert args_problems({**good(profile), "placement": ["EDC", "EDC"]}) == []
-    (found,) = args_problems(good(profile))
+    assert check_args({**make_good_config(profile), "placement": ["EDC", "EDC"]}) == []
+    (found,) = check_args(make_good_config(profile))
     assert found.startswith("args.models[0].limits.max_side: m cannot make 512x512 here")
 
 
@@ -212,25 +221,27 @@ def test_quickstart_with_too_little_memory_is_reported() -> None:
     config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
     args = config["applications"][0]["args"]
     args["cluster"]["memory_mb"] = 79
-    found = args_problems(args)
+    found = check_args(args)
     assert found
     assert all("bytes free in addition to their weights and need" in line for line in found)
 
 
 def test_a_cache_directory_of_an_unknown_home_is_refused(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_ENV, "~nobody-here/cache")
-    (found,) = args_problems(good(profile))
+    (found,) = check_args(make_good_config(profile))
     assert found.startswith("args.cache_dir: ~nobody-here/cache names no known home directory")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_cache_directory_that_is_read_only(profile: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert args_problems({**good(profile), "cache_dir": str(tmp_path / "cache")})[0].startswith("args.cache_dir: ")
+    assert check_args({**make_good_config(profile), "cache_dir": str(tmp_path / "cache")})[0].startswith(
+        "args.cache_dir: "
+    )
 
 
 def test_two_models_may_share_a_profile(profile: str) -> None:
-    args = good(profile)
+    args = make_good_config(profile)
     args["models"].append({**args["models"][0], "name": "n"})
     args["placement"] = [{"m": "EDC"}, {"n": "EDC"}]
     assert cost_model(AppArgs.model_validate(args)).models == ("m", "n")
@@ -238,7 +249,7 @@ def test_two_models_may_share_a_profile(profile: str) -> None:
 
 def test_a_table_that_repeats_another_is_refused(profile: str) -> None:
     with pytest.raises(ProfileError, match=r"^profiles: "):
-        cost_model(AppArgs.model_validate({**good(profile), "profiles": [profile, profile]}))
+        cost_model(AppArgs.model_validate({**make_good_config(profile), "profiles": [profile, profile]}))
 
 
 @pytest.mark.parametrize(
@@ -250,15 +261,23 @@ def test_a_table_that_repeats_another_is_refused(profile: str) -> None:
         ({"arg": {}}, "applications[0].arg: unknown key"),
         ({"deployments": [{"name": "Api", "replicas": 2}]}, "applications[0].deployments[0].replicas: unknown key"),
         ({"deployments": [{"name": "API"}]}, "applications[0].deployments[0].name: there is no such deployment"),
-        (_scheduler(num_replicas=2), "applications[0].deployments[0].num_replicas: the Scheduler has exactly one"),
-        (_scheduler(num_replicas="auto"), "applications[0].deployments[0].num_replicas: "),
-        (_scheduler(autoscaling_config={"max_replicas": 1}), "applications[0].deployments[0].autoscaling_config: "),
-        (_scheduler(placement_group_bundles=[{"CPU": 1}]), "applications[0].deployments[0].placement_group_bundles: "),
+        (_make_scheduler(num_replicas=2), "applications[0].deployments[0].num_replicas: the Scheduler has exactly one"),
+        (_make_scheduler(num_replicas="auto"), "applications[0].deployments[0].num_replicas: "),
+        (
+            _make_scheduler(autoscaling_config={"max_replicas": 1}),
+            "applications[0].deployments[0].autoscaling_config: ",
+        ),
+        (
+            _make_scheduler(placement_group_bundles=[{"CPU": 1}]),
+            "applications[0].deployments[0].placement_group_bundles: ",
+        ),
         ({"runtime_env": {"working_dir": "."}}, "applications[0].runtime_env: "),
     ],
 )
 def test_problems_around_the_args(app: dict[str, Any], expected: str, profile: str, tmp_path: Path) -> None:
-    assert any(line.startswith(expected) for line in config_problems(write_config(tmp_path, good(profile), **app)))
+    assert any(
+        line.startswith(expected) for line in check_config(write_config(tmp_path, make_good_config(profile), **app))
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,15 +301,15 @@ def test_problems_around_the_args(app: dict[str, Any], expected: str, profile: s
 def test_files_that_are_no_config(content: str, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(content)
-    assert expected in config_problems(file)[0]
+    assert expected in check_config(file)[0]
     file.write_bytes(b"\xff\xfe\xff")
-    assert "is not valid YAML" in config_problems(file)[0]
+    assert "is not valid YAML" in check_config(file)[0]
     file.unlink()
-    assert "cannot be read" in config_problems(file)[0]
+    assert "cannot be read" in check_config(file)[0]
 
 
 def test_the_script_prints_one_line_per_problem(profile: str, tmp_path: Path) -> None:
-    file = write_config(tmp_path, {**good(profile), "models": [], "x": 1})
+    file = write_config(tmp_path, {**make_good_config(profile), "models": [], "x": 1})
     command = [sys.executable, str(ROOT / "scripts" / "check_config.py"), str(file)]
     ended = run(command, ROOT)
     lines = ended.stdout.splitlines()

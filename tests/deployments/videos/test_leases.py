@@ -11,7 +11,7 @@ import pytest
 
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_store import request
-from tests.deployments.videos.test_worker import LEASE_S, Service, submit, until_status
+from tests.deployments.videos.test_worker import LEASE_S, Service, submit, wait_for_status
 from tests.waiting import until
 
 
@@ -48,7 +48,7 @@ async def test_a_job_whose_lease_ran_out_is_not_run_twice_by_its_own_process(ser
     service.clock.now_s += LEASE_S
     await jobs._worker._claim()
     backend.allowed_steps = math.inf
-    await until_status(jobs, "a", "completed")
+    await wait_for_status(jobs, "a", "completed")
     await until(lambda: not jobs._worker._runs)
     assert len(backend.seen) == 1
     await jobs.stop()
@@ -59,7 +59,7 @@ async def test_jobs_in_flight_hold_a_bounded_number_of_image_bytes(
 ) -> None:
     monkeypatch.setattr("deployments.videos.worker.MAX_JOBS_BYTES", 100)
     backend = FakeBackend(allowed_steps=0)
-    async with service.running(backend) as jobs:
+    async with service.run(backend) as jobs:
         for name, size in (("a", 70), ("b", 40), ("c", 30)):
             await jobs.submit(*request(name, image=bytes(size)), 0)
         await submit(jobs, "d")

@@ -9,17 +9,17 @@ import pytest
 from deployments.videos.jobs import VideoJobs
 from deployments.videos.model_absence import AWAY_S, GONE_S, ModelAbsences
 from tests.deployments.fake_backend import FakeBackend
-from tests.deployments.videos.test_worker import Clock, Service, submit, until_status
+from tests.deployments.videos.test_worker import Clock, Service, submit, wait_for_status
 from tests.waiting import until
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import WorkerError
 
 
-def refusal(code: str) -> FailedUpdate:
+def make_refusal(code: str) -> FailedUpdate:
     return FailedUpdate("a", code, "tiny-wan is not there")
 
 
-def health(tiny: str | None = None, other: str = "serving") -> dict[str, object]:
+def make_health(tiny: str | None = None, other: str = "serving") -> dict[str, object]:
     models = {"other": other, **({} if tiny is None else {"tiny-wan": tiny})}
     return {"status": "ready", "workers": 1, "models": models}
 
@@ -47,14 +47,14 @@ class Refusing:
 
 @pytest.mark.parametrize("code", ["model_unavailable", "model_not_found"])
 async def test_a_job_waits_while_its_model_is_replaced(service: Service, code: str) -> None:
-    backend = FakeBackend(refuse_with=refusal(code))
+    backend = FakeBackend(refuse_with=make_refusal(code))
     states: list[dict[str, object] | Exception] = [
-        health(tiny="draining"),
+        make_health(tiny="draining"),
         WorkerError("the scheduler is not there"),
-        health(other="loading"),
-        health(tiny="loading"),
+        make_health(other="loading"),
+        make_health(tiny="loading"),
     ]
-    async with service.running(backend, max_attempts=1) as jobs:
+    async with service.run(backend, max_attempts=1) as jobs:
         refusing = Refusing(service, jobs, backend)
         for count, state in enumerate(states, start=1):
             backend.state = state
@@ -65,17 +65,17 @@ async def test_a_job_waits_while_its_model_is_replaced(service: Service, code: s
             await refusing.until_refused(count)
         backend.refuse_with = None
         refusing.pass_by(5.0)
-        await until_status(jobs, "a", "completed")
+        await wait_for_status(jobs, "a", "completed")
 
 
 async def test_a_job_whose_model_is_removed_for_good_ends_with_that_error(service: Service) -> None:
-    backend = FakeBackend(refuse_with=refusal("model_not_found"), state=health(other="serving"))
-    async with service.running(backend) as jobs:
+    backend = FakeBackend(refuse_with=make_refusal("model_not_found"), state=make_health(other="serving"))
+    async with service.run(backend) as jobs:
         refusing = Refusing(service, jobs, backend)
         await submit(jobs, "a")
         await refusing.until_refused(1)
         refusing.pass_by(GONE_S)
-        job = await until_status(jobs, "a", "failed")
+        job = await wait_for_status(jobs, "a", "failed")
         assert job["error"]["code"] == "model_not_found"
 
 

@@ -13,9 +13,9 @@ import pytest
 from deployments.videos.jobs import DATABASE
 from deployments.videos.storage import VideoStorage, find_local_file
 from deployments.videos.store import VideoStore
-from tests.deployments.fake_backend import FakeBackend, video
+from tests.deployments.fake_backend import FakeBackend, make_video
 from tests.deployments.videos.test_store import request
-from tests.deployments.videos.test_worker import Service, submit, until_left, until_status
+from tests.deployments.videos.test_worker import Service, submit, wait_for_status, wait_until_left
 from tests.waiting import PATIENCE_S, until
 
 HOUR_S = 3600.0
@@ -40,36 +40,36 @@ class SlowResults(VideoStorage):
 
 
 async def test_old_jobs_and_their_files_go(service: Service) -> None:
-    async with service.running(FakeBackend(), retention_s=60) as jobs:
+    async with service.run(FakeBackend(), retention_s=60) as jobs:
         await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
+        await wait_for_status(jobs, "a", "completed")
     service.clock.now_s += 61
-    async with service.running(FakeBackend(), retention_s=60) as jobs:
-        await until(lambda: service.files() == [])
-        await until_left(jobs, [])
+    async with service.run(FakeBackend(), retention_s=60) as jobs:
+        await until(lambda: service.list_files() == [])
+        await wait_until_left(jobs, [])
 
 
 async def test_the_oldest_files_make_room(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.videos.retention.MIB", len(video("a")))
-    async with service.running(FakeBackend(), max_results_mb=2) as jobs:
+    monkeypatch.setattr("deployments.videos.retention.MIB", len(make_video("a")))
+    async with service.run(FakeBackend(), max_results_mb=2) as jobs:
         for name in "abc":
             await submit(jobs, name)
-            await until_status(jobs, name, "completed")
+            await wait_for_status(jobs, name, "completed")
             service.clock.now_s += 1
-        await until_left(jobs, ["b", "c"])
-        assert len(service.files()) == 2
-    async with service.running(FakeBackend(), max_results_mb=1) as jobs:
+        await wait_until_left(jobs, ["b", "c"])
+        assert len(service.list_files()) == 2
+    async with service.run(FakeBackend(), max_results_mb=1) as jobs:
         await jobs.submit(*request("large", prompt="a" * 100), 0)
-        job = await until_status(jobs, "large", "failed")
+        job = await wait_for_status(jobs, "large", "failed")
         assert (job["error"]["code"], "max_results_mb" in job["error"]["message"]) == ("storage_failed", True)
 
 
 async def test_files_may_lie_where_a_url_points(service: Service) -> None:
-    async with service.running(FakeBackend(), results_url="memory://videos") as jobs:
+    async with service.run(FakeBackend(), results_url="memory://videos") as jobs:
         await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
+        await wait_for_status(jobs, "a", "completed")
         assert await jobs.find_local_file("a", 0) is None
-        assert await jobs.read_content("a", 0) == video("a")
+        assert await jobs.read_content("a", 0) == make_video("a")
         await jobs.delete("a")
         with pytest.raises(FileNotFoundError):
             jobs.storage.read("a-1", 0)
@@ -78,19 +78,19 @@ async def test_files_may_lie_where_a_url_points(service: Service) -> None:
 async def test_foreign_files_are_neither_read_nor_removed(service: Service) -> None:
     """Whatever their names look like; and no number in them is counted up to."""
     names = ["render-1.mp4", "render-5000000.mp4", "x-20261122.mp4", "gone-17-0.mp4", "a.mp4", "-0.mp4", ".part"]
-    async with service.running(FakeBackend()) as jobs:
+    async with service.run(FakeBackend()) as jobs:
         await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
+        await wait_for_status(jobs, "a", "completed")
         for name in names:
             (service.directory / "results" / name).write_bytes(b"mine")
         service.clock.now_s += 2 * HOUR_S
         await jobs._retention.sweep(retention_s=HOUR_S)
-        await until_left(jobs, [])
-    assert service.files() == sorted(names)
+        await wait_until_left(jobs, [])
+    assert service.list_files() == sorted(names)
 
 
 async def test_what_processes_that_died_were_writing_goes_after_an_hour(service: Service) -> None:
-    async with service.running(FakeBackend()) as jobs:
+    async with service.run(FakeBackend()) as jobs:
         store = VideoStore(service.directory / DATABASE)
         job = store.submit(*request("died"), 0, service.clock(), 10, 0)
         store.begin_files(job, service.clock())
@@ -101,14 +101,14 @@ async def test_what_processes_that_died_were_writing_goes_after_an_hour(service:
             path.write_bytes(b"x")
             os.utime(path, times=(0, service.clock() + mtime_s))
         await jobs._retention.sweep(retention_s=10 * HOUR_S)
-        assert len(service.files()) == 3
+        assert len(service.list_files()) == 3
         service.clock.now_s += HOUR_S - 1
         await jobs._retention.sweep(retention_s=10 * HOUR_S)
-        assert job.file_name + "-0.mp4" in service.files()
+        assert job.file_name + "-0.mp4" in service.list_files()
         service.clock.now_s += 2
         await jobs._retention.sweep(retention_s=10 * HOUR_S)
-        assert service.files() == [foreign.name]
-        assert store.unkept_files(service.clock() + HOUR_S) == []
+        assert service.list_files() == [foreign.name]
+        assert store.list_unkept_files(service.clock() + HOUR_S) == []
         store.close()
 
 
@@ -140,10 +140,10 @@ async def test_delete_while_the_file_is_written_leaves_nothing(service: Service)
     await until(slow.begun.is_set)
     await jobs.delete("a")
     await jobs.delete("a")
-    await until_left(jobs, [])
+    await wait_until_left(jobs, [])
     slow.opened.set()
     await until(lambda: not jobs._worker._runs)
-    assert service.files() == []
+    assert service.list_files() == []
     await jobs.stop()
 
 
@@ -158,9 +158,9 @@ async def test_what_is_being_written_when_the_service_ends_is_kept(service: Serv
     slow.opened.set()
     await stopping
     again = FakeBackend()
-    async with service.running(again) as jobs:
+    async with service.run(again) as jobs:
         assert (await jobs.get("a"))["status"] == "completed"
-        assert await jobs.read_content("a", 0) == video("a")
+        assert await jobs.read_content("a", 0) == make_video("a")
     assert not again.seen
 
 
@@ -174,10 +174,10 @@ async def test_a_job_that_cannot_be_written_whole_leaves_no_part_of_it(service: 
     jobs._retention._storage = Full(str(service.directory / "results"))
     await jobs.start()
     await submit(jobs, "a")
-    job = await until_status(jobs, "a", "failed")
+    job = await wait_for_status(jobs, "a", "failed")
     assert job["error"]["code"] == "storage_failed"
     await until(lambda: not jobs._worker._runs)
-    assert service.files() == []
+    assert service.list_files() == []
     await jobs.stop()
 
 
@@ -189,11 +189,11 @@ async def test_a_slow_sweep_holds_up_no_lease(service: Service, monkeypatch: pyt
         opened.wait(PATIENCE_S)
 
     monkeypatch.setattr(VideoStorage, "sweep_parts", slow)
-    async with service.running(FakeBackend()) as jobs:
+    async with service.run(FakeBackend()) as jobs:
         await until(begun.is_set)
         await submit(jobs, "a")
         try:
-            await until_status(jobs, "a", "completed")
+            await wait_for_status(jobs, "a", "completed")
         finally:
             opened.set()
 

@@ -211,18 +211,18 @@ def test_a_file_is_opened_again(tmp_path: Path) -> None:
         store.close()
     store = VideoStore(tmp_path / "jobs.sqlite3")
     assert store.find_image(submit(store, "b", image=b"fox").number) == b"fox"
-    assert store.unkept_files(9.0) == []
+    assert store.list_unkept_files(9.0) == []
     store.close()
 
 
 def test_pages(store: VideoStore) -> None:
     for name in "abcde":
         submit(store, name)
-    assert [job.job_id for job in store.page(None, 2, newest_first=True)] == ["e", "d"]
-    assert [job.job_id for job in store.page("d", 2, newest_first=True)] == ["c", "b"]
-    assert [job.job_id for job in store.page("b", 9, newest_first=False)] == ["c", "d", "e"]
+    assert [job.job_id for job in store.list_page(None, 2, newest_first=True)] == ["e", "d"]
+    assert [job.job_id for job in store.list_page("d", 2, newest_first=True)] == ["c", "b"]
+    assert [job.job_id for job in store.list_page("b", 9, newest_first=False)] == ["c", "d", "e"]
     with pytest.raises(InvalidRequestError, match="after: there is no video with this id"):
-        store.page("gone", 1, newest_first=False)
+        store.list_page("gone", 1, newest_first=False)
 
 
 def test_what_is_cleared_away(store: VideoStore) -> None:
@@ -231,13 +231,13 @@ def test_what_is_cleared_away(store: VideoStore) -> None:
         (job,) = store.claim("p", 1, 0.0, LEASE_S)
         store.complete("p", job.number, {}, 100, float(at))
     submit(store, "d")
-    assert [job.job_id for job in store.ended_before(1.5)] == ["a", "b"]
-    assert [job.job_id for job in store.surplus(250)] == ["a"]
-    assert [job.job_id for job in store.surplus(99)] == ["c", "b", "a"]
-    assert store.surplus(300) == []
-    for job in (*store.ended_before(9.0), *store.page("c", 1, newest_first=False)):
+    assert [job.job_id for job in store.list_ended_before(1.5)] == ["a", "b"]
+    assert [job.job_id for job in store.list_surplus(250)] == ["a"]
+    assert [job.job_id for job in store.list_surplus(99)] == ["c", "b", "a"]
+    assert store.list_surplus(300) == []
+    for job in (*store.list_ended_before(9.0), *store.list_page("c", 1, newest_first=False)):
         store.delete(job.number)
-    assert [job.job_id for job in store.page(None, 9, newest_first=True)] == ["d"]
+    assert [job.job_id for job in store.list_page(None, 9, newest_first=True)] == ["d"]
 
 
 def test_files_are_kept_in_mind_until_their_job_is_completed(store: VideoStore) -> None:
@@ -249,10 +249,10 @@ def test_files_are_kept_in_mind_until_their_job_is_completed(store: VideoStore) 
     for job in (failed, gone):
         store.fail("p", job.number, {"code": "x"}, 6.0)
     store.delete(gone.number)
-    assert store.unkept_files(5.0) == []
-    assert [files.name for files in store.unkept_files(5.1)] == ["b-2", "c-3"]
+    assert store.list_unkept_files(5.0) == []
+    assert [files.name for files in store.list_unkept_files(5.1)] == ["b-2", "c-3"]
     store.forget_files(failed.number)
-    assert [(files.number, files.name, files.count) for files in store.unkept_files(9.0)] == [(3, "c-3", 1)]
+    assert [(files.number, files.name, files.count) for files in store.list_unkept_files(9.0)] == [(3, "c-3", 1)]
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(store: VideoStore) -> None:
@@ -349,7 +349,7 @@ class Processes(RuleBasedStateMachine):
 
     @invariant()
     def unfinished_jobs_have_their_images(self) -> None:
-        for job in self.store.page(None, 9, newest_first=True):
+        for job in self.store.list_page(None, 9, newest_first=True):
             image = None if job.number in self.ended else job.job_id.encode()
             assert self.store.find_image(job.number) == image
 

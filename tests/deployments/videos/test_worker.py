@@ -15,7 +15,7 @@ import pytest
 from deployments.config.videos import VideosArgs
 from deployments.videos.jobs import DATABASE, VideoJobs
 from deployments.videos.store import VideoStore
-from tests.deployments.fake_backend import FakeBackend, video
+from tests.deployments.fake_backend import FakeBackend, make_video
 from tests.deployments.videos.test_store import request
 from tests.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate
@@ -45,7 +45,7 @@ class Service:
         return VideoJobs(backend, VideosArgs(lease_s=LEASE_S, **options), self.directory, self.clock)
 
     @asynccontextmanager
-    async def running(self, backend: FakeBackend, **options: Any) -> AsyncIterator[VideoJobs]:
+    async def run(self, backend: FakeBackend, **options: Any) -> AsyncIterator[VideoJobs]:
         jobs = self.process(backend, **options)
         await jobs.start()
         try:
@@ -53,7 +53,7 @@ class Service:
         finally:
             await jobs.stop()
 
-    def files(self) -> list[str]:
+    def list_files(self) -> list[str]:
         return sorted(path.name for path in (self.directory / "results").iterdir())
 
 
@@ -66,7 +66,7 @@ async def submit(jobs: VideoJobs, job_id: str, priority: int = 0) -> dict[str, A
     return await jobs.submit(*request(job_id, prompt=job_id), priority)
 
 
-async def until_status(jobs: VideoJobs, job_id: str, wanted: str) -> dict[str, Any]:
+async def wait_for_status(jobs: VideoJobs, job_id: str, wanted: str) -> dict[str, Any]:
     deadline_s = time.monotonic() + PATIENCE_S
     while (job := await jobs.get(job_id))["status"] != wanted:
         assert time.monotonic() < deadline_s, job
@@ -74,34 +74,34 @@ async def until_status(jobs: VideoJobs, job_id: str, wanted: str) -> dict[str, A
     return job
 
 
-async def until_left(jobs: VideoJobs, wanted: list[str]) -> None:
+async def wait_until_left(jobs: VideoJobs, wanted: list[str]) -> None:
     """These jobs, oldest first, and no others."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while (left := [job["id"] for job in (await jobs.page(None, 9, newest_first=False))[0]]) != wanted:
+    while (left := [job["id"] for job in (await jobs.list_page(None, 9, newest_first=False))[0]]) != wanted:
         assert time.monotonic() < deadline_s, left
         await asyncio.sleep(0.01)
 
 
 async def test_a_job_from_queued_to_completed(service: Service) -> None:
     backend = FakeBackend(allowed_steps=1)
-    async with service.running(backend) as jobs:
+    async with service.run(backend) as jobs:
         told = await submit(jobs, "a", priority=2)
         assert (told["id"], told["object"], told["status"], told["progress"]) == ("a", "video", "queued", 0)
         assert (told["size"], told["seconds"], told["num_frames"], told["fps"]) == ("64x64", "1.125", 9, 8)
         assert (told["created_at"], told["priority"], told["completed_at"]) == (1_000_000, 2, None)
-        running = await until_status(jobs, "a", "in_progress")
+        running = await wait_for_status(jobs, "a", "in_progress")
         assert running["progress"] == 25
         with pytest.raises(RequestNotFoundError, match="not yet"):
             await jobs.read_content("a", 0)
         backend.allowed_steps = math.inf
-        done = await until_status(jobs, "a", "completed")
+        done = await wait_for_status(jobs, "a", "completed")
         assert (done["progress"], done["completed_at"], done["expires_at"]) == (100, 1_000_000, 1_086_400)
         assert done["inference_time_s"] == 0.5
         assert (done["peak_memory_mb"], done["stage_durations"]["diffuse"]) == (12.5, 0.3)
-        assert await jobs.read_content("a", 0) == video("a")
+        assert await jobs.read_content("a", 0) == make_video("a")
         path = await jobs.find_local_file("a", 0)
         assert path is not None
-        assert path.read_bytes() == video("a")
+        assert path.read_bytes() == make_video("a")
         with pytest.raises(RequestNotFoundError):
             await jobs.read_content("a", 1)
 
@@ -113,27 +113,27 @@ async def test_jobs_beyond_those_in_flight_go_by_priority(service: Service) -> N
         await submit(jobs, name, priority)
     await jobs.start()
     for name in "abcd":
-        await until_status(jobs, name, "completed")
+        await wait_for_status(jobs, name, "completed")
     assert [spec.request_id for spec, _ in backend.seen] == ["d~4", "b~2", "a~1", "c~3"]
     await jobs.stop()
 
 
 async def test_a_failure_is_reported(service: Service) -> None:
-    async with service.running(FakeBackend(fail=FailedUpdate("a", "lost", "out"))) as jobs:
+    async with service.run(FakeBackend(fail=FailedUpdate("a", "lost", "out"))) as jobs:
         await submit(jobs, "a")
-        job = await until_status(jobs, "a", "failed")
+        job = await wait_for_status(jobs, "a", "failed")
         assert job["error"] == {"message": "out", "type": "server_error", "param": None, "code": "lost"}
-        assert not service.files()
-    async with service.running(FakeBackend()) as jobs:
+        assert not service.list_files()
+    async with service.run(FakeBackend()) as jobs:
         await submit(jobs, "a")  # again: what failed may be tried once more
-        await until_status(jobs, "a", "completed")
+        await wait_for_status(jobs, "a", "completed")
 
 
 async def test_delete_stops_a_job_and_then_removes_it(service: Service) -> None:
     backend = FakeBackend(allowed_steps=1)
-    async with service.running(backend) as jobs:
+    async with service.run(backend) as jobs:
         await submit(jobs, "a")
-        await until_status(jobs, "a", "in_progress")
+        await wait_for_status(jobs, "a", "in_progress")
         await jobs.delete("a")
         job = await jobs.get("a")
         assert (job["status"], job["error"]["code"]) == ("failed", "cancelled")
@@ -147,24 +147,24 @@ async def test_delete_stops_a_job_and_then_removes_it(service: Service) -> None:
 
 
 async def test_delete_of_a_completed_job_takes_its_files(service: Service) -> None:
-    async with service.running(FakeBackend()) as jobs:
+    async with service.run(FakeBackend()) as jobs:
         await submit(jobs, "a")
-        await until_status(jobs, "a", "completed")
-        assert len(service.files()) == 1
+        await wait_for_status(jobs, "a", "completed")
+        assert len(service.list_files()) == 1
         await jobs.delete("a")
-        assert service.files() == []
+        assert service.list_files() == []
 
 
 async def test_a_process_that_ends_in_order_gives_its_jobs_back_at_once(service: Service) -> None:
     first, second = FakeBackend(allowed_steps=0), FakeBackend()
-    async with service.running(first) as jobs:
+    async with service.run(first) as jobs:
         for name in "abc":
             await submit(jobs, name)
         await until(lambda: len(first.running) == 3)
     assert not first.running
-    async with service.running(second) as jobs:
+    async with service.run(second) as jobs:
         for name in "abc":
-            await until_status(jobs, name, "completed")
+            await wait_for_status(jobs, name, "completed")
     assert [spec.request_id for spec, _ in second.seen] == ["a~1", "b~2", "c~3"]
 
 
@@ -175,12 +175,12 @@ async def test_a_process_that_was_killed_is_taken_over_when_its_leases_have_run_
     await submit(killed, "a")
     await until(lambda: bool(dead.running))
     await silence(killed)
-    async with service.running(heir) as jobs:
+    async with service.run(heir) as jobs:
         await jobs._worker._claim()
         assert (await jobs.get("a"))["status"] == "queued"
         assert not heir.seen
         service.clock.now_s += LEASE_S
-        done = await until_status(jobs, "a", "completed")
+        done = await wait_for_status(jobs, "a", "completed")
         assert done["progress"] == 100
     await killed.stop()
 
@@ -200,13 +200,13 @@ async def test_a_replica_that_lost_a_lease_cannot_end_the_job_and_leaves_the_hei
     await until(lambda: bool(slow.running))
     await silence(stalled)
     service.clock.now_s += LEASE_S
-    async with service.running(heir) as jobs:
-        done = await until_status(jobs, "a", "completed")
+    async with service.run(heir) as jobs:
+        done = await wait_for_status(jobs, "a", "completed")
         slow.allowed_steps = math.inf
         await until(lambda: not stalled._worker._runs)
         assert slow.ended["a~1"] == "completed", "it comes too late"
         assert await jobs.get("a") == done
-        assert await jobs.read_content("a", 0) == video("a")
+        assert await jobs.read_content("a", 0) == make_video("a")
     await stalled.stop()
 
 
@@ -217,18 +217,18 @@ async def test_a_job_that_ends_the_service_again_and_again_is_given_up(service: 
         store.claim("dead", 1, service.clock(), LEASE_S)
         service.clock.now_s += LEASE_S
     store.close()
-    async with service.running(FakeBackend(), max_attempts=2) as jobs:
-        job = await until_status(jobs, "a", "failed")
+    async with service.run(FakeBackend(), max_attempts=2) as jobs:
+        job = await wait_for_status(jobs, "a", "failed")
         assert "the service has ended 2 times" in job["error"]["message"]
 
 
 async def test_the_image_of_a_job_outlives_its_process(service: Service) -> None:
     slow, heir = FakeBackend(allowed_steps=0), FakeBackend()
-    async with service.running(slow) as jobs:
+    async with service.run(slow) as jobs:
         await jobs.submit(*request("a", image=b"fox"), 0)
         await until(lambda: bool(slow.running))
-    async with service.running(heir) as jobs:
-        await until_status(jobs, "a", "completed")
+    async with service.run(heir) as jobs:
+        await wait_for_status(jobs, "a", "completed")
         joined = await jobs.submit(*request("a", image=b"fox"), 0)
         assert joined["status"] == "completed"
     assert [inputs.image for _, inputs in slow.seen + heir.seen] == [b"fox", b"fox"]
@@ -251,10 +251,10 @@ async def test_the_images_of_jobs_that_wait_have_a_bound(service: Service, monke
 @pytest.mark.parametrize("error", [OverloadedError("full"), WorkerError("no scheduler")])
 async def test_a_job_waits_while_the_service_cannot_take_it(service: Service, error: Exception) -> None:
     backend = FakeBackend(refuse=error)
-    async with service.running(backend) as jobs:
+    async with service.run(backend) as jobs:
         await submit(jobs, "a")
         await until(lambda: backend.num_refused == 1 and not jobs._worker._runs)
         assert (await jobs.get("a"))["status"] == "queued"
         backend.refuse = None
         service.clock.now_s += 1.0
-        await until_status(jobs, "a", "completed")
+        await wait_for_status(jobs, "a", "completed")

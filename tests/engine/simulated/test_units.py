@@ -12,7 +12,7 @@ import pytest
 
 from deployments.assembly.options import ServiceOptions
 from deployments.assembly.simulation import SimulationSetup, simulate
-from deployments.validation.args import args_problems
+from deployments.validation.args import check_args
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES
 from placement.units import choose_units
@@ -135,11 +135,11 @@ def test_a_live_service_refuses_what_only_several_workers_hold() -> None:
         "handoff": {"capacity_mb": 1},
         "expected_load": [{"model": "tiny-sd3", "width": 256, "height": 256, "num_inference_steps": 4}],
     }
-    (found,) = args_problems({**args, "placement": "auto"})
+    (found,) = check_args({**args, "placement": "auto"})
     assert found.startswith(
         "args.placement: tiny-sd3: the weights of diffuse alone are 5489792 bytes and a worker has "
     )
     assert "4 of them would hold them together, which a live service does not do" in found
-    pinned = args_problems({**args, "placement": ["EDC"] * 4})
+    pinned = check_args({**args, "placement": ["EDC"] * 4})
     assert pinned
     assert all("the weights of EDC workers exceed their memory by" in line for line in pinned)
