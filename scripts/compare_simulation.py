@@ -41,10 +41,10 @@ from deployments.config.app import AppArgs
 from deployments.config.file import read_args
 from profiler import CostModel
 from traces.client.replay import replay
-from traces.reports.report import percentile, write_report
+from traces.reports.report import compute_percentile, write_report
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
-from traces.simulated import arrivals_of, results_of
+from traces.simulated import make_arrivals, make_results
 from tridentserve.errors import TridentServeError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -170,8 +170,8 @@ def _simulated(
     seed: int,
 ) -> list[ReplayResult]:
     """The simulated results, with the time that a client needs to send the request and receive the answer."""
-    arrivals = arrivals_of(requests, times.models)
-    results = results_of(requests, simulate_service(args, times, truth, arrivals, calibration.options(seed)))
+    arrivals = make_arrivals(requests, times.models)
+    results = make_results(requests, simulate_service(args, times, truth, arrivals, calibration.options(seed)))
     return [
         replace(result, latency_s=result.latency_s + calibration.http_s[Shape(r.height, r.width, r.num_frames)])
         for result, r in zip(results, requests, strict=True)
@@ -185,7 +185,9 @@ def _row(
     figures = {}
     for way, results in (("live", live), ("simulated", simulated)):
         latencies = [result.latency_s for result in results if result.error is None]
-        figures[way] = (fmean(latencies), percentile(latencies, 95) or 0.0) if latencies else (math.nan, math.nan)
+        figures[way] = (
+            (fmean(latencies), compute_percentile(latencies, 95) or 0.0) if latencies else (math.nan, math.nan)
+        )
     for index, figure in enumerate(("mean", "p95")):
         real_s, simulated_s = figures["live"][index], figures["simulated"][index]
         row |= {f"live_{figure}_s": round(real_s, 4), f"simulated_{figure}_s": round(simulated_s, 4)}

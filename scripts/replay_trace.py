@@ -20,7 +20,7 @@ from pathlib import Path
 from lib.command_line import PROFILES, Parser, not_negative, positive
 
 from traces.formats.ours import read_trace
-from traces.reports.report import summary_table, write_report
+from traces.reports.report import format_summary, write_report
 from traces.requests import TraceRequest, scale_pixels
 from traces.results import ReplayResult
 from tridentserve.errors import TridentServeError
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("replay_trace: interrupted; no report written", file=sys.stderr)
         return 130
-    print(summary_table(figures))
+    print(format_summary(figures))
     print(f"{'report':22} {arguments.out}/summary.json, requests.csv, trace.json")
     print(json.dumps(figures, allow_nan=False))
     if interrupted:

@@ -9,7 +9,7 @@ from traces.formats.external import DrawnTrace, read_external
 from traces.formats.ours import read_trace, write_trace
 from traces.requests import TraceRequest, scale_pixels
 from traces.results import ReplayResult, TimelineEntry, simulated_result
-from traces.workloads.arrivals import Arrival, Phase, arrival_times, phases
+from traces.workloads.arrivals import Arrival, Phase, draw_arrival_times, draw_phases
 from traces.workloads.mixes import Mix, draw, load_figure, load_mix, mix_names
 from traces.workloads.named import WORKLOADS, Workload, make_workload, rescale
 
@@ -23,13 +23,13 @@ __all__ = [
     "TimelineEntry",
     "TraceRequest",
     "Workload",
-    "arrival_times",
     "draw",
+    "draw_arrival_times",
+    "draw_phases",
     "load_figure",
     "load_mix",
     "make_workload",
     "mix_names",
-    "phases",
     "read_external",
     "read_trace",
     "rescale",

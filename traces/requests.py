@@ -40,7 +40,7 @@ class Text:
 
     def check(self, name: str, value: object) -> str:
         if not isinstance(value, str):
-            raise TraceError(f"{name} must be a text, not {shown(value)}")
+            raise TraceError(f"{name} must be a text, not {quote(value)}")
         if not value.strip() and not self.may_be_blank:
             raise TraceError(f"{name} is empty")
         try:
@@ -63,12 +63,12 @@ class Number:
     def check(self, name: str, value: object) -> float | int:
         # bool is an int in Python: `height=True` is a mistake, not a size of 1.
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TraceError(f"{name} must be a number, not {shown(value)}")
+            raise TraceError(f"{name} must be a number, not {quote(value)}")
         if isinstance(value, float) and not math.isfinite(value):
             raise TraceError(f"{name} must be finite, not {value}")
         if not self.low <= value <= self.high or (self.above and value == self.low):
             lowest = f"above {self.low:g}" if self.above else f"at least {self.low:g}"
-            raise TraceError(f"{name} must be {lowest} and at most {self.high:g}{self.hint}, not {shown(value)}")
+            raise TraceError(f"{name} must be {lowest} and at most {self.high:g}{self.hint}, not {quote(value)}")
         if not self.whole:
             return float(value)
         # pandas writes 42 as 42.0 where another row of the column is empty: take whole floats.
@@ -110,7 +110,7 @@ OPTIONAL: dict[str, Text | Number] = {
 FIELDS = REQUIRED | OPTIONAL
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """A value as an error message shows it: short, and safe for integers that Python refuses to print."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "an integer of more than 64 bits"
@@ -123,7 +123,7 @@ def check_names(names: Mapping[str, object]) -> None:
     known = f"required: {', '.join(REQUIRED)}; optional: {', '.join(OPTIONAL)}"
     unknown = [name for name in names if name not in FIELDS]
     if unknown:
-        raise TraceError(f"unknown field {', '.join(map(shown, unknown[:5]))} ({known})")
+        raise TraceError(f"unknown field {', '.join(map(quote, unknown[:5]))} ({known})")
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise TraceError(f"missing field {', '.join(missing)} ({known})")

@@ -18,7 +18,7 @@ from tridentserve.stages import Stage
 _MIB = 2**20
 
 
-def arrivals_of(
+def make_arrivals(
     requests: Sequence[TraceRequest], profiled: Sequence[str], model: str | None = None, speed: float = 1.0
 ) -> list[TimedRequest]:
     """The requests as the simulator takes them, in the same order: request i comes at `timestamp_s / speed`.
@@ -55,7 +55,7 @@ def check_profiled(arrivals: Sequence[TimedRequest], times: StageTimes) -> None:
                 raise ProfileError(f"request {spec.request_id}: {error}") from None
 
 
-def results_of(requests: Sequence[TraceRequest], simulation: SimulationResult) -> list[ReplayResult]:
+def make_results(requests: Sequence[TraceRequest], simulation: SimulationResult) -> list[ReplayResult]:
     """The result of each request, in the order of the trace. `simulation` has the arrivals of these requests, and
     kept its plans."""
     ended = {result.spec.request_id: result for result in simulation.requests}
@@ -64,18 +64,18 @@ def results_of(requests: Sequence[TraceRequest], simulation: SimulationResult) -
         for request_id in plan.request_ids:
             peak_bytes[request_id] = max((peak_bytes[request_id], *plan.used_bytes))
     return [
-        _result(request, ended[request.request_id], peak_bytes[request.request_id], simulation.duration_s)
+        _make_result(request, ended[request.request_id], peak_bytes[request.request_id], simulation.duration_s)
         for request in requests
     ]
 
 
-def _result(request: TraceRequest, ended: RequestResult, peak_bytes: int, duration_s: float) -> ReplayResult:
+def _make_result(request: TraceRequest, ended: RequestResult, peak_bytes: int, duration_s: float) -> ReplayResult:
     end_s = duration_s if ended.end_s is None else ended.end_s
     result = simulated_result(
         request,
         ended.spec.model,
         max(0.0, end_s - ended.arrival_s),
-        error=_error(ended),
+        error=_describe_error(ended),
         slo_s=ended.slo_s,
         queue_s=None if ended.start_s is None else ended.start_s - ended.arrival_s,
         peak_memory_mb=peak_bytes / _MIB if peak_bytes else None,
@@ -94,7 +94,7 @@ def _result(request: TraceRequest, ended: RequestResult, peak_bytes: int, durati
     return replace(result, sent_s=ended.arrival_s)
 
 
-def _error(ended: RequestResult) -> str | None:
+def _describe_error(ended: RequestResult) -> str | None:
     if ended.outcome == FINISHED:
         return None
     if ended.outcome == UNFINISHED:

@@ -13,9 +13,9 @@ from deployments.assembly.options import options_line
 from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, with_deadlines
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel
-from traces.reports.report import percentile
-from traces.simulated import arrivals_of, check_profiled
-from traces.workloads.arrivals import arrival_times
+from traces.reports.report import compute_percentile
+from traces.simulated import check_profiled, make_arrivals
+from traces.workloads.arrivals import draw_arrival_times
 from traces.workloads.mixes import Mix, draw, load_figure
 from tridentserve.engine.simulated import TimedRequest
 from tridentserve.errors import ConfigError, PlacementError
@@ -93,10 +93,10 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
 
 def _arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
     mix = question.mix
-    times_s = arrival_times(mix.arrivals, mix.rate_per_s, question.duration_s, question.seed)
+    times_s = draw_arrival_times(mix.arrivals, mix.rate_per_s, question.duration_s, question.seed)
     if not times_s:
         raise ConfigError(f"no request comes in {question.duration_s:g} s at {mix.rate_per_s:g}/s; try a longer time")
-    arrivals = arrivals_of(draw(mix, times_s, question.seed), times.models)
+    arrivals = make_arrivals(draw(mix, times_s, question.seed), times.models)
     check_profiled(arrivals, times)
     return with_deadlines(arrivals, times, mix.slo_scale)
 
@@ -113,7 +113,7 @@ def _trial(nodes: int, gpus: int, arrivals: list[TimedRequest], setup: Simulatio
             return Trial(nodes, error=str(error))
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
     mean_s = sum(latencies) / len(latencies) if latencies else None
-    return Trial(nodes, result.attainment, mean_s, percentile(latencies, 95))
+    return Trial(nodes, result.attainment, mean_s, compute_percentile(latencies, 95))
 
 
 def _table(trials: list[Trial], question: Question, cluster: ClusterSpec, times: CostModel) -> tuple[list[str], bool]:

@@ -23,7 +23,7 @@ from deployments.config.file import read_args
 from profiler import CostModel
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
-from traces.simulated import arrivals_of, results_of
+from traces.simulated import make_arrivals, make_results
 from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import ConfigError, ProfileError
 from tridentserve.requests import Shape
@@ -55,7 +55,7 @@ def served(args: AppArgs, sides: list[int], slo_ms: dict[int, float] | None = No
         TraceRequest(f"r{i}", 0.0, side, side, 1, "a fox", "", STEPS, slo_ms=(slo_ms or {}).get(side))
         for i, side in enumerate(sides)
     ]
-    result = simulate_service(args, slow(args), slow(args), arrivals_of(requests, [model]), SERVICE)
+    result = simulate_service(args, slow(args), slow(args), make_arrivals(requests, [model]), SERVICE)
     ends_s = {request.spec.request_id: request.latency_s for request in result.requests}
     return [
         replace(
@@ -63,7 +63,7 @@ def served(args: AppArgs, sides: list[int], slo_ms: dict[int, float] | None = No
             latency_s=answer.latency_s + HTTP_S,
             facts=answer.facts.model_copy(update={"latency_s": ends_s[answer.request.request_id]}),
         )
-        for answer in results_of(requests, result)
+        for answer in make_results(requests, result)
     ]
 
 

@@ -30,7 +30,7 @@ def read_image(body: bytes, width: int, height: int) -> AnswerFacts:
     except (ValueError, LookupError, TypeError, RecursionError, binascii.Error):
         raise ValueError("the answer holds no data[0].b64_json") from None
     _check_image(image, width, height)
-    return _facts(answer)
+    return _read_facts(answer)
 
 
 def read_video(body: bytes, headers: Mapping[str, str], width: int, height: int, num_frames: int) -> AnswerFacts:
@@ -42,7 +42,7 @@ def read_video(body: bytes, headers: Mapping[str, str], width: int, height: int,
     _check_video(body, width, height, num_frames)
     try:
         facts: Any = json.loads(headers.get(FACTS_HEADER, "{}"))
-        return _facts(facts)
+        return _read_facts(facts)
     except (AttributeError, RecursionError, json.JSONDecodeError):
         raise ValueError(f"the answer's header {FACTS_HEADER} is no JSON object") from None
 
@@ -50,7 +50,7 @@ def read_video(body: bytes, headers: Mapping[str, str], width: int, height: int,
 _FIELDS = tuple(AnswerFacts.model_fields)
 
 
-def _facts(answer: Any) -> AnswerFacts:
+def _read_facts(answer: Any) -> AnswerFacts:
     try:
         return AnswerFacts.model_validate({name: answer.get(name) for name in _FIELDS if answer.get(name) is not None})
     except ValidationError as error:

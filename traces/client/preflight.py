@@ -61,7 +61,7 @@ async def choose_models(
     model is not served, and `InvalidRequestError` for videos of a model that makes images.
     """
     await _get(client, url, "/health")
-    served = await _served_models(client, url)
+    served = await _list_served_models(client, url)
     chosen = []
     for request in requests:
         name = model or request.model or (next(iter(served)) if len(served) == 1 else None)
@@ -93,11 +93,11 @@ async def _get(client: httpx.AsyncClient, url: str, path: str) -> httpx.Response
     return response
 
 
-async def _served_models(client: httpx.AsyncClient, url: str) -> dict[str, Served]:
+async def _list_served_models(client: httpx.AsyncClient, url: str) -> dict[str, Served]:
     response = await _get(client, url, "/v1/models")
     try:
         body: Any = response.json()
-        served = {str(entry["id"]): _served(entry) for entry in body["data"]}
+        served = {str(entry["id"]): _read_served(entry) for entry in body["data"]}
     except (ValueError, LookupError, TypeError, AttributeError):
         raise ConfigError(f"{url}/v1/models does not answer with a list of models") from None
     if not served:
@@ -105,7 +105,7 @@ async def _served_models(client: httpx.AsyncClient, url: str) -> dict[str, Serve
     return served
 
 
-def _served(entry: dict[str, Any]) -> Served:
+def _read_served(entry: dict[str, Any]) -> Served:
     modality = entry.get("output_modality")
     takes_image = "image" in entry.get("input_modalities", ())
     return Served(str(entry["id"]), None if modality is None else modality == "video", takes_image)

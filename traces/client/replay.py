@@ -71,14 +71,14 @@ async def open_session(
     if not timeout_s > 0:
         raise ConfigError(f"timeout must be above 0, not {timeout_s}")
     tls = ssl.create_default_context()
-    async with _client(tls) as client:
+    async with _open_client(tls) as client:
         models = await choose_models(client, url, requests, model)
     # Two replays of one trace are not the same requests.
     run_id, start_s = uuid.uuid4().hex[:8], asyncio.get_running_loop().time()
     return ReplaySession(url, tls, models, timeout_s, on_done, run_id, start_s)
 
 
-def _client(tls: ssl.SSLContext) -> httpx.AsyncClient:
+def _open_client(tls: ssl.SSLContext) -> httpx.AsyncClient:
     """A client for one request, as each comes from a user of its own. No connection is used twice, so none is closed by
     the server just as it is used again; and the cost of a send does not grow with the number in flight, as it does in
     a shared pool (2,000 in flight: sends 2 s late). Our own time limit covers a request as a whole."""
@@ -116,7 +116,7 @@ class ReplaySession:
         if answer is not None:
             try:
                 # In a thread: decoding a large image on the event loop would make the next sends late.
-                facts = await asyncio.to_thread(_facts, answer, request, video)
+                facts = await asyncio.to_thread(_read_facts, answer, request, video)
             except ValueError as failure:
                 error = str(failure)
         result = ReplayResult(
@@ -129,25 +129,25 @@ class ReplaySession:
     async def _post(self, path: str, body: dict[str, Any]) -> tuple[int | None, str | None, httpx.Response | None]:
         """HTTP status (None without an answer), error (None when the status is 200), and the answer of status 200."""
         try:
-            async with asyncio.timeout(self.timeout_s), _client(self.tls) as client:
+            async with asyncio.timeout(self.timeout_s), _open_client(self.tls) as client:
                 response = await client.post(f"{self.url}{path}", json=body)
         except TimeoutError:
             return None, f"no answer within {self.timeout_s:g} s", None
         except Exception as failure:  # whatever goes wrong with one request must not stop the others
             return None, f"{type(failure).__name__}: {failure}".rstrip(": "), None
         if response.status_code != 200:
-            return response.status_code, f"HTTP {response.status_code}: {_error_message(response)}", None
+            return response.status_code, f"HTTP {response.status_code}: {_read_error_message(response)}", None
         return 200, None, response
 
 
-def _facts(answer: httpx.Response, request: TraceRequest, video: bool) -> AnswerFacts:
+def _read_facts(answer: httpx.Response, request: TraceRequest, video: bool) -> AnswerFacts:
     """Raises `ValueError` when the answer does not hold what was asked for."""
     if video:
         return read_video(answer.content, answer.headers, request.width, request.height, request.num_frames)
     return read_image(answer.content, request.width, request.height)
 
 
-def _error_message(response: httpx.Response) -> str:
+def _read_error_message(response: httpx.Response) -> str:
     """The message of an OpenAI error body, else the start of whatever came, on one line."""
     try:
         message = str(response.json()["error"]["message"])

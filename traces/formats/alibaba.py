@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traces.formats.text import at_line, csv_fields, number, unix_seconds
+from traces.formats.text import list_csv_fields, make_line_error, parse_number, parse_unix_seconds
 from traces.requests import REQUIRED
 from traces.workloads.arrivals import Arrival
 from tridentserve.errors import TraceError
@@ -30,25 +30,25 @@ def read(text: str, path: str | Path, seed: int = 0) -> list[Arrival]:
     the line number.
     """
     rows: list[tuple[float, int | None]] = []
-    for line, row in csv_fields(text, path):
+    for line, row in list_csv_fields(text, path):
         try:
-            images = _whole(_IMAGES, row[_IMAGES], most=_MOST_IMAGES) or 1
-            rows += [(unix_seconds(_TIME, row[_TIME]), _steps(row[_STEPS]))] * images
+            images = _parse_whole(_IMAGES, row[_IMAGES], most=_MOST_IMAGES) or 1
+            rows += [(parse_unix_seconds(_TIME, row[_TIME]), _parse_steps(row[_STEPS]))] * images
         except TraceError as error:
-            raise at_line(path, line, str(error)) from None
+            raise make_line_error(path, line, str(error)) from None
     rows.sort(key=lambda row: row[0])
     return [Arrival(time_s - rows[0][0], steps) for time_s, steps in rows]
 
 
-def _steps(cell: str) -> int | None:
-    steps = _whole(_STEPS, cell, most=10_000)
+def _parse_steps(cell: str) -> int | None:
+    steps = _parse_whole(_STEPS, cell, most=10_000)
     return None if steps is None else int(REQUIRED[_STEPS].check(_STEPS, steps))
 
 
-def _whole(name: str, cell: str, most: int) -> int | None:
+def _parse_whole(name: str, cell: str, most: int) -> int | None:
     if cell.lower() in _NOT_GIVEN:
         return None
-    value = number(name, cell)
+    value = parse_number(name, cell)
     if value != int(value) or value > most:
         raise TraceError(f"{name} must be a whole number of at most {most}, not {cell}")
     return int(value)

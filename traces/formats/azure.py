@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traces.formats.text import at_line, csv_fields, number, unix_seconds
+from traces.formats.text import list_csv_fields, make_line_error, parse_number, parse_unix_seconds
 from traces.workloads.arrivals import Arrival
 from tridentserve.errors import TraceError
 
@@ -22,12 +22,12 @@ def recognises(cells: Sequence[str]) -> bool:
 def read(text: str, path: str | Path, seed: int = 0) -> list[Arrival]:
     """The arrivals, ascending, from 0. Nothing is drawn, so `seed` is not used. `TraceError` with the line number."""
     times_s: list[float] = []
-    for line, row in csv_fields(text, path):
+    for line, row in list_csv_fields(text, path):
         try:
             for name in _COUNTS:
-                number(name, row[name])
-            times_s.append(unix_seconds(_TIME, row[_TIME]))
+                parse_number(name, row[name])
+            times_s.append(parse_unix_seconds(_TIME, row[_TIME]))
         except TraceError as error:
-            raise at_line(path, line, str(error)) from None
+            raise make_line_error(path, line, str(error)) from None
     times_s.sort()
     return [Arrival(time_s - times_s[0]) for time_s in times_s]

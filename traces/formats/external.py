@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traces.formats import alibaba, azure, servegen
-from traces.formats.text import at_line, csv_cells, read_text
-from traces.requests import TraceRequest, shown
+from traces.formats.text import list_csv_cells, make_line_error, read_text
+from traces.requests import TraceRequest, quote
 from traces.workloads.arrivals import Arrival
 from traces.workloads.mixes import Mix, draw
 from tridentserve.errors import ConfigError, TraceError
@@ -60,12 +60,12 @@ def read_external(
 
 def _read_file(path: Path, seed: int) -> tuple[str, list[Arrival]]:
     text = read_text(path)
-    line, first = next(csv_cells(text, path), (1, []))
+    line, first = next(list_csv_cells(text, path), (1, []))
     for known in _FORMATS:
         if known.recognises(first):
             return known.NAME, known.read(text, path, seed)
     formats = "; ".join(f"{known.NAME} ({known.FIRST_ROW})" for known in _FORMATS)
-    raise at_line(path, line, f"none of {formats}: {shown(','.join(first))}")
+    raise make_line_error(path, line, f"none of {formats}: {quote(','.join(first))}")
 
 
 def _read_folder(folder: Path, seed: int) -> tuple[str, list[Arrival]]:

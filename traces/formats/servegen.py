@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from traces.formats.text import at_line, csv_cells, number
-from traces.requests import shown
-from traces.workloads.arrivals import MAX_CV, MIN_CV, Arrival, Phase, Process, phases
+from traces.formats.text import list_csv_cells, make_line_error, parse_number
+from traces.requests import quote
+from traces.workloads.arrivals import MAX_CV, MIN_CV, Arrival, Phase, Process, draw_phases
 from tridentserve.errors import TraceError
 
 NAME = "ServeGen chunk"
@@ -27,7 +27,7 @@ def recognises(cells: Sequence[str]) -> bool:
     if len(cells) != _CELLS:
         return False
     try:
-        number("start_s", cells[0])
+        parse_number("start_s", cells[0])
     except TraceError:
         return False
     return True
@@ -37,27 +37,27 @@ def read(text: str, path: str | Path, seed: int) -> list[Arrival]:
     """Arrivals drawn with the seed, ascending; time 0 is that of the file. `TraceError` with the line number."""
     steps: list[Phase] = []
     now_s = 0.0
-    for line, cells in csv_cells(text, path):
+    for line, cells in list_csv_cells(text, path):
         try:
-            start_s, step = _bin(cells)
+            start_s, step = _read_bin(cells)
             if start_s < now_s:
                 raise TraceError(f"the bin begins at {start_s:g} s, before the one ahead of it ends ({now_s:g} s)")
         except TraceError as error:
-            raise at_line(path, line, str(error)) from None
+            raise make_line_error(path, line, str(error)) from None
         steps += [Phase(start_s - now_s, 0.0), step]
         now_s = start_s + _BIN_S
-    return [Arrival(time_s) for time_s in phases(steps, seed)]
+    return [Arrival(time_s) for time_s in draw_phases(steps, seed)]
 
 
-def _bin(cells: Sequence[str]) -> tuple[float, Phase]:
+def _read_bin(cells: Sequence[str]) -> tuple[float, Phase]:
     if len(cells) != _CELLS:
         raise TraceError(f"{len(cells)} cells where a bin has {_CELLS}")
     distribution = cells[3].strip()
     if distribution not in _PROCESSES:
         known = ", ".join(filter(None, _PROCESSES))
-        raise TraceError(f"the distribution must be {known} or empty, not {shown(distribution)}")
+        raise TraceError(f"the distribution must be {known} or empty, not {quote(distribution)}")
     start_s, rate_per_s, cv, *_ = (
-        number(name, cell)
+        parse_number(name, cell)
         for name, cell in zip(("start_s", "rate", "cv", "arg1", "arg2"), (*cells[:3], *cells[4:]), strict=True)
     )
     if rate_per_s == 0:

@@ -46,7 +46,7 @@ class _StageChoice:
     gpu_seconds: float
 
 
-def on_time_bound(arrivals: Iterable[tuple[float, RequestSpec]], times: StageTimes, num_gpus: int) -> int:
+def bound_on_time(arrivals: Iterable[tuple[float, RequestSpec]], times: StageTimes, num_gpus: int) -> int:
     """No schedule of these requests on `num_gpus` GPUs, with these stage times, finishes more of them on time.
 
     Arrivals are (seconds, request), each request with its `slo_s`; one without is taken to be always on time. Batches
@@ -61,23 +61,23 @@ def on_time_bound(arrivals: Iterable[tuple[float, RequestSpec]], times: StageTim
             continue
         key = (spec.model, spec.shape, spec.num_inference_steps, spec.num_outputs, spec.slo_s)
         if key not in least:
-            least[key] = least_gpu_seconds(spec, spec.slo_s, times)
+            least[key] = find_least_gpu_seconds(spec, spec.slo_s, times)
         gpu_seconds = least[key]
         if gpu_seconds is not None:
             jobs.append(TimedJob(arrival_s, arrival_s + spec.slo_s, gpu_seconds))
-    return always + most_on_time(jobs, num_gpus)
+    return always + count_most_on_time(jobs, num_gpus)
 
 
-def least_gpu_seconds(spec: RequestSpec, slo_s: float, times: StageTimes) -> float | None:
+def find_least_gpu_seconds(spec: RequestSpec, slo_s: float, times: StageTimes) -> float | None:
     """The least GPU-seconds of a run of all stages within `slo_s`; None when not even the fastest run is on time.
 
     Each stage may change its way (degree and batch) at any moment, which is more than an engine can do. By duality the
     result is the largest of min(GPU-seconds + price x seconds) - price x SLO over all prices of a second.
     """
-    stages = [_ways(spec, stage, times) for stage in Stage]
+    stages = [_list_choices(spec, stage, times) for stage in Stage]
     if sum(min(way.seconds for way in ways) for ways in stages) > slo_s * _SLACK:
         return None
-    prices = {0.0, *(price for ways in stages for price in _exchange_rates(ways))}
+    prices = {0.0, *(price for ways in stages for price in _list_exchange_rates(ways))}
 
     def at(price: float) -> float:
         return sum(min(way.gpu_seconds + price * way.seconds for way in ways) for ways in stages) - price * slo_s
@@ -85,7 +85,7 @@ def least_gpu_seconds(spec: RequestSpec, slo_s: float, times: StageTimes) -> flo
     return max(map(at, prices))
 
 
-def _ways(spec: RequestSpec, stage: Stage, times: StageTimes) -> list[_StageChoice]:
+def _list_choices(spec: RequestSpec, stage: Stage, times: StageTimes) -> list[_StageChoice]:
     calls = spec.num_inference_steps if stage is Stage.DIFFUSE else 1
     ways = []
     for degree in times.degrees(spec.model, stage):
@@ -102,7 +102,7 @@ def _ways(spec: RequestSpec, stage: Stage, times: StageTimes) -> list[_StageChoi
     return ways
 
 
-def _exchange_rates(ways: Sequence[_StageChoice]) -> Iterator[float]:
+def _list_exchange_rates(ways: Sequence[_StageChoice]) -> Iterator[float]:
     """GPU-seconds per second saved between any two ways: the prices at which the cheapest way changes."""
     for slow in ways:
         for fast in ways:
@@ -110,7 +110,7 @@ def _exchange_rates(ways: Sequence[_StageChoice]) -> Iterator[float]:
                 yield (fast.gpu_seconds - slow.gpu_seconds) / (slow.seconds - fast.seconds)
 
 
-def most_on_time(jobs: Sequence[TimedJob], num_gpus: int, max_slots: int = 200) -> int:
+def count_most_on_time(jobs: Sequence[TimedJob], num_gpus: int, max_slots: int = 200) -> int:
     """The linear program: as many jobs as possible, in fractions, under the windows between all pairs of grid times.
 
     The grid are up to `max_slots` + 1 of the arrivals and deadlines; arrivals are moved back and deadlines forward to
@@ -118,7 +118,7 @@ def most_on_time(jobs: Sequence[TimedJob], num_gpus: int, max_slots: int = 200) 
     between neighbouring times: because work may be split at will, one can be met exactly when the other can (earliest
     deadline first is optimal then), and the flow has far fewer coefficients.
     """
-    grid = _grid(jobs, max_slots)
+    grid = _make_grid(jobs, max_slots)
     classes = Counter(
         (bisect_right(grid, job.arrival_s) - 1, bisect_left(grid, job.deadline_s), job.gpu_seconds)
         for job in jobs
@@ -147,7 +147,7 @@ def most_on_time(jobs: Sequence[TimedJob], num_gpus: int, max_slots: int = 200) 
     return free + min(classes.total(), math.floor(best + _TOLERANCE))
 
 
-def _grid(jobs: Sequence[TimedJob], max_slots: int) -> list[float]:
+def _make_grid(jobs: Sequence[TimedJob], max_slots: int) -> list[float]:
     """Quantiles of all arrivals and deadlines, the first and the last among them."""
     times_s = sorted({time_s for job in jobs for time_s in (job.arrival_s, job.deadline_s)})
     if len(times_s) <= max_slots + 1:

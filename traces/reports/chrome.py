@@ -15,7 +15,7 @@ TraceEvent = dict[str, Any]
 _PID = 1
 
 
-def chrome_trace(results: Sequence[ReplayResult], service: str = "tridentserve") -> dict[str, Any]:
+def make_chrome_trace(results: Sequence[ReplayResult], service: str = "tridentserve") -> dict[str, Any]:
     """The trace as a JSON-able object; time 0 is the start of the earliest stage, times are whole microseconds.
 
     A stage of degree k is a slice on the rows of its k workers. Arrows lead from a stage to the next one of the same
@@ -25,19 +25,22 @@ def chrome_trace(results: Sequence[ReplayResult], service: str = "tridentserve")
     zero_s = min((span.start_s for span in spans), default=0.0)
     workers = sorted({worker for span in spans for worker in span.workers}, key=_natural_order)
     rows = {worker: row for row, worker in enumerate(workers, start=1)}
-    events = [_metadata("process_name", service)]
+    events = [_make_metadata("process_name", service)]
     for worker, row in rows.items():
-        events += [_metadata("thread_name", worker, row), _metadata("thread_sort_index", row, row)]
+        events += [_make_metadata("thread_name", worker, row), _make_metadata("thread_sort_index", row, row)]
     drawn = [
-        [_slices(result, span, rows, zero_s) for span in sorted(result.facts.timeline, key=lambda span: span.start_s)]
+        [
+            _make_slices(result, span, rows, zero_s)
+            for span in sorted(result.facts.timeline, key=lambda span: span.start_s)
+        ]
         for result in results
     ]
-    events += _without_overlaps([one for stages in drawn for workers in stages for one in workers])
+    events += _remove_overlaps([one for stages in drawn for workers in stages for one in workers])
     arrow_ids = count(1)
     for stages in drawn:
         for (before, *_), (after, *_) in pairwise(stages):
             if before["tid"] != after["tid"]:
-                events += _arrow(before, after, next(arrow_ids))
+                events += _make_arrow(before, after, next(arrow_ids))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -46,12 +49,12 @@ def _natural_order(worker: str) -> tuple[int, str]:
     return len(worker), worker
 
 
-def _metadata(name: str, value: str | int, row: int = 0) -> TraceEvent:
+def _make_metadata(name: str, value: str | int, row: int = 0) -> TraceEvent:
     key = "sort_index" if name.endswith("sort_index") else "name"
     return {"ph": "M", "name": name, "pid": _PID, "tid": row, "args": {key: value}}
 
 
-def _slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zero_s: float) -> list[TraceEvent]:
+def _make_slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zero_s: float) -> list[TraceEvent]:
     """One per worker, the first worker's first."""
     start_us = round((span.start_s - zero_s) * 1e6)
     end_us = max(start_us, round((span.end_s - zero_s) * 1e6))
@@ -78,7 +81,7 @@ def _slices(result: ReplayResult, span: TimelineEntry, rows: dict[str, int], zer
     return [{**common, "tid": rows[worker]} for worker in span.workers]
 
 
-def _without_overlaps(slices: list[TraceEvent]) -> list[TraceEvent]:
+def _remove_overlaps(slices: list[TraceEvent]) -> list[TraceEvent]:
     """Viewers drop a slice that begins before the one ahead of it in its row has ended. A few microseconds do that: the
     end of a stage is timed by its first worker only. Such a slice is drawn from where the one ahead ends; its true
     times stand in its args."""
@@ -91,7 +94,7 @@ def _without_overlaps(slices: list[TraceEvent]) -> list[TraceEvent]:
     return slices
 
 
-def _arrow(before: TraceEvent, after: TraceEvent, arrow_id: int) -> list[TraceEvent]:
+def _make_arrow(before: TraceEvent, after: TraceEvent, arrow_id: int) -> list[TraceEvent]:
     # An arrow is tied to the slice that is open at its time, so it leaves just before the end of the earlier stage.
     common = {"name": "handoff", "cat": "handoff", "id": arrow_id, "pid": _PID}
     leaves_us = before["ts"] + max(0, before["dur"] - 1)

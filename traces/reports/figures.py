@@ -65,14 +65,14 @@ class Bars:
     hatched: Collection[tuple[str, str]] = ()
 
 
-def colour(policy: str) -> str | tuple[float, ...]:
+def choose_colour(policy: str) -> str | tuple[float, ...]:
     """The colour of a policy in all figures."""
     if policy in _COLOURS:
         return _COLOURS[policy]
     return tuple(_FALLBACK(sum(policy.encode()) % 20))
 
 
-def bar_panels(title: str, groups: Sequence[str], panels: Sequence[Bars]) -> Figure:
+def draw_bar_panels(title: str, groups: Sequence[str], panels: Sequence[Bars]) -> Figure:
     """Panels above one another over the same groups; one bar per policy in each group."""
     figure = Figure(figsize=(max(7.0, 1.9 * len(groups) + 2.5), 2.5 * len(panels) + 0.8), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -92,14 +92,16 @@ def _draw_bars(axis: Axes, groups: Sequence[str], panel: Bars) -> None:
         known = [(place + offset, group, by_group.get(group)) for place, group in enumerate(groups)]
         heights = [(x, group, value) for x, group, value in known if value is not None]
         xs, tops = [x for x, *_ in heights], [value for *_, value in heights]
-        bars = axis.bar(xs, tops, width * 0.94, label=policy, color=colour(policy))
+        bars = axis.bar(xs, tops, width * 0.94, label=policy, color=choose_colour(policy))
         for bar, (_, group, _) in zip(bars, heights, strict=True):
             if (policy, group) in panel.hatched:
                 bar.set(hatch="////", alpha=0.35, edgecolor="black", linewidth=0.0)
         if panel.spreads is not None:
             _draw_spreads(axis, heights, panel.spreads.get(policy, {}))
         missing = [x for x, _, value in known if value is None]
-        axis.plot(missing, [0.02] * len(missing), "x", color=colour(policy), transform=axis.get_xaxis_transform())
+        axis.plot(
+            missing, [0.02] * len(missing), "x", color=choose_colour(policy), transform=axis.get_xaxis_transform()
+        )
     if panel.marks:
         places = [place for place, group in enumerate(groups) if group in panel.marks]
         levels = [panel.marks[groups[place]] for place in places]
@@ -110,7 +112,7 @@ def _draw_bars(axis: Axes, groups: Sequence[str], panel: Bars) -> None:
     axis.set_axisbelow(True)
 
 
-def _plain_log(axis: Axis) -> None:
+def _label_log_axis(axis: Axis) -> None:
     """Ticks at 1, 2, 5, 10, ... as plain numbers; only at powers of ten where there would be too many."""
     low, high = axis.get_view_interval()
     is_long = low > 0 and high / low > 300
@@ -128,7 +130,7 @@ def _draw_spreads(
             axis.errorbar([x], [value], yerr=[[value - low], [high - value]], color="black", capsize=2, linewidth=0.9)
 
 
-def lines(
+def draw_lines(
     title: str,
     x_label: str,
     y_label: str,
@@ -146,22 +148,24 @@ def lines(
         width, order = (2.4, 3) if name == "default" else (1.4, 2)
         xs, ys = [x for x, _ in points], [y for _, y in points]
         marker = "o" if markers else ""
-        axis.plot(xs, ys, label=name, color=colour(name), marker=marker, markersize=4, linewidth=width, zorder=order)
+        axis.plot(
+            xs, ys, label=name, color=choose_colour(name), marker=marker, markersize=4, linewidth=width, zorder=order
+        )
     if bound:
         axis.plot(*zip(*bound, strict=True), "--", color=BOUND_COLOUR, linewidth=1.2, label="upper bound")
     if log_x:
         axis.set_xscale("log")
-        _plain_log(axis.xaxis)
+        _label_log_axis(axis.xaxis)
     if log_y:
         axis.set_yscale("log")
-        _plain_log(axis.yaxis)
+        _label_log_axis(axis.yaxis)
     else:
         axis.set_ylim(bottom=0)
     _finish(axis, title, x_label, y_label)
     return figure
 
 
-def timeline(
+def draw_timeline(
     title: str,
     throughput: Mapping[str, Sequence[tuple[float, float]]],
     placement: Sequence[tuple[float, Mapping[str, int]]],
@@ -176,7 +180,7 @@ def timeline(
     for name, points in throughput.items():
         width = 2.4 if name == "default" else 1.3
         xs, ys = [time_s / 60 for time_s, _ in points], [rate for _, rate in points]
-        above.plot(xs, ys, label=name, color=colour(name), linewidth=width)
+        above.plot(xs, ys, label=name, color=choose_colour(name), linewidth=width)
     above.set_ylim(bottom=0)
     _finish(above, title, "", "requests finished per second")
     kinds = [kind for kind in _TYPE_COLOURS if any(counts.get(kind) for _, counts in placement)]
@@ -200,7 +204,7 @@ def _finish(axis: Axes, title: str, x_label: str, y_label: str) -> None:
         axis.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
 
 
-def png(figure: Figure) -> bytes:
+def write_png(figure: Figure) -> bytes:
     """The figure as a PNG file; the same numbers give the same bytes."""
     with io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=_DPI, metadata={"Software": None})

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from traces.reports.chrome import chrome_trace
+from traces.reports.chrome import make_chrome_trace
 from traces.results import ReplayResult
 from tridentserve.stages import Stage
 
@@ -21,7 +21,7 @@ def replay_duration_s(results: Sequence[ReplayResult]) -> float:
     return max((result.sent_s + result.latency_s for result in results), default=0.0)
 
 
-def summary(results: Sequence[ReplayResult], duration_s: float) -> dict[str, Any]:
+def summarize(results: Sequence[ReplayResult], duration_s: float) -> dict[str, Any]:
     """The figures of a replay as a JSON-able dict. Times are seconds; a figure without data is None.
 
     Latencies, stage times and memory are those of completed requests. SLO attainment is the share of the requests with
@@ -43,21 +43,21 @@ def summary(results: Sequence[ReplayResult], duration_s: float) -> dict[str, Any
         "failed_requests": len(failed),
         "oom_requests": sum(result.out_of_memory for result in failed),
         "throughput_qps": len(completed) / duration_s if duration_s > 0 else None,
-        **_statistics("latency", latencies, (50, 95, 99)),
-        "latency_median": percentile(latencies, 50),
+        **_compute_statistics("latency", latencies, (50, 95, 99)),
+        "latency_median": compute_percentile(latencies, 50),
         "slo_attainment_rate": slo_met / (slo_met + slo_missed) if has_deadlines else None,
         "slo_met_success": slo_met,
         "peak_memory_mb": max(memory, default=None),
-        **_stage_statistics(completed),
+        **_compute_stage_statistics(completed),
         "queue_mean": fmean(queue) if queue else None,
-        "send_lateness_p99": percentile(lateness, 99),
+        "send_lateness_p99": compute_percentile(lateness, 99),
         "send_lateness_max": max(lateness, default=None),
         "diffuse_degrees": _diffuse_degrees(completed),
         "errors": dict(Counter(str(result.error) for result in failed).most_common(5)),
     }
 
 
-def percentile(values: Sequence[float], percent: float) -> float | None:
+def compute_percentile(values: Sequence[float], percent: float) -> float | None:
     """Interpolated linearly between the nearest ranks, as numpy does by default; None without values."""
     if not values:
         return None
@@ -68,12 +68,12 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
-def _statistics(prefix: str, values: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
+def _compute_statistics(prefix: str, values: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
     figures = {f"{prefix}_mean": fmean(values) if values else None}
-    return figures | {f"{prefix}_p{percent}": percentile(values, percent) for percent in percents}
+    return figures | {f"{prefix}_p{percent}": compute_percentile(values, percent) for percent in percents}
 
 
-def _stage_statistics(completed: Sequence[ReplayResult]) -> dict[str, dict[str, float | None]]:
+def _compute_stage_statistics(completed: Sequence[ReplayResult]) -> dict[str, dict[str, float | None]]:
     """`stage_durations_mean`, `_p50` and `_p99`: each a dict from stage to seconds."""
     by_stage: dict[str, list[float]] = {}
     for result in completed:
@@ -81,7 +81,7 @@ def _stage_statistics(completed: Sequence[ReplayResult]) -> dict[str, dict[str, 
             by_stage.setdefault(stage, []).append(seconds)
     figures: dict[str, dict[str, float | None]] = {f"stage_durations_{name}": {} for name in ("mean", "p50", "p99")}
     for stage, values in by_stage.items():
-        for name, value in _statistics("stage_durations", values, (50, 99)).items():
+        for name, value in _compute_statistics("stage_durations", values, (50, 99)).items():
             figures[name][stage] = value
     return figures
 
@@ -100,9 +100,9 @@ def write_report(folder: Path, results: Sequence[ReplayResult], service: str = "
     `service` names what answered in the Chrome trace: an address, or the cluster that was simulated.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = summary(results, replay_duration_s(results))
+    figures = summarize(results, replay_duration_s(results))
     (folder / "summary.json").write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    (folder / "trace.json").write_text(json.dumps(chrome_trace(results, service)), encoding="utf-8")
+    (folder / "trace.json").write_text(json.dumps(make_chrome_trace(results, service)), encoding="utf-8")
     with (folder / "requests.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(_COLUMNS), lineterminator="\n")
         writer.writeheader()
@@ -149,7 +149,7 @@ def _request_row(result: ReplayResult) -> dict[str, object]:
     return row
 
 
-def summary_table(figures: dict[str, Any]) -> str:
+def format_summary(figures: dict[str, Any]) -> str:
     """The summary for people, one figure a line."""
 
     def text(key: str, unit: str = "", digits: int = 3) -> str:

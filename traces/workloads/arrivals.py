@@ -27,7 +27,7 @@ _WEIBULL_SHAPES = (0.1, 100.0)
 _LEAST_RATE_PER_S = 1e-15
 
 
-def constant(rate_per_s: float, duration_s: float) -> list[float]:
+def draw_constant(rate_per_s: float, duration_s: float) -> list[float]:
     """Equal intervals, the first arrival at 0."""
     _check(rate_per_s=rate_per_s, duration_s=duration_s)
     if rate_per_s < _LEAST_RATE_PER_S:
@@ -36,38 +36,38 @@ def constant(rate_per_s: float, duration_s: float) -> list[float]:
     return [time_s for time_s in times_s if time_s < duration_s]
 
 
-def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
+def draw_poisson(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
     """Intervals that are independent and exponential: a coefficient of variation (CV) of 1."""
-    return gamma(rate_per_s, duration_s, seed, cv=1.0)
+    return draw_gamma(rate_per_s, duration_s, seed, cv=1.0)
 
 
-def gamma(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[float]:
+def draw_gamma(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[float]:
     """Intervals from a Gamma distribution; a CV above 1 is burstier than Poisson, below 1 more regular."""
     _check(rate_per_s=rate_per_s, duration_s=duration_s)
     if rate_per_s < _LEAST_RATE_PER_S:
         return []
-    shape = 1 / _positive_cv(cv) ** 2
+    shape = 1 / _check_cv(cv) ** 2
     scale_s = 1 / (rate_per_s * shape)
     rng = Random(seed)
     # The interval that covers time 0 is length-biased: x f(x) of a Gamma is a Gamma of the next shape.
     first_s = rng.random() * rng.gammavariate(shape + 1, scale_s)
-    return _renewals(first_s, lambda: rng.gammavariate(shape, scale_s), duration_s)
+    return _draw_renewals(first_s, lambda: rng.gammavariate(shape, scale_s), duration_s)
 
 
-def weibull(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[float]:
+def draw_weibull(rate_per_s: float, duration_s: float, seed: int, cv: float) -> list[float]:
     """Intervals from a Weibull distribution of this CV (1: Poisson)."""
     _check(rate_per_s=rate_per_s, duration_s=duration_s)
     if rate_per_s < _LEAST_RATE_PER_S:
         return []
-    shape = _weibull_shape(_positive_cv(cv))
+    shape = _find_weibull_shape(_check_cv(cv))
     scale_s = 1 / (rate_per_s * math.gamma(1 + 1 / shape))
     rng = Random(seed)
     # Length-biased: (x / scale)^shape, an exponential for f(x), is a Gamma of shape 1 + 1 / shape for x f(x).
     first_s = rng.random() * scale_s * rng.gammavariate(1 + 1 / shape, 1.0) ** (1 / shape)
-    return _renewals(first_s, lambda: rng.weibullvariate(scale_s, shape), duration_s)
+    return _draw_renewals(first_s, lambda: rng.weibullvariate(scale_s, shape), duration_s)
 
 
-def diurnal(
+def draw_diurnal(
     rate_per_s: float, duration_s: float, seed: int, period_s: float = 86400.0, peak_to_trough: float = 4.0
 ) -> list[float]:
     """Poisson arrivals whose rate swings as a cosine, from the trough at time 0 to the peak after half a period.
@@ -85,7 +85,7 @@ def diurnal(
     def share_of_peak(time_s: float) -> float:
         return (1 - swing * math.cos(2 * math.pi * time_s / period_s)) / (1 + swing)
 
-    candidates_s = poisson(rate_per_s * (1 + swing), duration_s, rng.getrandbits(63))
+    candidates_s = draw_poisson(rate_per_s * (1 + swing), duration_s, rng.getrandbits(63))
     return [time_s for time_s in candidates_s if rng.random() < share_of_peak(time_s)]
 
 
@@ -107,18 +107,18 @@ class Phase:
     cv: float = 1.0
 
 
-def phases(steps: Sequence[Phase], seed: int) -> list[float]:
+def draw_phases(steps: Sequence[Phase], seed: int) -> list[float]:
     """One phase after another, each with a seed of its own."""
     rng = Random(seed)
     starts_s = accumulate((step.duration_s for step in steps), initial=0.0)
     return [
         start_s + time_s
         for start_s, step in zip(starts_s, steps, strict=False)
-        for time_s in arrival_times(step.process, step.rate_per_s, step.duration_s, rng.getrandbits(63), step.cv)
+        for time_s in draw_arrival_times(step.process, step.rate_per_s, step.duration_s, rng.getrandbits(63), step.cv)
     ]
 
 
-def arrival_times(
+def draw_arrival_times(
     process: Process, rate_per_s: float, duration_s: float, seed: int = 0, cv: float = 1.0
 ) -> list[float]:
     """Arrivals in [0, duration_s), ascending, of the process of this name; a diurnal one has one period.
@@ -127,19 +127,19 @@ def arrival_times(
     """
     match process:
         case "constant":
-            return constant(rate_per_s, duration_s)
+            return draw_constant(rate_per_s, duration_s)
         case "poisson":
-            return poisson(rate_per_s, duration_s, seed)
+            return draw_poisson(rate_per_s, duration_s, seed)
         case "gamma":
-            return gamma(rate_per_s, duration_s, seed, cv)
+            return draw_gamma(rate_per_s, duration_s, seed, cv)
         case "weibull":
-            return weibull(rate_per_s, duration_s, seed, cv)
+            return draw_weibull(rate_per_s, duration_s, seed, cv)
         case "diurnal":
-            return diurnal(rate_per_s, duration_s, seed, period_s=max(duration_s, math.ulp(1.0)))
+            return draw_diurnal(rate_per_s, duration_s, seed, period_s=max(duration_s, math.ulp(1.0)))
     raise ConfigError(f"unknown arrival process {process!r}: constant, poisson, gamma, weibull or diurnal")
 
 
-def _renewals(first_s: float, interval_s: Callable[[], float], duration_s: float) -> list[float]:
+def _draw_renewals(first_s: float, interval_s: Callable[[], float], duration_s: float) -> list[float]:
     times_s = []
     time_s = first_s
     while time_s < duration_s:
@@ -148,7 +148,7 @@ def _renewals(first_s: float, interval_s: Callable[[], float], duration_s: float
     return times_s
 
 
-def _weibull_shape(cv: float) -> float:
+def _find_weibull_shape(cv: float) -> float:
     """The shape whose CV this is; the CV falls as the shape grows, so it is found by halving."""
 
     def cv_of(shape: float) -> float:
@@ -167,7 +167,7 @@ def _check(**values: float) -> None:
             raise ConfigError(f"{name} must be finite and not negative, not {value}")
 
 
-def _positive_cv(cv: float) -> float:
+def _check_cv(cv: float) -> float:
     if not MIN_CV <= cv <= MAX_CV:
         raise ConfigError(f"the coefficient of variation must be from {MIN_CV:g} to {MAX_CV:g}, not {cv}")
     return cv

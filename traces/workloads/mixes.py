@@ -139,10 +139,10 @@ def load_figure(mix: Mix, times: StageTimes, num_gpus: int | None = None) -> flo
 
 def _request_gpu_seconds(times: StageTimes, model: str, shape: Shape, steps: Sequence[int]) -> float:
     calls = {Stage.ENCODE: 1.0, Stage.DIFFUSE: sum(steps) / len(steps), Stage.DECODE: 1.0}
-    return sum(count * _gpu_seconds(times, model, stage, shape) for stage, count in calls.items())
+    return sum(count * _estimate_gpu_seconds(times, model, stage, shape) for stage, count in calls.items())
 
 
-def _gpu_seconds(times: StageTimes, model: str, stage: Stage, shape: Shape) -> float:
+def _estimate_gpu_seconds(times: StageTimes, model: str, stage: Stage, shape: Shape) -> float:
     *narrower, widest = times.degrees(model, stage)
     for degree in narrower:
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from traces.requests import TraceRequest
-from traces.workloads.arrivals import Process, arrival_times, diurnal
+from traces.workloads.arrivals import Process, draw_arrival_times, draw_diurnal
 from traces.workloads.mixes import Mix, draw, load_mix
 from tridentserve.errors import ConfigError
 
@@ -51,7 +51,7 @@ class Workload:
         return self.load_mixes(model)[0].slo_scale
 
 
-def _registry() -> dict[str, Workload]:
+def _make_registry() -> dict[str, Workload]:
     steady = [Workload(level, f"Steady {level}: a fixed rate, one mix", (level,), per_model=True) for level in LEVELS]
     return {
         workload.name: workload
@@ -68,7 +68,7 @@ def _registry() -> dict[str, Workload]:
     }
 
 
-WORKLOADS = _registry()
+WORKLOADS = _make_registry()
 # How long a trace lasts that is asked for without a length, in seconds.
 DURATION_S = 1800.0
 
@@ -101,25 +101,25 @@ def make_workload(
     rng = Random(seed)
 
     def process_times(mix: Mix) -> Sequence[float]:
-        return arrival_times(arrivals or mix.arrivals, rate_per_s, duration_s, rng.getrandbits(63), cv)
+        return draw_arrival_times(arrivals or mix.arrivals, rate_per_s, duration_s, rng.getrandbits(63), cv)
 
     if name == "dynamic":
-        requests = _dynamic(mixes, process_times(mixes[0]), duration_s, rng)
+        requests = _draw_dynamic(mixes, process_times(mixes[0]), duration_s, rng)
     elif name == "proprietary" and arrivals is None:
-        requests = _proprietary(mixes[0], rate_per_s, duration_s, rng)
+        requests = _draw_proprietary(mixes[0], rate_per_s, duration_s, rng)
     else:
         requests = draw(mixes[0], process_times(mixes[0]), rng.getrandbits(63))
     if deadline_scale == 1.0 and num_inference_steps is None:
         return requests
-    return [_changed(request, deadline_scale, num_inference_steps) for request in requests]
+    return [_change_request(request, deadline_scale, num_inference_steps) for request in requests]
 
 
-def _changed(request: TraceRequest, deadline_scale: float, steps: int | None) -> TraceRequest:
+def _change_request(request: TraceRequest, deadline_scale: float, steps: int | None) -> TraceRequest:
     slo_ms = None if request.slo_ms is None else request.slo_ms * deadline_scale
     return replace(request, slo_ms=slo_ms, num_inference_steps=steps or request.num_inference_steps)
 
 
-def _dynamic(mixes: Sequence[Mix], times_s: Sequence[float], duration_s: float, rng: Random) -> list[TraceRequest]:
+def _draw_dynamic(mixes: Sequence[Mix], times_s: Sequence[float], duration_s: float, rng: Random) -> list[TraceRequest]:
     """Each phase draws from one mix; the same mix never comes twice in a row, and all come before one comes again."""
     requests: list[TraceRequest] = []
     order: list[Mix] = []
@@ -140,8 +140,8 @@ def _dynamic(mixes: Sequence[Mix], times_s: Sequence[float], duration_s: float, 
     return requests
 
 
-def _proprietary(mix: Mix, rate_per_s: float, duration_s: float, rng: Random) -> list[TraceRequest]:
-    times_s = diurnal(rate_per_s, duration_s, rng.getrandbits(63), period_s=duration_s / _TIDES)
+def _draw_proprietary(mix: Mix, rate_per_s: float, duration_s: float, rng: Random) -> list[TraceRequest]:
+    times_s = draw_diurnal(rate_per_s, duration_s, rng.getrandbits(63), period_s=duration_s / _TIDES)
     requests = draw(mix, times_s, rng.getrandbits(63))
     return rescale(requests, max(1, round(rate_per_s * duration_s)), rng.getrandbits(63)) if requests else []
 

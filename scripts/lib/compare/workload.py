@@ -8,7 +8,7 @@ from dataclasses import replace
 from lib.compare.calibration import Calibration
 from lib.compare.samples import StagePoint
 from traces.requests import TraceRequest
-from traces.workloads.arrivals import Process, arrival_times
+from traces.workloads.arrivals import Process, draw_arrival_times
 from traces.workloads.mixes import Mix, MixShape, draw
 from tridentserve.errors import ConfigError
 from tridentserve.stages import Stage
@@ -77,6 +77,6 @@ def _work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration:
 def _first(process: Process, rate: float, number: int, seed: int, cv: float) -> list[float]:
     """The times of the first `number` arrivals."""
     duration_s = 2.0 * number / rate
-    while len(times_s := list(arrival_times(process, rate, duration_s, seed, cv))) < number:
+    while len(times_s := list(draw_arrival_times(process, rate, duration_s, seed, cv))) < number:
         duration_s *= 2.0
     return times_s[:number]

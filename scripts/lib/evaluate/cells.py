@@ -22,8 +22,8 @@ from deployments.assembly.simulation import (
 from dispatch.options import DEFAULT_POLICY
 from lib.evaluate.rows import CellResult, details_of, row_of
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
-from traces.reports.bound import on_time_bound
-from traces.simulated import arrivals_of
+from traces.reports.bound import bound_on_time
+from traces.simulated import make_arrivals
 from traces.workloads.named import WORKLOADS, make_workload
 from tridentserve.engine.simulated import SimulationOptions, TimedRequest
 from tridentserve.errors import ConfigError
@@ -148,5 +148,5 @@ def _trace(
     times = times_of(settings.cluster_spec(), [settings.profiles])()
     requests = make_workload(workload, asked, seed, settings.duration_s, deadline_scale=slo_scale)
     scale = slo_scale * (WORKLOADS[workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
-    arrivals = with_deadlines(arrivals_of(requests, times.models), times, scale)
-    return tuple(arrivals), on_time_bound(arrivals, times, settings.gpus)
+    arrivals = with_deadlines(make_arrivals(requests, times.models), times, scale)
+    return tuple(arrivals), bound_on_time(arrivals, times, settings.gpus)

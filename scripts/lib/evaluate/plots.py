@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS
 from lib.evaluate.rows import CellResult
 from lib.evaluate.tables import Results, frame_of, means
-from traces.reports.figures import Bars, bar_panels, lines, timeline
+from traces.reports.figures import Bars, draw_bar_panels, draw_lines, draw_timeline
 from tridentserve.errors import ConfigError
 
 # Policies that are compared with one another, by the name of the comparison.
@@ -69,7 +69,7 @@ def _bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, 
         f"hatched: some requests got no result, and are not in it. A cross: none did. Whiskers: lowest and highest of "
         f"the seeds."
     )
-    yield f"{group}-{model}", caption, bar_panels(f"{model}: {group}", workloads, panels)
+    yield f"{group}-{model}", caption, draw_bar_panels(f"{model}: {group}", workloads, panels)
 
 
 def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]]:
@@ -93,7 +93,7 @@ def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]
         f"timeline-{model}",
         f"{title}: requests finished over time (arrivals end after {shown[placed].row['duration_s'] / 60:g} min), and "
         f"how many GPUs hold which stages.",
-        timeline(title, throughput, placement, placed, end_s),
+        draw_timeline(title, throughput, placement, placed, end_s),
     )
     yield f"cdf-{model}", f"{title}: latency of completed requests, as share of all requests.", _cdf(title, chosen)
 
@@ -106,7 +106,7 @@ def _cdf(title: str, chosen: Sequence[tuple[str, CellResult]]) -> Figure:
         ]
         for policy, result in chosen
     }
-    return lines(title, "latency, s", "requests finished, %", series, log_x=True, markers=False)
+    return draw_lines(title, "latency, s", "requests finished, %", series, log_x=True, markers=False)
 
 
 def _sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
@@ -120,7 +120,7 @@ def _sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
             series[policy] = list(zip(own["slo_scale"], 100 * own["slo_attainment"], strict=True))
         bound = sorted(set(zip(mine["slo_scale"], 100 * mine["bound_attainment"], strict=True)))
         title = f"{model}, {workload}"
-        figure = lines(title, "SLO scale (1 = the workload's deadlines)", "on time, %", series, bound=bound)
+        figure = draw_lines(title, "SLO scale (1 = the workload's deadlines)", "on time, %", series, bound=bound)
         yield f"sweep-{model}-{workload}", f"{title}: share on time when all deadlines are scaled.", figure
 
 
@@ -131,7 +131,7 @@ def _scalability(path: Path) -> Figure:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is not the output of scripts/bench_dispatch.py: {error!r}") from None
     series["paper"] = [(float(gpus), float(ms)) for gpus, ms in _PAPER_SOLVE_MS]
-    return lines("dispatcher", "GPUs", "time of one decision, ms", series, log_x=True, log_y=True)
+    return draw_lines("dispatcher", "GPUs", "time of one decision, ms", series, log_x=True, log_y=True)
 
 
 def _ordered(workloads: set[str]) -> list[str]:

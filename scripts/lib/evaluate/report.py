@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lib.evaluate.plots import plots
 from lib.evaluate.tables import Results, Table, cells_table, claims_table, frame_of, ratios_table
-from traces.reports.figures import png
+from traces.reports.figures import write_png
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1200px; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -73,7 +73,7 @@ def write_report(folder: Path, results: Results, command: str, bench: Path | Non
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     shown = []
     for name, caption, figure in plots(results, bench):
-        plot = png(figure)
+        plot = write_png(figure)
         (folder / "figures" / f"{name}.png").write_bytes(plot)
         data = base64.b64encode(plot).decode()
         shown.append(

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from dispatch.solver.ilp import is_cut_short
-from traces.reports.report import percentile
+from traces.reports.report import compute_percentile
 from tridentserve.engine.simulated import SimulationResult
 from tridentserve.errors import OutOfMemoryError
 from tridentserve.plans import PlacementPlan
@@ -56,9 +56,9 @@ def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: floa
         "requests": number,
         "slo_attainment": result.attainment,
         "mean_s": fmean(latencies) if latencies else None,
-        **{f"p{percent}_s": percentile(latencies, percent) for percent in (50, 95, 99)},
+        **{f"p{percent}_s": compute_percentile(latencies, percent) for percent in (50, 95, 99)},
         "mean_all_s": fmean(all_s),
-        "p95_all_s": percentile(all_s, 95),
+        "p95_all_s": compute_percentile(all_s, 95),
         "completed": len(latencies),
         "failed": number - len(latencies) - unfinished,
         "ooms": outcomes[OutOfMemoryError.code],
@@ -82,7 +82,9 @@ def details_of(result: SimulationResult, duration_s: float) -> dict[str, Any]:
     hold nothing."""
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
     return {
-        "latency_percentiles_s": [percentile(latencies, percent) for percent in range(101)] if latencies else [],
+        "latency_percentiles_s": [compute_percentile(latencies, percent) for percent in range(101)]
+        if latencies
+        else [],
         "throughput": _throughput(result, duration_s / _STEPS),
         "placements": [[since_s, types_of(plan)] for since_s, plan in result.placements],
     }

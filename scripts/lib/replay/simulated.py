@@ -25,7 +25,7 @@ from dispatch.solver.ilp import is_cut_short
 from placement.cluster_file import read_cluster
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
-from traces.simulated import arrivals_of, check_profiled, results_of
+from traces.simulated import check_profiled, make_arrivals, make_results
 from tridentserve.engine.simulated import SimulationOptions, SimulationResult
 
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
     cluster = read_cluster(arguments.simulate)
     make_times = times_of(cluster, arguments.profiles)
     times = make_times()
-    arrivals = arrivals_of(requests, times.models, arguments.model, arguments.speed)
+    arrivals = make_arrivals(requests, times.models, arguments.model, arguments.speed)
     check_profiled(arrivals, times)
     if arguments.decision_log is not None:
         arguments.decision_log.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
     (arguments.out / "options.json").write_text(f"{written}\n", encoding="utf-8")
     print(options_line(options), file=sys.stderr)
     _tell(result, cluster.gpu, time.perf_counter() - began_s)
-    return results_of(requests, result)
+    return make_results(requests, result)
 
 
 def _show(bar: tqdm[NoReturn], now_s: float, ended: int) -> None:

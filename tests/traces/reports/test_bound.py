@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiler import CostModel
 from tests.profiler.synthetic import SHAPES, cost_model
-from traces.reports.bound import TimedJob, least_gpu_seconds, most_on_time, on_time_bound
+from traces.reports.bound import TimedJob, bound_on_time, count_most_on_time, find_least_gpu_seconds
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
@@ -45,19 +45,19 @@ def best_subset(jobs: list[TimedJob], num_gpus: int) -> int:
 def test_never_below_the_best_subset_and_a_finer_grid_is_tighter(
     jobs: list[TimedJob], num_gpus: int, slots: int
 ) -> None:
-    exact = most_on_time(jobs, num_gpus)
-    assert best_subset(jobs, num_gpus) <= exact <= most_on_time(jobs, num_gpus, max_slots=slots) <= len(jobs)
+    exact = count_most_on_time(jobs, num_gpus)
+    assert best_subset(jobs, num_gpus) <= exact <= count_most_on_time(jobs, num_gpus, max_slots=slots) <= len(jobs)
 
 
 @given(jobs_strategy, st.integers(1, 3))
 def test_all_jobs_exactly_when_all_windows_fit(jobs: list[TimedJob], num_gpus: int) -> None:
-    assert (most_on_time(jobs, num_gpus) == len(jobs)) == fits(tuple(jobs), num_gpus)
+    assert (count_most_on_time(jobs, num_gpus) == len(jobs)) == fits(tuple(jobs), num_gpus)
 
 
 def test_overload_is_counted_in_cheapest_jobs() -> None:
     """10 s on 2 GPUs hold 20 GPU-seconds: ten jobs of 1 and one of the jobs of 8."""
     jobs = [TimedJob(0.0, 10.0, 1.0)] * 10 + [TimedJob(0.0, 10.0, 8.0)] * 5
-    assert most_on_time(jobs, 2) == 11
+    assert count_most_on_time(jobs, 2) == 11
 
 
 def latency_s(times: CostModel, spec: RequestSpec, degree: int) -> float:
@@ -69,7 +69,7 @@ def test_work_within_the_slo_is_a_lower_bound(shape: Shape, steps: int, scale: f
     times = cost_model()
     spec = RequestSpec("r", "one", shape, steps)
     slo_s = scale * latency_s(times, spec, 1)
-    least = least_gpu_seconds(spec, slo_s, times)
+    least = find_least_gpu_seconds(spec, slo_s, times)
     ends_s = sum(stage_seconds(times, spec, stage) for stage in (Stage.ENCODE, Stage.DECODE))
     diffuse_s = {k: stage_seconds(times, spec, Stage.DIFFUSE, k) for k in times.degrees("one", Stage.DIFFUSE)}
     costs = [ends_s + k * seconds for k, seconds in diffuse_s.items() if ends_s + seconds <= slo_s]
@@ -86,13 +86,13 @@ def test_a_tight_deadline_costs_more_than_a_loose_one() -> None:
     fastest_s = stage_seconds(times, spec, Stage.DIFFUSE, widest) + sum(
         stage_seconds(times, spec, stage) for stage in (Stage.ENCODE, Stage.DECODE)
     )
-    loose = least_gpu_seconds(spec, 1e6, times)
-    tight = least_gpu_seconds(spec, fastest_s, times)
+    loose = find_least_gpu_seconds(spec, 1e6, times)
+    tight = find_least_gpu_seconds(spec, fastest_s, times)
     assert loose is not None
     assert tight is not None
     assert tight >= widest * stage_seconds(times, spec, Stage.DIFFUSE, widest)
     assert tight > loose
-    assert least_gpu_seconds(spec, 0.99 * fastest_s, times) is None
+    assert find_least_gpu_seconds(spec, 0.99 * fastest_s, times) is None
 
 
 @given(
@@ -111,17 +111,17 @@ def test_no_list_schedule_beats_the_bound(trace: list[tuple[float, Shape, int]],
         free_at_s[:degree] = [end_s] * degree
         on_time += end_s <= arrival_s + slo_s
         arrivals.append((arrival_s, RequestSpec(f"r{index}", "one", spec.shape, 20, slo_s=slo_s)))
-    assert on_time <= on_time_bound(arrivals, times, num_gpus=4) <= len(trace)
+    assert on_time <= bound_on_time(arrivals, times, num_gpus=4) <= len(trace)
 
 
 def test_requests_without_a_deadline_are_on_time_and_hopeless_ones_never() -> None:
     specs = [RequestSpec("a", "one", SHAPES[0], 20), RequestSpec("b", "one", SHAPES[0], 20, slo_s=1e-3)]
-    assert on_time_bound([(0.0, spec) for spec in specs], cost_model(), num_gpus=1) == 1
+    assert bound_on_time([(0.0, spec) for spec in specs], cost_model(), num_gpus=1) == 1
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_many_alike_requests_of_a_long_trace(num_gpus: int) -> None:
     """One GPU-second each, two a second for 1,000 s: one GPU can serve about half, two all."""
     jobs = [TimedJob(second / 2, second / 2 + 5.0, 1.0) for second in range(2000)]
-    bound = most_on_time(jobs, num_gpus)
+    bound = count_most_on_time(jobs, num_gpus)
     assert bound == 2000 if num_gpus == 2 else 1000 <= bound <= 1020

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.reports.chrome import chrome_trace
-from traces.reports.report import percentile, replay_duration_s, summary, summary_table, write_report
+from traces.reports.chrome import make_chrome_trace
+from traces.reports.report import compute_percentile, format_summary, replay_duration_s, summarize, write_report
 from traces.requests import TraceRequest
 from traces.results import AnswerFacts, ReplayResult, TimelineEntry, simulated_result
 
@@ -59,7 +59,7 @@ RESULTS = [
 
 
 def test_summary() -> None:
-    figures = summary(RESULTS, duration_s=8.0)
+    figures = summarize(RESULTS, duration_s=8.0)
     assert set(figures) >= KEYS
     assert figures["duration"] == 8.0
     assert (figures["completed_requests"], figures["failed_requests"]) == (3, 1)
@@ -82,18 +82,18 @@ def test_summary() -> None:
 def test_failures_are_misses_once_anything_has_a_deadline() -> None:
     # The service gives deadlines of its own, which a failed request never learns of.
     served, failed = result(0, 1.0, slo_s=2.0), result(1, 1.0, error="gone")
-    assert summary([served, failed], 1.0)["slo_attainment_rate"] == 0.5
-    assert summary([result(0, 1.0), failed], 1.0)["slo_attainment_rate"] is None
-    assert summary([result(1, 1.0, error="gone", slo_ms=1.0)], 1.0)["slo_attainment_rate"] == 0.0
+    assert summarize([served, failed], 1.0)["slo_attainment_rate"] == 0.5
+    assert summarize([result(0, 1.0), failed], 1.0)["slo_attainment_rate"] is None
+    assert summarize([result(1, 1.0, error="gone", slo_ms=1.0)], 1.0)["slo_attainment_rate"] == 0.0
 
 
 def test_figures_without_data_are_null() -> None:
-    figures = summary([result(1, 1.0, error="gone")], 1.0)
+    figures = summarize([result(1, 1.0, error="gone")], 1.0)
     assert figures["latency_p99"] is None
     assert figures["peak_memory_mb"] is None
     assert figures["stage_durations_mean"] == {}
-    assert "-" in summary_table(figures)
-    assert summary([], 0.0)["throughput_qps"] is None
+    assert "-" in format_summary(figures)
+    assert summarize([], 0.0)["throughput_qps"] is None
 
 
 def test_a_simulation_is_reported_like_a_replay(tmp_path: Path) -> None:
@@ -108,15 +108,15 @@ def test_a_simulation_is_reported_like_a_replay(tmp_path: Path) -> None:
     assert write_report(tmp_path / "live", [served, late]) == write_report(tmp_path / "simulated", [done, late])
     for name in ("summary.json", "trace.json"):
         assert (tmp_path / "live" / name).read_text() == (tmp_path / "simulated" / name).read_text()
-    figures = summary([done, late, failed], 10.0)
+    figures = summarize([done, late, failed], 10.0)
     assert figures["slo_attainment_rate"] == pytest.approx(1 / 3), "the trace's deadline wins over the policy's"
     assert (figures["failed_requests"], figures["oom_requests"]) == (1, 1)
-    assert summary(RESULTS, 8.0)["oom_requests"] == 0
+    assert summarize(RESULTS, 8.0)["oom_requests"] == 0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
 def test_percentile_is_numpys(values: list[float], percent: float) -> None:
-    assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+    assert compute_percentile(values, percent) == pytest.approx(np.percentile(values, percent))
 
 
 def test_the_report_is_three_files(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_report_is_three_files(tmp_path: Path) -> None:
     figures = write_report(folder, RESULTS)
     assert figures["duration"] == replay_duration_s(RESULTS) == 5.0
     assert json.loads((folder / "summary.json").read_text()) == figures
-    assert json.loads((folder / "trace.json").read_text()) == json.loads(json.dumps(chrome_trace(RESULTS)))
+    assert json.loads((folder / "trace.json").read_text()) == json.loads(json.dumps(make_chrome_trace(RESULTS)))
     with (folder / "requests.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["request_id"] for row in rows] == ["0", "1", "2", "3"]
@@ -138,7 +138,7 @@ def test_the_report_is_three_files(tmp_path: Path) -> None:
 
 
 def test_the_chrome_trace_has_a_row_per_worker_and_a_slice_per_stage() -> None:
-    events = chrome_trace(RESULTS)["traceEvents"]
+    events = make_chrome_trace(RESULTS)["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert list(names.values()) == ["w2", "w3", "w10"]
     slices = [event for event in events if event["ph"] == "X"]
@@ -179,7 +179,7 @@ def test_the_chrome_trace_is_well_formed(requests: list[list[tuple[tuple[str, ..
         )
         for index, stages in enumerate(requests)
     ]
-    trace = json.loads(json.dumps(chrome_trace(results)))
+    trace = json.loads(json.dumps(make_chrome_trace(results)))
     check_trace_events(trace)
     drawn = sum(event["ph"] == "X" for event in trace["traceEvents"])
     assert drawn == sum(len(workers) for stages in requests for workers, _, _ in stages)
