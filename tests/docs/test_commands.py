@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from deployments.validation.serve_file import config_problems
+from deployments.validation.serve_file import check_config
 from tests.docs.commands import ShownCommand, indented_blocks, list_commands
 from tests.docs.test_paths import ROOT
 from tests.policy_page import POLICY, write_policy
@@ -154,7 +154,7 @@ def test_the_configuration_of_a_page_is_good(page: str, tmp_path: Path, monkeypa
     for block in blocks:
         file = tmp_path / "service.yaml"
         file.write_text(block, encoding="utf-8")
-        problems = config_problems(file)
+        problems = check_config(file)
         readers = ("/models/", "profiles/")
         assert not [problem for problem in problems if not any(name in problem for name in readers)]
         assert bool(problems) == (page == "docs/tutorial.md")
