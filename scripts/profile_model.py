@@ -93,14 +93,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=whole_number,
         default=MeasureOptions().repeats,
         metavar="N",
-        help="timed runs (default 10)",
+        help="timed runs (default %(default)s)",
     )
     parser.add_argument(
         "--passes",
         type=whole_number,
         default=MeasureOptions().passes,
         metavar="N",
-        help="times over; the lowest count (1)",
+        help="times over; the lowest count (default %(default)s)",
     )
     parser.add_argument("--name", help="model name in the table (default: the model folder's name); one MODEL only")
     parser.add_argument(

@@ -46,7 +46,7 @@ def add_model_options(parser: Parser) -> None:
         type=whole_number,
         default=WorkerOptions().num_threads,
         metavar="N",
-        help="torch threads of one worker (1)",
+        help="torch threads of one worker (default %(default)s)",
     )
     parser.add_argument(
         "--cache-dir",
