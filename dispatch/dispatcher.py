@@ -31,6 +31,9 @@ class TickPlan:
     """The proved bound on how much more another choice for D could be worth, relative to this one."""
 
 
+_NOTHING_TO_DECIDE = TickPlan((), gap=0.0)
+
+
 class IlpDispatcher:
     """Satisfies `tridentserve.protocols.Dispatcher`. The same view gives the same assignments, unless the solver's time
     limit cuts a search short; what is kept between calls only saves time."""
@@ -50,12 +53,12 @@ class IlpDispatcher:
     def plan(self, view: ClusterView) -> TickPlan:
         """The assignments of `decide`, with how good they are."""
         if not view.pending or not view.workers:
-            return TickPlan((), 0.0)
+            return _NOTHING_TO_DECIDE
         known, workers = self._snapshot, view.workers
         self._snapshot = known.update(workers) if known is not None else take_snapshot(workers, self._memory.find_unit)
         tick = self._build_tick(self._snapshot, view.now_s)
         if not tick.any_idle:
-            return TickPlan((), 0.0)
+            return _NOTHING_TO_DECIDE
         waiting = group_by_work(view.pending, tick.list_idle_models())
         tick.narrowing = narrow = choose_narrowing(waiting, tick, self._options.rewards)
         overdue = []
@@ -67,7 +70,7 @@ class IlpDispatcher:
                 tick.narrowing = narrow
         members, problem = build_problem(waiting, overdue, tick)
         if not problem.classes:
-            return TickPlan((), 0.0)
+            return _NOTHING_TO_DECIDE
         solution = solve(problem, self._options)
         assigner = Assigner(self._times, self._options, tick, waiting)
         assignments = assigner.assign(_list_choices(solution, members, tick), solution.found_by)
