@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
-from dispatch.candidates.narrowing import choose_narrowing
 from dispatch.candidates.overdue import find_longest_overdue, hold_back
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
@@ -60,7 +59,7 @@ class IlpDispatcher:
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
         waiting = group_by_work(view.pending, tick.list_idle_models())
-        tick.narrowing = narrow = choose_narrowing(waiting, tick, self._options.rewards)
+        tick.narrowing = narrow = tick.choose_narrowing(waiting)
         overdue = []
         if self._options.overdue_first:
             firsts = sorted((requests[0] for requests in waiting.values()), key=by_deadline)

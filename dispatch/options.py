@@ -67,7 +67,7 @@ class RewardOptions:
     narrowing: int = Field(
         default=4,
         description="A request is not run narrower than its optimal degree divided by this number, unless it is long "
-        "overdue (`dispatch.candidates.narrowing`). Narrow runs use up the slack to the last second, and fill workers "
+        "overdue (`TickView.choose_narrowing`). Narrow runs use up the slack to the last second, and fill workers "
         "so that wide ones never find several idle at once.",
     )
     pressure: float = Field(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from dispatch.assignment.batching import form_batch
 from dispatch.assignment.building import AssignmentBuilder, StageEstimate
-from dispatch.candidates.classes import Waiting, by_deadline
+from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import Candidate
 from dispatch.candidates.tick_view import TickView
-from dispatch.candidates.work import Work
+from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.workers.auxiliaries import AuxiliaryGroup, TransferSeconds
 from dispatch.workers.pools import IdleWorkers

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dispatch.candidates.tick_view import TickView
-from dispatch.candidates.work import Work
+from dispatch.candidates.work import Waiting, Work
 from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.protocols import PendingRequest
 
 # Weight of the order of deadlines: it decides between requests that are worth the same, and nothing else.
 _ORDER_WEIGHT = 1e-3
-
-# Waiting requests by what is left to do of them, earliest deadline first.
-Waiting = Mapping[Work, Sequence[PendingRequest]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dispatch.candidates.rewards import Appraisal
 from dispatch.candidates.survey import Survey, Surveyor
-from dispatch.candidates.work import Work
+from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
@@ -37,6 +37,7 @@ class TickView:
         self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s)
         self._rewards = options.rewards
         self._appraisals: dict[Work, Appraisal] = {}
+        # The number by which optimal degrees may be divided; the dispatcher sets what `choose_narrowing` gives.
         self.narrowing = options.rewards.narrowing
 
     @property
@@ -49,6 +50,30 @@ class TickView:
         return frozenset(
             model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
         )
+
+    def choose_narrowing(self, waiting: Waiting) -> int:
+        """The number by which optimal degrees may be divided now: `options.rewards.narrowing` under pressure, else half
+        of it. With little to do width is free and gives the shortest latency; with much to do narrow runs, which cost
+        fewer GPU-seconds, make way for the requests that wait.
+
+        The pressure is the time that all primaries together need for D of what waits, at the optimal degrees, over the
+        mean slack of what can still be in time.
+        """
+        gpu_seconds, slack_s, in_time = 0.0, 0.0, 0
+        for work, requests in waiting.items():
+            efficient = [candidate for candidate in self.survey(work).candidates if candidate.efficient]
+            best = max(efficient, key=lambda candidate: candidate.group.degree, default=None)
+            if best is None:
+                continue
+            gpu_seconds += len(requests) * best.group.degree * best.diffuse_s
+            for request in requests:
+                slack = request.deadline_s - self.now_s - best.run_s
+                if slack > 0:
+                    slack_s += slack
+                    in_time += 1
+        primaries = sum(len(node) for pool in self.pools for node in pool.nodes)
+        is_pressed = not in_time or gpu_seconds / primaries >= self._rewards.pressure * slack_s / in_time
+        return self._rewards.narrowing if is_pressed else max(1, self._rewards.narrowing // 2)
 
     def survey(self, work: Work) -> Survey:
         """Where the work could run, now or later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tridentserve.protocols import PendingRequest, StageTimes
@@ -41,3 +42,7 @@ class Work(NamedTuple):
         """Seconds of E or C of all requests on this many workers. `ProfileError` where that was not profiled."""
         calls = self.batch if stage is Stage.DECODE else 1
         return calls * times.seconds(self.model, stage, self.shape, degree, self.count_outputs_at_once(stage))
+
+
+# Waiting requests by what is left to do of them, earliest deadline first.
+Waiting = Mapping[Work, Sequence[PendingRequest]]
