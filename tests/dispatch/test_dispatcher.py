@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
@@ -245,11 +245,25 @@ def test_assignments_are_valid_whatever_the_cluster(
 
 
 @given(requests)
-def test_an_idle_worker_is_not_left_idle_while_something_could_run_there(pending: list[PendingRequest]) -> None:
+@example(requests_of([(SMALL, 1.0, "one", 0), (LARGE, 2.0, "one", 0)]))
+def test_an_idle_worker_is_left_idle_only_for_a_request_that_needs_two_to_be_in_time(
+    pending: list[PendingRequest],
+) -> None:
     cluster = [*workers(2, "EDC"), *workers(2, "two:EDC", node="n1")]
     assignments = decide(IDLE, pending, cluster, now_s=0.0)
+    served = {assignment.request_ids[0]: len(assignment.diffuse) for assignment in assignments}
     for model in ("one", "two"):
         waiting = [entry for entry in pending if entry.spec.model == model]
-        served = [a for a in assignments if any(entry.spec.request_id == a.request_ids[0] for entry in waiting)]
-        assert len(served) >= min(1, len(waiting))
-        assert len(served) == len(waiting) or sum(len(assignment.diffuse) for assignment in served) == 2
+        used = sum(served.get(entry.spec.request_id, 0) for entry in waiting)
+        assert used or not waiting
+        if used < 2:
+            left = [entry for entry in waiting if entry.spec.request_id not in served]
+            assert all(finish_s(entry, 2) <= entry.deadline_s < finish_s(entry, 1) for entry in left)
+
+
+def finish_s(entry: PendingRequest, degree: int) -> float:
+    """The end of a request of `model` "one" or "two" that starts at 0 on this many idle workers."""
+    encode_s = 0.0 if entry.steps_done else ENCODE_S
+    steps = entry.spec.num_inference_steps - entry.steps_done
+    shape = entry.spec.shape
+    return encode_s + steps * TIMES.seconds(entry.spec.model, Stage.DIFFUSE, shape, degree) + decode_s(shape)
