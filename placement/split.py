@@ -16,7 +16,7 @@ from tridentserve.stages import PlacementType, VirtualReplica
 _TOLERANCE = 1e-9
 
 WorkerCounts = dict[PlacementType, int]
-# How many workers of a type belong together, as they hold a stage's weights together (appendix E.2); 1 where not said.
+# The number of workers of a type that hold a stage's weights together (appendix E.2); 1 for types that are not in it.
 Units = Mapping[PlacementType, int]
 _ALONE: Units = MappingProxyType({})
 

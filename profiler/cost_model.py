@@ -119,7 +119,7 @@ class CostModel:
 
     @property
     def links(self) -> LinkSpeeds:
-        """How fast outputs and weights move."""
+        """The speeds at which outputs and weights move."""
         return self._links
 
     def seconds(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> float:
@@ -132,7 +132,7 @@ class CostModel:
         return self._find_cost(model, stage, shape, degree, batch).peak_bytes
 
     def unit(self, model: str, stage: Stage) -> int:
-        """How many workers hold the weights of a stage together; 1 unless `divide` was given more."""
+        """The number of workers that hold the weights of a stage together; 1 unless `divide` was given more."""
         return self._units.get(Replica(model, stage), 1) if self._units else 1
 
     def weights_bytes(self, model: str, stage: Stage) -> int:

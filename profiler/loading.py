@@ -1,4 +1,4 @@
-"""Where tables come from: a shipped name, a CSV file, a directory of CSV files; and tables of D alone."""
+"""Loads tables from a shipped name, a CSV file or a directory of CSV files, and makes tables of D alone."""
 
 from __future__ import annotations
 

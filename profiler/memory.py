@@ -38,7 +38,7 @@ def sum_weights_bytes(times: StageTimes, replicas: Iterable[Replica]) -> int:
 
 
 def find_largest_unit(times: StageTimes, replicas: Iterable[Replica]) -> int:
-    """How many workers hold the weights of one of these stages together (`StageTimes.unit`): the largest number."""
+    """The largest number of workers that hold the weights of one of these stages together (`StageTimes.unit`)."""
     return max((times.unit(replica.model, replica.stage) for replica in replicas), default=1)
 
 

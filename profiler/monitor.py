@@ -110,7 +110,7 @@ class Monitor:
         }
 
     def choose_load_window_s(self, model: str, now_s: float) -> float:
-        """How far back the load of a model is counted."""
+        """The seconds before now over which the load of a model is counted."""
         self._forget(model, now_s)
         arrivals = self._arrivals.get(model)
         return max(self._find_window_s(model), now_s - arrivals[0][0] if arrivals else 0.0)
@@ -190,12 +190,12 @@ class StageSpeed:
 
 
 def compute_skew(speeds: Iterable[StageSpeed]) -> float:
-    """How much faster the fastest stage is than the slowest (section 5.3), where it still is with one worker fewer.
+    """The ratio of the fastest stage's speed, with one worker fewer, to the slowest stage's speed (section 5.3).
 
     The paper compares stage throughputs. Here a stage is what one set of workers holds, and its speed is relative to
     the work that arrives, so that it covers both ways in which a placement ceases to fit: an auxiliary that does not
     keep up with its primaries, and virtual replicas (or models) in other proportions than their requests. The spared
-    worker keeps rounding out: one encoder that is hardly used is not too many. 1 when nothing arrives.
+    worker keeps rounding out: one encoder that is hardly used is not too many. At least 1, and 1 when nothing arrives.
     """
     known = list(speeds)
     slowest = min((stage.speed for stage in known), default=math.inf)

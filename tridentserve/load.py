@@ -17,7 +17,7 @@ class LoadShare:
     shape: Shape
     num_inference_steps: int
     weight: float = 1.0
-    """How many of them arrive, per second or relative to the other shares."""
+    """Their arrivals, per second or relative to the other shares."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.weight) and self.weight >= 0):

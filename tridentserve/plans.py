@@ -45,7 +45,7 @@ class PlanMember:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSteps:
-    """When a plan makes checkpoints of its denoising states. None is made after its last step."""
+    """Steps after which a plan makes checkpoints of its denoising states. None is made after its last step."""
 
     keeper: WorkerId
     """The worker that the checkpoints are sent to."""
@@ -126,10 +126,10 @@ class StageSpan:
 
     stage: Stage
     start_s: float
-    """When it began: on the scheduler's clock inside the scheduler and in its log, on the Unix clock in what workers
-    report and clients see."""
+    """The time at which it began: on the scheduler's clock inside the scheduler and in its log, on the Unix clock in
+    what workers report and clients see."""
     end_s: float
-    """When it ended, on the same clock. All denoising steps of a plan are one span."""
+    """The time at which it ended, on the same clock. All denoising steps of a plan are one span."""
     workers: tuple[WorkerId, ...] = ()
     """The workers that ran it, in rank order. Decision logs of version 0.1 do not name them."""
     steps: int | None = None
@@ -150,7 +150,7 @@ class StageSpan:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
-    """Which replicas each worker holds."""
+    """The replicas that each worker holds."""
 
     replicas: Mapping[WorkerId, Replicas]
     reason: str = ""

@@ -12,7 +12,7 @@ from tridentserve.plans import PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import PlacementType, Stage
 
-# Where a worker fetches a replica from: a worker of its node, the node's host copy, or the model folder.
+# The source from which a worker fetches a replica: a worker of its node, the node's host copy, or the model folder.
 LoadSource = Literal["peer", "host", "disk"]
 
 
@@ -87,7 +87,7 @@ class RunningRequest:
     steps_done: int
     """Denoising steps that are expected to be done."""
     expected_end_s: float
-    """When its assignment is expected to end: the request, or its segment of D."""
+    """The time at which its assignment is expected to end: the request, or its segment of D."""
     yielding: bool = False
     """It has been preempted, and stops at its next step boundary."""
     batch: int = 1
@@ -106,7 +106,7 @@ class WorkerView:
     idle: bool
     """Nothing runs, waits or is reserved there."""
     free_at_s: float
-    """When all plans that it has been given are expected to end; now or earlier when it is idle."""
+    """The time at which all plans that it has been given are expected to end; now or earlier when it is idle."""
     resident: frozenset[Replica] | None = None
     """The replicas in its memory, which follow its placement as plans need them (Adjust-on-Dispatch). None: the same
     as `replicas`."""
@@ -193,9 +193,9 @@ class StageReport:
     shape: Shape
     """Size of the largest request."""
     requests: int
-    """How many requests the plan had."""
+    """Number of requests that the plan had."""
     span: StageSpan
-    """When the stage ran, on the scheduler's clock, and on which workers."""
+    """The time in which the stage ran, on the scheduler's clock, and its workers."""
 
 
 class Replanner(Protocol):

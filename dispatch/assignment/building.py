@@ -19,9 +19,9 @@ class StageEstimate:
     """The expected time and width of E or C in an assignment."""
 
     seconds: float
-    """How long the stage runs."""
+    """Seconds that the stage runs."""
     degree: int = 1
-    """How many of D's workers run it, where the primary holds it."""
+    """Number of D's workers that run it, where the primary holds it."""
     groups: tuple[AuxiliaryGroup, ...] = ()
     """The auxiliaries that can run it, where the primary does not; the one that is free first does."""
     transfer_s: TransferSeconds = (0.0, 0.0)

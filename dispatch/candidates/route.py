@@ -1,4 +1,4 @@
-"""Where the stages of some work can run when D runs in one pool: the question that every policy asks first."""
+"""Finds the workers that can run the stages of some work when D runs in one pool, as every policy does first."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Route:
     fitting: FittingDegrees
     """The degrees of D whose memory fits."""
     groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]]
-    """Where E and C can run, for those that the primary lacks and the work needs; never empty."""
+    """The auxiliaries that can run E and C, for those that the primary lacks and the work needs; never empty."""
 
     def free_at_s(self, stage: Stage, model: str, auxiliaries: Auxiliaries) -> float | None:
-        """When the first auxiliary for this stage is expected to be free; None where the primary holds it."""
+        """The time at which the first auxiliary for this stage is expected to be free; None where it needs none."""
         if stage not in self.groups:
             return None
         return auxiliaries.free_at_s(self.groups[stage], Replica(model, stage))

@@ -1,4 +1,4 @@
-"""Where a request could run at all, and how long it would take there: types, degrees, memory, auxiliaries.
+"""Finds the ways in which a request could run at all, and their times: types, degrees, memory, auxiliaries.
 
 This is the profile side of constraint C0 (TridentServe, arXiv 2510.02838, section 6.2); which candidates a deadline
 leaves is decided in `dispatch.candidates.rewards`.
@@ -42,11 +42,11 @@ class Candidate:
     decode_s: float
     """Seconds of C."""
     encode_free_s: float
-    """When the auxiliary for E is free; minus infinity where the primary holds E."""
+    """The time at which the auxiliary for E is free; minus infinity where the primary holds E."""
     decode_free_s: float
-    """When the auxiliary for C is free; minus infinity where the primary holds C."""
+    """The time at which the auxiliary for C is free; minus infinity where the primary holds C."""
     earliest_start_s: float
-    """When the group can be formed, now or later."""
+    """The earliest time at which the group can be formed, now or later."""
     load_s: float = 0.0
     """Seconds in which the primaries fetch weights first."""
     condition_s: TransferSeconds = (0.0, 0.0)
@@ -55,9 +55,10 @@ class Candidate:
     latents_s: TransferSeconds = (0.0, 0.0)
     """Seconds to send the latents to C's auxiliary, likewise."""
     encode_degree: int = 1
-    """How many auxiliaries run E together. Where the primary holds E, all of its workers run it, whatever this says."""
+    """Number of auxiliaries that run E together. Where the primary holds E, all of its workers run it, whatever this
+    says."""
     decode_degree: int = 1
-    """How many workers run C."""
+    """Number of workers that run C."""
     in_tiles: bool = False
     """True where the primary has the memory for C in tiles only."""
 
@@ -77,12 +78,13 @@ class Candidate:
         return self.encode_s + self.diffuse_s + self.decode_s
 
     def diffuse_end_s(self, start_s: float) -> float:
-        """When D ends if the group's workers are reserved at `start_s`."""
+        """The time at which D ends if the group's workers are reserved at `start_s`."""
         encode_end_s = max(start_s, self.encode_free_s) + self.encode_s + max(self.condition_s)
         return encode_end_s + self.load_s + self.diffuse_s
 
     def finish_s(self, start_s: float) -> float:
-        """When the request ends, the queues at its auxiliaries counted."""
+        """The time at which the request ends if the group's workers are reserved at `start_s`, after the queues at its
+        auxiliaries."""
         return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
 
     def gpu_seconds(self, start_s: float) -> float:

@@ -76,7 +76,7 @@ class TickView:
         return self._rewards.narrowing if is_pressed else max(1, self._rewards.narrowing // 2)
 
     def survey(self, work: Work) -> Survey:
-        """Where the work could run, now or later."""
+        """The ways in which the work could run, now or later."""
         return self._surveyor.survey(work)
 
     def appraise(self, work: Work) -> Appraisal:

@@ -35,7 +35,7 @@ class Work(NamedTuple):
         return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, batch_key=spec.batch_key)
 
     def count_outputs_at_once(self, stage: Stage) -> int:
-        """How many outputs one call of a stage makes: the members of a batch are decoded one after the other."""
+        """The number of outputs that a call of a stage makes: a batch is decoded one member after the other."""
         return self.num_outputs * (1 if stage is Stage.DECODE else self.batch)
 
     def stage_s(self, times: StageTimes, stage: Stage, degree: int) -> float:

@@ -39,11 +39,11 @@ class Policy:
     dispatcher: Dispatcher
     """Decides at each tick which requests run where."""
     placement: PlacementPlan | None = None
-    """Where the stages are at the start. None: the Orchestrator plans that for the expected load."""
+    """The placement at the start. None: the Orchestrator plans it for the expected load."""
     replanner_wanted: bool = True
     """True when the placement follows the load afterwards."""
     decode_order: DecodeOrder = SchedulerOptions().decode_order
-    """Which decode goes first where several wait for an auxiliary."""
+    """The order of decodes where several wait for an auxiliary."""
     one_pool: bool = True
     """True when the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
     decodes_in_tiles: bool = SimulationOptions().decodes_in_tiles
@@ -70,8 +70,8 @@ class PolicySpec:
     """True when it plans with units of workers that hold a stage's weights together (`placement.units`). For the others
     a model that needs this does not fit."""
     default_max_batch: int = NO_BATCHES
-    """How many requests may run as one batch in a service whose configuration does not say. Above 1 for policies that
-    live on batches only: in a batch, latents of tiny models differ by 2e-6, which is up to 1 of 255 in pixels."""
+    """The largest batch in a service whose configuration does not say. Above 1 for policies that live on batches only:
+    in a batch, latents of tiny models differ by 2e-6, which is up to 1 of 255 in pixels."""
     one_load: bool = False
     """True when its dispatcher is sized by the load of the start, so that models cannot come and go."""
 

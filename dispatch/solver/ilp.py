@@ -31,7 +31,7 @@ from dispatch.solver.problem import (
     plan_greedily,
 )
 
-# How far below a whole number a solver's value may be and still mean it.
+# The distance below a whole number at which a solver's value still means it.
 _ROUNDING = 1e-6
 
 # Stands in the reason of every plan for which a search was cut short, but for a plain `incumbent`.
@@ -80,7 +80,7 @@ def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
 
 
 def _measure_lack(problem: Problem, solution: Solution) -> float:
-    """How much more another solution could be worth at most."""
+    """The most that another solution could be worth above this one."""
     return solution.bound - solution.evaluate(problem)
 
 
@@ -107,7 +107,7 @@ class _Search:
         if (best := choose_best_groups(self._problem) or choose_ranked(self._problem)) is not None:
             self._best = best
         else:
-            # As it stays where neither an LP nor a search has anything to say of it.
+            # The plan keeps this reason where neither an LP nor a search gives another one.
             self._best = plan_greedily(self._problem, "within the gap of the bound")
             self._attempt(self._solve_relaxed)
             if self._best.method == "incumbent" and _measure_lack(self._problem, self._best) <= _GAP_ABS:

@@ -36,7 +36,7 @@ class Problem:
     _capacities: dict[GroupKind, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def count_capacity(self, pool: int, degree: int) -> int:
-        """How many groups of this degree the idle workers of a pool form: no group crosses a node."""
+        """The number of groups of this degree that the idle workers of a pool form: no group crosses a node."""
         group = GroupKind(pool, degree)
         if group not in self._capacities:
             self._capacities[group] = sum(idle // degree for idle in self.idle[pool])
@@ -56,7 +56,7 @@ class Problem:
         )
 
     def count_room(self, groups: Mapping[GroupKind, int], group: GroupKind) -> int:
-        """How many more of a group fit in addition to those taken, which fit themselves."""
+        """The number of groups of this kind that fit in addition to those taken, which fit themselves."""
         in_pool = [(taken.degree, n) for taken, n in groups.items() if n > 0 and taken.pool == group.pool]
         blocks = {degree for degree, _ in in_pool if degree <= group.degree} | {group.degree}
         free = [
@@ -77,7 +77,7 @@ GroupCounts = Mapping[tuple[int, GroupKind], int]
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """How many requests of each class get each group, and how that was found."""
+    """The number of requests of each class that get each group, and the method that found it."""
 
     counts: GroupCounts
     """Requests by the index of their class and the group."""
@@ -99,7 +99,7 @@ class Solution:
         return compute_value(problem, self.counts)
 
     def compute_gap(self, problem: Problem) -> float:
-        """How much more than this solution is worth another could be worth at most, relative to this one."""
+        """The most that another solution could be worth above this one, relative to the worth of this one."""
         value = self.evaluate(problem)
         return max(self.bound - value, 0.0) / value if value else 0.0
 

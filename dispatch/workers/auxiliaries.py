@@ -35,7 +35,7 @@ class Auxiliaries:
         self._memory = memory
         self._times = times
         self._now_s = now_s
-        # What differs from the views: workers that this tick has given something, and loads it has caused.
+        # The differences from the views: workers that this tick has given something, and loads it has caused.
         self._free_at_s: dict[WorkerId, float] = {}
         self._loaded: set[tuple[WorkerId, Replica]] = set()
         self._able: dict[tuple[str, Stage, Shape, int, int], tuple[AuxiliaryGroup, ...]] = {}
@@ -110,7 +110,7 @@ class Auxiliaries:
         return self._groups[key]
 
     def free_at_s(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None = None) -> float:
-        """When the first of these groups is expected to be free, and to have loaded the replica."""
+        """The time at which the first of these groups is expected to be free, and to have loaded the replica."""
         return self._find_queue(candidates, replica).find_first()[0]
 
     def occupy(self, workers: Iterable[WorkerId], until_s: float) -> None:
@@ -152,7 +152,7 @@ class Auxiliaries:
         return self._queues[key]
 
     def ready_at_s(self, group: AuxiliaryGroup, replica: Replica | None) -> float:
-        """When the group is free, counting what this tick has given it, and has loaded the replica."""
+        """The time at which the group is free, counting what this tick has given it, and has loaded the replica."""
         if len(group) == 1:
             return self._worker_ready_at_s(group[0], replica)
         return max([self._worker_ready_at_s(worker, replica) for worker in group])

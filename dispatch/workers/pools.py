@@ -28,9 +28,9 @@ class Pool:
     nodes: tuple[tuple[WorkerView, ...], ...]
     """The workers of each node, sorted by id; by place where units have several."""
     unit: int = 1
-    """How many hold the weights of a stage together, the largest number of all their stages. They are given out, and
-    count as idle, in whole units only (TridentServe, arXiv 2510.02838, appendix E.2): `unit` workers that follow each
-    other in a node. Workers whose unit is not whole are in pools that hold nothing."""
+    """Number of workers that hold the weights of a stage together, the largest of all their stages. They are given out,
+    and count as idle, in whole units only (TridentServe, arXiv 2510.02838, appendix E.2): `unit` workers that follow
+    each other in a node. Workers whose unit is not whole are in pools that hold nothing."""
 
     @cached_property
     def largest_node(self) -> int:
@@ -65,7 +65,8 @@ class Pool:
         return tuple([sorted([_free_at_s(unit) for unit in self.list_units(node)]) for node in self.nodes])
 
     def earliest_start_s(self, degree: int, now_s: float) -> float:
-        """When `degree` workers of one node are expected to be free together; infinity when no node has as many."""
+        """The time at which `degree` workers of one node are expected to be free together; infinity when no node has as
+        many."""
         if max(self.idle_per_node) >= degree:
             return now_s
         units = degree // self.unit
@@ -92,7 +93,7 @@ def _free_at_s(unit: Sequence[WorkerView]) -> float:
     return max(0.0 if worker.idle else worker.free_at_s for worker in unit)
 
 
-# How many workers hold the weights of one of these stages together: the largest number of all of them.
+# Gives the largest number of workers that hold the weights of one of these stages together.
 UnitOf = Callable[[frozenset[Replica]], int]
 
 
@@ -159,7 +160,7 @@ class IdleWorkers:
         for number, count in enumerate(pool.idle_per_node):
             if count:
                 self._by_idle[count // pool.unit][number] = None
-        # Which units of a node are idle, as bits by their place in it; nodes that were never asked for are missing.
+        # The idle units of a node, as bits by their place in it; nodes that were never asked for are missing.
         self._idle: dict[int, int] = {}
 
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
@@ -219,7 +220,7 @@ def _pack_bits(flags: Iterable[bool]) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ...]:
-    """Which of a node's `size` places to take; `idle` and `wanted` (a part of it) are bits by place.
+    """The places to take of a node's `size` places; `idle` and `wanted` (a part of it) are bits by place.
 
     Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), with the most that are wanted, and
     then from the smallest larger block that is broken already. So the same sets recur and their process groups are

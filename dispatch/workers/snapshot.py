@@ -12,7 +12,7 @@ from tridentserve.protocols import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class _PoolLayout:
-    """Where workers are: per pool and node, their places in the list of all; per worker, its pool."""
+    """The positions of workers: per pool and node, their indices in the list of all; per worker, its pool."""
 
     members: tuple[tuple[tuple[int, ...], ...], ...]
     pool_of: tuple[int, ...]

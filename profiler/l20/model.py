@@ -87,7 +87,7 @@ def _make_diffuse_batch_rows(
 def _make_row(
     model: ModelFigures, stage: Stage, shape: Shape, seconds: float, source: str, degree: int = 1, batch: int = 1
 ) -> ProfileRow:
-    # As precise as the file, so that the table in memory is the one that was read.
+    # The value is as precise as in the file, so that the table in memory is the one that was read.
     seconds = float(f"{seconds:.6g}")
     return ProfileRow(
         model.name,

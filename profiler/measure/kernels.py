@@ -1,4 +1,4 @@
-"""How long a denoising step takes by each attention kernel, compiled and not, measured side by side.
+"""Measures the time of a denoising step with each attention kernel, compiled and not, side by side.
 
 All ways share one set of weights and take turns, so that what else a machine does falls on all of them.
 """
@@ -85,7 +85,7 @@ def _load_adapters(source: Source, ways: Sequence[Kernels]) -> Iterator[tuple[Ke
 
 
 def compute_ratios(timing: Timing, stock: Timing) -> list[float]:
-    """How long its steps took over how long those of the other did, round by round."""
+    """The seconds of a step of `timing` over those of `stock`, round by round."""
     return [one / other for one, other in zip(timing.seconds, stock.seconds, strict=True)]
 
 

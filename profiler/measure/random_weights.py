@@ -30,7 +30,7 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.weights import attach, named_tensors
 from tridentserve.stages import Stage
 
-# As many layers as any pipeline looks at from the last one; what they give has the shape that all of them would give.
+# The most layers that any pipeline looks at from the last one; their output has the shape that all of them would give.
 _FEW_LAYERS = 3
 _LAYERS = ("num_hidden_layers", "num_layers")
 _DENOISERS = ("transformer", "unet")
@@ -161,7 +161,7 @@ def _make_buffers_real(adapter: PipelineAdapter) -> PipelineAdapter:
             with _keep_parameters_on_meta():
                 if _is_diffusers(model):
                     twin = type(model).from_config(model.config)  # type: ignore[attr-defined]
-                    # As `load_adapter`: buffers too, unless some parts stay in float32.
+                    # Buffers are cast too, as `load_adapter` does, unless some parts stay in float32.
                     models[part] = twin if model._keep_in_fp32_modules else torch.nn.Module.to(twin, model.dtype)  # type: ignore[arg-type]
                 else:
                     models[part] = type(model)._from_config(model.config)  # type: ignore[attr-defined]

@@ -223,7 +223,7 @@ def _count_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def measure_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """How long it takes until the device has done it."""
+    """Call `run` and return the seconds until the device has done its work."""
     start_s = time.perf_counter()
     run()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""How fast bytes move: between workers, from the host and from disk. Stage outputs and weights travel these ways."""
+"""The speeds at which stage outputs and weights move: between workers, from the host and from disk."""
 
 from __future__ import annotations
 

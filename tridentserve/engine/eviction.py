@@ -1,4 +1,4 @@
-"""Which replicas leave a worker's memory when a plan needs room. Pure; the live and the simulated workers ask it."""
+"""Chooses the replicas that leave a worker's memory when a plan needs room. Pure; live and simulated workers use it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Transport = Literal["nixl", "host"]
 
 @options
 class LoopOptions:
-    """What both engines do: they call the scheduler and write down what it decides."""
+    """Options of the work that both engines do: they call the scheduler and write down what it decides."""
 
     tick_s: float = Field(default=TICK_S, gt=0, description="Shortest time between two ticks, in seconds.")
     decision_log: Path | None = Field(
@@ -47,7 +47,7 @@ class EngineOptions(LoopOptions):
 
 @options
 class WorkerOptions:
-    """How each worker of a service is set up."""
+    """Options that each worker of a service is set up with."""
 
     torch_device: TorchDevice = Field(default="cpu", description="Kind of device that workers compute on.")
     num_threads: int = Field(default=1, ge=1, description="Number of torch threads of one worker.")

@@ -32,8 +32,8 @@ class Family:
     """The components that each stage needs, by their names in `model_index.json`. A VAE that encodes input images and
     decodes outputs belongs to two stages, and each of them holds its own."""
     size_factors: tuple[tuple[str, str, int], ...] = ()
-    """Where models differ in `size_multiple`, the config entries whose product it is: component, key, and the value
-    that diffusers assumes where the key is absent. Of a list, the last value counts."""
+    """The config entries whose product is `size_multiple`, where models differ in it: component, key, and the value
+    that diffusers assumes where the key is absent. The last value of a list counts."""
     optional: frozenset[str] = frozenset()
     """The components that a model folder may leave out."""
     options: tuple[str, ...] = ()
@@ -47,8 +47,8 @@ class Family:
     takes_image: bool = False
     """True where every request brings an input image (edits, image to video). Other families take none."""
     image_fit: ImageFit | None = None
-    """How E resizes the input image to the output, where E needs nothing else of it, so that the API can resize it
-    before. None: E needs the image as it is, or takes none."""
+    """The way in which E resizes the input image to the output, where E needs nothing else of it, so that the API can
+    resize it before. None: E needs the image as it is, or takes none."""
     frame_multiple: int | None = None
     """A video has one frame more than a multiple of this number. None: the family makes images only."""
     default_shape: Shape | None = None

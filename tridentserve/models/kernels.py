@@ -15,7 +15,7 @@ ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
 
 @options
 class Kernels:
-    """How the denoising model of one model folder computes. Both fields may change results in their last bits."""
+    """The kernels of the denoising model of one model folder. Both fields may change results in their last bits."""
 
     attention: Attention = Field(
         default="sdpa",

@@ -1,4 +1,4 @@
-"""How the members of a group share the tokens of one forward pass: the collectives of Ulysses.
+"""Shares the tokens of one forward pass among the members of a group: the collectives of Ulysses.
 
 Between attentions every rank holds a contiguous share of the image tokens and all text tokens. Inside an attention it
 holds all tokens for its share of the heads: one all-to-all there, with queries, keys and values together, and one

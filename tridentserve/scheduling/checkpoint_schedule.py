@@ -1,4 +1,7 @@
-"""Which running plans copy their denoising states, how often, and to which worker: what a lost worker costs."""
+"""Chooses the steps after which running plans copy their denoising states, and the workers that keep the copies.
+
+A request whose worker is lost repeats the steps since its last copy.
+"""
 
 from __future__ import annotations
 

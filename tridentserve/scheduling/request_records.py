@@ -12,7 +12,7 @@ from tridentserve.scheduling import events as ev
 
 
 class RequestState(StrEnum):
-    """Where a request stands. The last three are final."""
+    """The progress of a request through the service. The last three values are final."""
 
     QUEUED = "queued"
     RUNNING = "running"

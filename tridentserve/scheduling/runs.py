@@ -44,7 +44,7 @@ class Request:
     slo_s: float
     """Seconds from arrival to the deadline."""
     retries: int = 0
-    """How often it was put back into the queue after a failure."""
+    """Number of times that it was put back into the queue after a failure."""
     steps_done: int = 0
     encoded: bool = False
     """Its condition exists."""
@@ -148,7 +148,7 @@ class Run:
     step_s: float
     """Expected seconds of a denoising step."""
     diffuse_end_s: float
-    """When D is expected to end."""
+    """The time at which D is expected to end."""
     plan: DispatchPlan | None = None
     """The plan that its workers have now."""
     yielding: bool = False

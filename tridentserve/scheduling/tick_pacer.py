@@ -1,4 +1,4 @@
-"""When the scheduler's next tick is due, and what a tick yields whose policy fails: the same in both engines."""
+"""Decides when the scheduler's next tick is due and what a tick gives whose policy fails: the same in both engines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TickOutcome:
     has_decided: bool
     # The error of the policy, None where it did not fail.
     failure: PolicyError | None = None
-    # Whether the tick before failed with the same message: whoever logs failures has logged this one.
+    # True when the tick before failed with the same message: whoever logs failures has logged this one.
     is_repeated: bool = False
 
 
@@ -63,9 +63,9 @@ class TickPacer:
         self._has_news = self._has_news or ev.may_change_plans(event)
 
     def due_s(self, num_pending: int) -> float:
-        """When the next tick is due, which may have passed; infinity: not before something happens.
+        """The time at which the next tick is due, which may have passed; infinity: none before something happens.
 
-        `num_pending`: how many requests wait for a dispatch now."""
+        `num_pending`: the number of requests that wait for a dispatch now."""
         if self._has_news:
             return self._ended_s + self._tick_s
         return self._ended_s + self._retry_s if num_pending else math.inf

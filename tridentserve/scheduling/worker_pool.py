@@ -35,7 +35,7 @@ class _Worker:
     reserved_until_s: float = 0.0
     # Seconds of work that comes when a run's D has ended, by run.
     promised_s: dict[int, float] = field(default_factory=dict)
-    # What the dispatcher sees; None when something has changed since.
+    # The view that the dispatcher has of it; None when something has changed since it was made.
     view: WorkerView | None = None
 
     @property
@@ -44,7 +44,8 @@ class _Worker:
         return not self.queue and self.reserved_by is None
 
     def free_at_s(self) -> float:
-        """When all it has been given is expected to end; 0 when that is nothing. An overdue plan counts as ended."""
+        """The time at which all that it has been given is expected to end; 0 when that is nothing. An overdue plan
+        counts as ended."""
         free_s = 0.0
         for queued in self.queue.values():
             free_s = max(free_s, queued.started_s or 0.0) + queued.expected_s
@@ -67,7 +68,7 @@ class WorkerPool:
         self._idle: defaultdict[WorkerKind, dict[WorkerId, None]] = defaultdict(dict)
         self._kinds: dict[WorkerId, WorkerKind] = {}
         self._changed: dict[WorkerId, None] = dict.fromkeys(self._workers)
-        # How often a group of workers has failed: a name is never used again after a failure.
+        # The number of failures of each group of workers: a name is never used again after a failure.
         self._group_failures: dict[tuple[WorkerId, ...], int] = {}
 
     def join(self, spec: WorkerSpec, incarnation: int) -> None:

@@ -23,7 +23,7 @@ class GreedyCandidate:
     degree: int
     primary: PlacementType
     finish_s: float
-    """When the request would end if it started now."""
+    """The time at which the request would end if it started now."""
     groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]] = field(default_factory=dict)
     """The auxiliaries for E and C, where these do not run with D."""
 

@@ -61,8 +61,8 @@ def compute_bucket_sizes(shares: Mapping[int, float], total: int) -> dict[int, i
 
 
 def cut_into_buckets(sizes: Mapping[int, int], workers: Sequence[WorkerSpec]) -> dict[WorkerId, int]:
-    """Which workers are in which bucket: the widest degrees first, block by block inside a node. Blocks that no node
-    has room for are left to narrower degrees."""
+    """Cut the workers into buckets, the widest degrees first, block by block inside a node. Blocks that no node has
+    room for are left to narrower degrees."""
     nodes: defaultdict[str, list[WorkerId]] = defaultdict(list)
     for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id)):
         nodes[worker.node_id].append(worker.worker_id)

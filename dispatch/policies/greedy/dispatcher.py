@@ -32,7 +32,7 @@ _EVERYTHING = 1
 
 
 class Level(Protocol):
-    """How stages are given workers, in one tick: whole pipelines (`pipeline_level`) or stages (`stage_level`)."""
+    """Gives workers to stages in one tick: to whole pipelines (`pipeline_level`) or to each stage (`stage_level`)."""
 
     work: WorkTimes
 
@@ -48,7 +48,7 @@ class Level(Protocol):
 
 # Called with all pools of the cluster and the time.
 LevelFactory = Callable[[StageTimes, MemoryCheck, DispatchOptions, Sequence[Pool], float], Level]
-# Which candidates a request tries, in this order, by its deadline in seconds.
+# Chooses the candidates that a request tries, in this order, by its deadline in seconds.
 ByDeadline = Callable[[Sequence[GreedyCandidate], float], Sequence[GreedyCandidate]]
 
 
@@ -219,8 +219,8 @@ class _GreedyTick:
 
 @dataclass(frozen=True, slots=True)
 class _Routed:
-    """Where requests of one kind go, and what they want there: never nothing, and all of it can be had on an idle
-    cluster. At the target, or at any degree where the deadline decides."""
+    """The bucket that requests of one kind go to, and their candidates there: at least one, each of which fits an idle
+    cluster. They are at the target, or at any degree where the deadline decides."""
 
     bucket: int
     candidates: Sequence[GreedyCandidate]

@@ -45,7 +45,7 @@ class StageLevel:
         ]
 
     def _finish_s(self, request: PendingRequest, route: Route, degree: int) -> float:
-        """When the request would end if it started now."""
+        """The time at which the request would end if it started now."""
         encode_free_s = route.free_at_s(Stage.ENCODE, request.spec.model, self._auxiliaries)
         encode_start_s = self._now_s if encode_free_s is None else encode_free_s
         diffused_s = encode_start_s + self.work.encode_s(request, degree) + self.work.diffuse_s(request, degree)

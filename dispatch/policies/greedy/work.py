@@ -1,4 +1,4 @@
-"""Which degrees a request can run at, and how long what is left of it takes."""
+"""The degrees that a request can run at, and the seconds that what is left of it takes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def find_minimal_allocation(request: RoundRequest) -> dict[int, int]:
 
 
 def count_steps_in_round(request: RoundRequest, degree: int, round_s: float) -> int:
-    """How many steps at this degree end within the round, E first. No more than are left."""
+    """The number of steps at this degree that end within the round, after E. No more than are left."""
     whole = math.floor((round_s - request.encode_s + _EPSILON_S) / request.step_s[degree])
     return max(0, min(request.steps_left, whole))
 

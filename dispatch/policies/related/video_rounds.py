@@ -84,8 +84,8 @@ def score_video(video: Video, degree: int, round_s: float) -> float:
 
 
 def score_images(batches: Sequence[ImageBatch], gpus: int, round_s: float) -> float:
-    """How many images stay in time with this many GPUs: in the list schedule of the batches in their order, or started
-    a round later. Then how many batches start at once."""
+    """The worth of this number of GPUs for images: the images that stay in time count most, in the list schedule of the
+    batches in their order or when their batch starts a round later; then the batches that start at once."""
     free_s, score = [0.0] * gpus, 0.0
     for batch in batches:
         start_s = float("inf")

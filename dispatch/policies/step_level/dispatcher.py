@@ -190,7 +190,7 @@ class StepTick:
         )
 
     def expected_finish_s(self, request: PendingRequest, candidate: BatchCandidate) -> float:
-        """When the request ends if it starts now and stays in a batch that runs this way."""
+        """The time at which the request ends if it starts now and stays in a batch that runs this way."""
         return (
             self.now_s
             + candidate.encode_wait_s

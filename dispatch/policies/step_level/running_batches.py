@@ -21,7 +21,7 @@ class RunningBatch:
     stops: bool
     """True when it yields already, or is going to by this tick's decisions."""
     promised: int = 0
-    """How many waiting requests join at its next step boundary."""
+    """Number of waiting requests that join at its next step boundary."""
 
     @property
     def kind(self) -> BatchKind:

@@ -1,4 +1,4 @@
-"""Which idle workers of a pool a step-level policy uses: those that a request had, else aligned blocks."""
+"""Picks the idle workers of a pool that a step-level policy uses: those that a request had, else aligned blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerPicker:
 
     @property
     def num_idle(self) -> int:
-        """How many workers are left."""
+        """The number of workers that are left."""
         return len(self._idle)
 
     def holds(self, worker_id: WorkerId) -> bool:

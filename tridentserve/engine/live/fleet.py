@@ -196,7 +196,7 @@ class WorkerFleet:
         return WorkerHandle(actor)
 
     def _list_addresses(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]:
-        """How to reach those of these workers that are up, for their peers."""
+        """The addresses of those of these workers that are up, for their peers."""
         members = ((worker_id, self._workers[worker_id]) for worker_id in worker_ids)
         return {
             worker_id: (member.handle.actor, member.ready)

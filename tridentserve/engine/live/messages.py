@@ -16,7 +16,7 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from."""
+    """The source of a model's weights: its folder, and the dtype and the kernels in which it computes."""
 
     name: str
     folder: Path
@@ -115,13 +115,13 @@ class ReplicaLoad:
     seconds: float
 
 
-# What a worker reports while a plan is under way.
+# The notes that a worker sends while a plan is under way.
 PlanNote = StepNote | CheckpointNote | ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """How a plan ended on one worker. On the leader the outputs follow, one item each."""
+    """The report of one worker at the end of a plan. On the leader the outputs follow, one item each."""
 
     plan_id: int
     outcome: Literal["finished", "stopped", "failed"]
@@ -131,7 +131,7 @@ class PlanReport:
     peak_memory_bytes: int = 0
     """Largest memory in use while the plan ran."""
     peak_growth_bytes: int = 0
-    """How much more that is than when the plan began; 0 where it cannot be measured."""
+    """Growth of the memory in use from the start of the plan to that peak; 0 where it cannot be measured."""
     expected_peak_bytes: int = 0
     """The value of `peak_growth_bytes` that the profile expects."""
     tiled: bool = False

@@ -53,7 +53,7 @@ class CompletedUpdate:
     """Seconds from arrival to the deadline."""
     slo_met: bool
     retries: int
-    """How many times the request was put back into the queue."""
+    """Number of times that the request was put back into the queue."""
     stage_durations_s: dict[str, float]
     """Seconds per stage, by the stage's name."""
     timeline: tuple[StageSpan, ...]

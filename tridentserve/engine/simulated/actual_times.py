@@ -114,7 +114,7 @@ class ActualTimes:
         return found
 
     def unit(self, replica: Replica) -> int:
-        """How many workers hold its weights together."""
+        """The number of workers that hold the weights of the replica together."""
         return self._times.unit(replica.model, replica.stage)
 
     def load_seconds(self, replica: Replica, source: LoadSource) -> float:

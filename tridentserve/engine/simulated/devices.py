@@ -27,9 +27,9 @@ class PlanRun:
     heads: int = 0
     """Number of its workers in whose queue it is first."""
     ready_s: float = 0.0
-    """When its workers know of it."""
+    """The time at which its workers know of it."""
     end_s: float = 0.0
-    """When it ends, once it has started."""
+    """The time at which it ends, once it has started."""
     version: int = 0
     """Grows when its end is moved. Calls in the agenda that were entered with an earlier version do nothing."""
     started_s: float | None = None
@@ -60,7 +60,7 @@ class Device:
     evicted: list[Replica] = field(default_factory=list)
     """Replicas that have left its memory and are not reported to the scheduler yet."""
     loading_until_s: float = 0.0
-    """When the replicas that are being loaded are resident."""
+    """The time at which the replicas that are being loaded are resident."""
 
     @property
     def worker_id(self) -> WorkerId:

@@ -29,7 +29,7 @@ class _StageOutput:
     pushed_to: WorkerId | None = None
     """The worker to which it is pushed."""
     ready_s: float = 0.0
-    """When it arrives there."""
+    """The time at which it arrives there."""
     buffered_bytes: int = 0
     """Bytes of the handoff buffer that it takes there."""
     spilled: bool = False
@@ -69,7 +69,7 @@ class Handoff:
         return copy if (copy.plan_id, copy.steps_done) == (member.input_id, member.steps[0]) else None
 
     def ready_s(self, run: PlanRun) -> float:
-        """When all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
+        """The time at which all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
         ready_s = 0.0
         for member in run.plan.members:
             output = self._find_input(member)

@@ -20,7 +20,7 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """How one request ended."""
+    """The result of one request."""
 
     spec: RequestSpec
     arrival_s: float
@@ -35,7 +35,7 @@ class RequestResult:
     """Says which stages shared workers with its D; None unless it finished."""
     error: str | None = None
     start_s: float | None = None
-    """When its first stage began since its last retry; None when none has ended."""
+    """The time at which its first stage since its last retry began; None when none has ended."""
     timeline: tuple[StageSpan, ...] = ()
     """Its stages as they ran since its last retry, when plans are kept."""
 
@@ -109,7 +109,7 @@ class SimulationResult:
     """In order of arrival."""
     counts: Counts
     duration_s: float
-    """When the last plan or request ended."""
+    """The time at which the last plan or request ended."""
     num_workers: int
     busy_seconds: dict[Stage, float]
     """GPU-seconds per stage."""

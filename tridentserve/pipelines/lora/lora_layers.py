@@ -118,7 +118,7 @@ class Loras:
                 raise ModelFolderError(f"{file} is not for this model: it changes {path} otherwise than that could be")
             dtype = layer.weight.dtype
             scale = scale_of(path, up.shape[1])
-            # As in PEFT's modules, see `_frozen`; detached, since views ask their base whether it requires a gradient.
+            # They require gradients as in PEFT's modules, see `_frozen`, and are detached, since views ask their base.
             down, up = (tensor.to(self._device, dtype).detach().requires_grad_() for tensor in (down, up))
             changes.append(_LayerChange(layer, down, up, scale))
         if tensors or not changes:

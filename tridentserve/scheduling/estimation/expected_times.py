@@ -53,11 +53,11 @@ class ExpectedTimes:
         return stage_seconds(self._times, spec, Stage.ENCODE, degree, batch)
 
     def unit(self, model: str, leg: Leg) -> int:
-        """How many workers hold the weights of a leg's first stage together."""
+        """The number of workers that hold the weights of a leg's first stage together."""
         return self._times.unit(model, leg.stages[0])
 
     def decode_degree(self, model: str, leg: Leg) -> int:
-        """How many of a leg's workers run C."""
+        """The number of a leg's workers that run C; 1 for a leg without C."""
         return stage_degree(self._times, model, Stage.DECODE, len(leg.workers)) if Stage.DECODE in leg.stages else 1
 
     def leg_s(self, leg: Leg, run: Run, batch: int) -> float:

@@ -10,8 +10,8 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.stages import Stage
 
-# What a worker's memory loses to one group, by the kind of device. gloo: 0.7 MiB measured (8 members); NCCL: estimated
-# (buffers of 4 MiB per channel, direction and peer), as memory of its own that torch does not count.
+# The memory that one group takes from a worker, by the kind of device. gloo: 0.7 MiB measured (8 members); NCCL:
+# estimated (buffers of 4 MiB per channel, direction and peer), as memory of its own that torch does not count.
 GROUP_BYTES = {"cpu": 1 << 20, "cuda": 128 << 20}
 
 

@@ -16,7 +16,7 @@ _PIXEL_BYTES = 12
 
 
 def stage_degree(times: StageMemory, model: str, stage: Stage, degree: int) -> int:
-    """How many of a plan's `degree` workers really run this stage.
+    """The number of a plan's `degree` workers that really run this stage.
 
     All of them run D. E and C use the widest degree that was profiled up to it, the leader alone (1) as a rule; the
     others wait.

@@ -27,7 +27,7 @@ from tridentserve.plans import WorkerId
 
 # Far more than can have a push under way when they end.
 REMEMBERED_REQUESTS = 4096
-# How long a consumer waits for a parcel that is on its way before it asks the producer, which may have died meanwhile.
+# The time that a consumer waits for a parcel on its way before it asks the producer, which may have died meanwhile.
 _PATIENCE_S = 0.5
 
 

@@ -1,4 +1,4 @@
-"""How handoff buffers name parcels and call one another."""
+"""The names of parcels, and the interface through which handoff buffers call one another."""
 
 from __future__ import annotations
 

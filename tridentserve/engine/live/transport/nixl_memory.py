@@ -27,7 +27,7 @@ class Memory:
 
 
 def locate_memory(tensor: torch.Tensor) -> Memory:
-    """Where a contiguous tensor lies."""
+    """The memory in which a contiguous tensor lies."""
     return Memory(tensor.data_ptr(), tensor.nbytes, tensor.get_device() if tensor.is_cuda else 0)
 
 
@@ -38,7 +38,7 @@ class _Registration:
     registration: Any
     """NIXL's own object."""
     holders: int = 0
-    """How many callers hold the memory."""
+    """Number of callers that hold the memory."""
 
 
 class RegisteredMemory:

@@ -20,7 +20,7 @@ def align(nbytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where one tensor lies in a packed parcel."""
+    """The position of one tensor in a packed parcel."""
 
     name: str
     dtype: str
@@ -31,7 +31,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class ParcelLayout:
-    """How a parcel is packed, with the values that travel in addition to the bytes."""
+    """The layout of a packed parcel, with the values that travel in addition to the bytes."""
 
     slots: tuple[TensorSlot, ...]
     nbytes: int
@@ -97,6 +97,6 @@ class Parcel:
 
 
 def _measure_misalignment(tensor: torch.Tensor, alignment_bytes: int) -> int:
-    """How many bytes after a multiple of `alignment_bytes` the tensor starts, in whole elements: torch can view no
-    others in a run of bytes."""
+    """The distance of the tensor's start from the last multiple of `alignment_bytes`, in bytes of whole elements: torch
+    can view no others in a run of bytes."""
     return tensor.data_ptr() % alignment_bytes // tensor.itemsize * tensor.itemsize

@@ -125,7 +125,7 @@ class HostCopies:
         return f"{name}.{replica.stage.value}.{place}"
 
     def _make_stem(self, replica: Replica) -> Path:
-        """Where a copy lies, without the endings of its files."""
+        """The path of a copy, without the endings of its files."""
         source = self.source(replica)
         files = [source.folder / MODEL_INDEX]
         for component in detect_family(source.folder).components[replica.stage]:

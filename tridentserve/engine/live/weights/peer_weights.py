@@ -29,7 +29,7 @@ _SLOWEST_BYTES_PER_S = 200e6
 
 
 def choose_timeout_s(nbytes: int) -> float:
-    """How long it may take to move a replica from worker to worker."""
+    """The longest time, in seconds, that the move of a replica from worker to worker may take."""
     return TRANSFER_TIMEOUT_S + nbytes / _SLOWEST_BYTES_PER_S
 
 

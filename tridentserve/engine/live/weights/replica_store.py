@@ -65,7 +65,7 @@ class _Opened:
     source: LoadSource
     """`host` when the copy existed already, else `disk`."""
     seconds: float
-    """How long it took to find or make it."""
+    """Seconds that it took to find or make it."""
 
 
 @dataclass(slots=True)
@@ -267,7 +267,7 @@ class ReplicaStore:
         if self._peers is not None:
             await self._peers.deregister(resident.buffer)
 
-    # What peers ask.
+    # The methods that peers call.
 
     def count_readers(self, replica: Replica) -> int | None:
         """Number of peers that the replica is being sent to; None when it is not here."""
