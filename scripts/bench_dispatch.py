@@ -1,4 +1,4 @@
-"""How long one tick of the Dispatcher takes (build, solve, E and C), and how far its plan is from the proved bound.
+"""Measures one tick of the Dispatcher (build, solve, E and C), and how far its plan is from the proved bound.
 
 One cluster of nodes of 8 serves the mixes of four models in equal parts: the Orchestrator places them so that each
 brings the same work, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a

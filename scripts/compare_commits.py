@@ -30,7 +30,7 @@ from lib.command_line import Parser, whole_number
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DESCRIBE = ("--always", "--dirty", "--abbrev=40", "--exclude", "*")
-# Of one round: by side, then by the name of the figure.
+# The figures of one round, by side and then by name.
 Round = Mapping[str, Mapping[str, float]]
 
 

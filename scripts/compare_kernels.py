@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a denoising step takes by each attention kernel, with torch.compile and without, on this machine.
+"""Measures a denoising step by each attention kernel, with torch.compile and without, on this machine.
 
 MODEL is as for profile_model.py. All ways share one set of weights and take turns in rounds; a ratio is of one round,
 to the time of the default (`sdpa`, not compiled), and below 1 is faster. The last line is one JSON object.

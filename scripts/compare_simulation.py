@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How close the simulator is to a live service: the same three traces served by both.
+"""Compares the simulator with a live service: both serve the same three traces.
 
 Start the service first, on an otherwise idle machine (for another port, copy the configuration):
 
@@ -147,7 +147,7 @@ def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
 
 
 def _num_diffuse(args: AppArgs) -> int:
-    """How many workers hold D, by the start placement."""
+    """The number of workers that hold D, by the start placement."""
     placement = service_placement(args, cost_model(args), service_workers(args))
     return sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which policy is better, by how much, on which workload: simulates a grid of cells and reports on it.
+"""Compares policies on workloads: simulates a grid of cells and reports on it.
 
 A cell is a model, a workload, a policy, a seed and an SLO scale; all policies of a model, workload and seed serve the
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.

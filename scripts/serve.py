@@ -22,7 +22,7 @@ from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
 from deployments.validation.serve_file import check_config, is_ours
 
-# How long `serve run` has to end, and after its end the processes that it started.
+# The time that `serve run` has to end, and after its end the processes that it started.
 _STOP_S, _LEFT_BEHIND_S = 30.0, 10.0
 _PROMPT, _SIDE, _STEPS = "a lighthouse at dawn", 256, 8
 # Addresses to listen on everywhere, and one on which this machine then reaches itself.

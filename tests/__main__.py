@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WITH_RAY = ("tests/engine/live", "tests/e2e")
 _COUNTS = re.compile(r"=* ?(\d+ \w+.*|no tests ran) in [\d.]+s")
-# Of one line of output, in bytes.
+# The longest line of output, in bytes.
 _MAX_LINE = 1 << 26
 
 

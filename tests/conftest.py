@@ -16,7 +16,7 @@ from dispatch.options import DispatchOptions
 from dispatch.solver import ilp
 from tests.waiting import PATIENCE_S, RAY_TOO_SLOW
 
-# How long an example takes says more of the machine than of the code. Every run has the same examples, but for those of
+# The time of an example says more of the machine than of the code. Every run has the same examples, but for those of
 # `make fuzz`, which looks for new ones.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("tridentserve", _UNTIMED, derandomize=True)
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where the tests are shuffled, those of a module that tells one scene keep their order."""
+    """Keep the order of the tests of a module that tells one scene where the tests are shuffled."""
     scenes: dict[Path, list[pytest.Function]] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("in_order"):

@@ -1,4 +1,4 @@
-"""Waiting for what comes sooner or later. How soon says more of the machine than of the code."""
+"""Waits for what comes sooner or later. The time until then says more of the machine than of the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str = "", every_s: float = 0.005) -> None:
-    """As `wait_until`, while the event loop runs. The condition may be awaited."""
+    """Do what `wait_until` does, while the event loop runs. The condition may be awaited."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not (await holds if isawaitable(holds := condition()) else holds):
         assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}"

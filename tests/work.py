@@ -1,4 +1,4 @@
-"""How much work a call is, whatever else the machine does meanwhile: counted in calls of functions, not in seconds."""
+"""Counts the work of a call in calls of functions, not in seconds: the machine may do anything else meanwhile."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class ClusterArgs(Args):
 
 
 class HandoffArgs(Args):
-    """How tensors go from the worker of one stage to that of the next."""
+    """Options of handoffs, which take tensors from the worker of one stage to that of the next."""
 
     capacity_mb: int = make_option(
         WorkerOptions,

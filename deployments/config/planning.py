@@ -30,7 +30,7 @@ class LoadArgs(Args):
 
 
 class DispatchArgs(Args):
-    """How requests are assigned to workers (docs/planning.md)."""
+    """Options of the dispatcher, which assigns requests to workers (docs/planning.md)."""
 
     policy: str = Field(
         default=DEFAULT_POLICY,
@@ -67,7 +67,7 @@ class DispatchArgs(Args):
 
 
 class ReplanArgs(Args):
-    """When the placement follows the load (docs/planning.md)."""
+    """Options of the replanner, which makes the placement follow the load (docs/planning.md)."""
 
     enabled: bool | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""How weights get into workers, and what is done against their loss."""
+"""Options of the loads of weights into workers, and of the state checkpoints that limit what a lost worker costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tridentserve.scheduling.scheduler import SchedulerOptions
 
 
 class ReplicasArgs(Args):
-    """How a worker gets the weights that a plan needs and that it has not."""
+    """Options of the way in which a worker gets the weights that a plan needs and that it does not hold."""
 
     fetch: Fetch = make_option(WorkerOptions, "fetch")
     block_mb: int = make_option(

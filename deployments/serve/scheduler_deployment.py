@@ -63,7 +63,7 @@ class SchedulerDeployment:
         return await self._reconciler.catalogue.wait_for_change(known_version, timeout_s)
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        """As `deployments.backend.Backend` says, but the outputs are references instead of bytes."""
+        """The updates that `deployments.backend.Backend` describes, but the outputs are references instead of bytes."""
         if not self._images.has_room(inputs.image):
             message = "the images of unfinished requests take all their room, try again later"
             yield FailedUpdate(spec.request_id, OverloadedError.code, message)

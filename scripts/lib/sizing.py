@@ -1,4 +1,4 @@
-"""How many GPUs a workload needs, by simulation: the search behind `plan.py --attainment`."""
+"""Searches for the number of GPUs that a workload needs, by simulation, for `plan.py --attainment`."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ def open_client(backend: FakeBackend) -> httpx.AsyncClient:
 
 
 def open_video_client(backend: FakeBackend, videos: VideoBackend | None) -> httpx.AsyncClient:
-    """As `client`, with a model that makes videos and the service of their jobs."""
+    """Return a client like that of `open_client`, with a model that makes videos and the service of their jobs."""
     app = create_api(backend, WITH_VIDEOS, videos)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 def open_image_client(backend: FakeBackend, videos: VideoBackend | None = None) -> httpx.AsyncClient:
-    """As `video_client`, with models that start from an image too."""
+    """Return a client like that of `open_video_client`, with models that start from an image too."""
     app = create_api(backend, WITH_IMAGES, videos)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 

@@ -26,7 +26,7 @@ FULLY_AGED_S = 1.0 + 10 * RUN_S
 
 
 def leaves_at_s(cluster: list[WorkerView], slo_s: float, horizon_s: float = 2 * FULLY_AGED_S) -> float:
-    """When an overdue large request is dispatched while three small ones with this SLO wait at all times."""
+    """The time at which an overdue large request is dispatched while three small ones with this SLO always wait."""
     pending, made, now_s = [request("large", LARGE, 1.0)], 0, 0.0
     free_s = {view.worker_id: 0.0 for view in cluster}
     while now_s < horizon_s:

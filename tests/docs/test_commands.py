@@ -147,7 +147,7 @@ def test_enough_commands_run_and_no_reason_is_left_over() -> None:
 
 @pytest.mark.parametrize("page", ["docs/configuration.md", "docs/tutorial.md"])
 def test_the_configuration_of_a_page_is_good(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is reported of one of the tutorial is that the reader's files are missing."""
+    """The check reports nothing, but for the missing files of the reader that the tutorial's configuration names."""
     monkeypatch.setenv(CACHE_ENV, str(tmp_path / "cache"))
     blocks = indented_blocks(page, "applications:")
     assert blocks

@@ -85,8 +85,8 @@ def test_every_module_is_named() -> None:
 
 
 def has_own_entry(path: Path) -> bool:
-    """Whether a page has to name a module. Its directory stands for a package's `__init__`, for one family of many, and
-    for one policy of many."""
+    """True when a page has to name a module. Its directory stands for a package's `__init__`, for one family of many,
+    and for one policy of many."""
     if path.name == "__init__.py":
         return False
     if path.parent.name in ("adapters", "tiny") and path.stem in FAMILIES:
@@ -95,7 +95,7 @@ def has_own_entry(path: Path) -> bool:
 
 
 def is_defined(name: str, code: str) -> bool:
-    """Whether a module has a class, function, attribute or constant of this name."""
+    """True when a module has a class, function, attribute or constant of this name."""
     definition = rf"^\s*(?:(?:async )?def |class ){re.escape(name)}\b|^\s*(?:self\.)?{re.escape(name)}\s*[:=]"
     return re.search(definition, code, re.MULTILINE) is not None
 

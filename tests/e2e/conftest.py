@@ -29,7 +29,7 @@ PLACEMENT: list[dict[str, str]] = [
 
 @dataclass(frozen=True)
 class Service:
-    """Where the service listens, and where it writes its decisions."""
+    """The address of the service, the file of its decisions, and its arguments."""
 
     url: str
     decision_log: Path
@@ -43,7 +43,7 @@ class Service:
         return found
 
     def num_arrived(self) -> int:
-        """How many requests the scheduler has heard of."""
+        """The number of requests that have arrived at the scheduler."""
         return sum(decision["event"]["kind"] == "request_arrived" for decision in self.decisions())
 
     def decisions(self) -> list[dict[str, Any]]:

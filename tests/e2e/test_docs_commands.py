@@ -31,7 +31,7 @@ HEALTH = [line for line in LINES if line.text.endswith("/health")]
 
 
 def run_line(line: ShownCommand, service: Service, folder: Path) -> str:
-    """What a line prints, which a reader has typed in this directory."""
+    """Run a line as a reader types it in this directory, and return what it prints."""
     return output_of(["bash", "-o", "pipefail", "-c", line.text.replace(SHOWN_URL, service.url)], folder)
 
 

@@ -69,7 +69,7 @@ class Mixed:
         return [http.get(f"{self.url}/v1/videos/{video_id}").json() for video_id in ids]
 
     def finished(self) -> list[Counter[str]]:
-        """How often requests were brought to their end, in each run of the service (oldest first)."""
+        """The number of times that each request was brought to its end, in each run of the service (oldest first)."""
         counts = []
         for log in sorted(self.logs.iterdir(), key=lambda path: path.stat().st_mtime):
             decisions = (json.loads(line) for line in log.read_text().splitlines() if line.endswith("}"))
@@ -126,7 +126,7 @@ def test_ten_jobs_survive_a_kill_of_the_service_and_none_ends_twice(mixed: Mixed
     listed = http.get(f"{mixed.url}/v1/videos", params={"limit": 100}).json()["data"]
     assert sorted(job["id"] for job in listed) == sorted(ids)
     assert all(http.get(job["url"]).content[4:8] == b"ftyp" for job in after.values())
-    # What had ended was left alone; what had not was brought to its end once.
+    # Jobs that had ended were left alone; each of the others was brought to its end once.
     assert {video_id: after[video_id] for video_id in before} == before
     first, second = mixed.finished()
     for video_id in ids:

@@ -1,4 +1,4 @@
-"""Where the tiny pipelines are kept, for the service and the scripts alike."""
+"""The directory in which the tiny pipelines are kept, for the service and the scripts alike."""
 
 from __future__ import annotations
 

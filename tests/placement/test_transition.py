@@ -40,7 +40,7 @@ def total(plan: PlacementPlan, current: PlacementPlan, workers: list[WorkerSpec]
 
 
 def layouts(plan: PlacementPlan, workers: list[WorkerSpec]) -> Counter[tuple[tuple[Held, int], ...]]:
-    """How many nodes hold what."""
+    """The number of nodes of each layout: which replicas their workers hold, and how many workers hold them."""
     nodes: dict[str, Counter[Held]] = {}
     for worker in workers:
         nodes.setdefault(worker.node_id, Counter())[plan.replicas[worker.worker_id]] += 1

@@ -19,7 +19,7 @@ OUTPUTS = {
     Stage.DIFFUSE: (0, LATENT_BYTES_PER_TOKEN),
     Stage.DECODE: (0, PIXEL_BYTES_PER_TOKEN),
 }
-# What a worker needs for EDC of one model at 1024x1024, and a little more.
+# The memory that a worker needs for EDC of one model at 1024x1024, and a little more.
 EDC_BYTES = 3000 * MIB
 
 

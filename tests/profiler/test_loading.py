@@ -1,4 +1,4 @@
-"""Where tables come from, and the table of D alone."""
+"""The sources of tables, and the table of D alone."""
 
 from __future__ import annotations
 

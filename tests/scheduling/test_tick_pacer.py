@@ -1,4 +1,4 @@
-"""When ticks are due: after news at once but not too often, now and then while requests wait, else never."""
+"""The times of ticks: after news at once but not too often, now and then while requests wait, else never."""
 
 from __future__ import annotations
 

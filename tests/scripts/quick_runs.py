@@ -56,7 +56,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _generalize(name: str) -> str:
-    """As it is documented: `*` for a number, or a key that begins with one."""
+    """The name as the page has it: `*` stands for a number, or a key that begins with one."""
     return ".".join("*" if part[0].isdigit() else part for part in name.split("."))
 
 

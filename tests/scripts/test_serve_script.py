@@ -21,7 +21,7 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-# What stands in for `serve run CONFIG`: it answers /img/health, and ends in order on SIGINT.
+# A script that stands in for `serve run CONFIG`: it answers /img/health, and ends in order on SIGINT.
 SERVE = """#!{python}
 import http.server, json, os, sys, yaml
 from itertools import takewhile
@@ -48,7 +48,7 @@ except KeyboardInterrupt:
         left = subprocess.Popen(["sleep", "100"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         config.with_name("left").write_text(str(left.pid))
 """
-# As Python runs a script, but with another Python's `serve` beside it.
+# Code that runs a script as Python does, but with the `serve` of another Python.
 CODE = (
     "import runpy, sys; sys.executable = {fake!r}; sys.argv = {argv!r}; sys.path[0] = {folder!r}; "
     "runpy.run_path({script!r}, run_name='__main__')"

@@ -87,7 +87,7 @@ def _compute_stage_statistics(completed: Sequence[ReplayResult]) -> dict[str, di
 
 
 def _diffuse_degrees(completed: Sequence[ReplayResult]) -> dict[str, int]:
-    """How many diffuse plans ran at each degree, lowest first (keys are text: it is JSON)."""
+    """The number of diffuse plans that ran at each degree, lowest first (keys are text: it is JSON)."""
     degrees = Counter(
         span.degree for result in completed for span in result.facts.timeline if span.stage == Stage.DIFFUSE
     )

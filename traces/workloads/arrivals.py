@@ -1,4 +1,4 @@
-"""When requests come: arrival processes as pure functions from a rate, a duration and a seed to sorted times.
+"""Arrival processes as pure functions from a rate, a duration and a seed to sorted times.
 
 All but `constant` are stationary from time 0 on: the first interval is the rest of one that began earlier, so that the
 expected number of arrivals is rate x duration even for a bursty process and a short duration.

@@ -69,7 +69,7 @@ def _make_registry() -> dict[str, Workload]:
 
 
 WORKLOADS = _make_registry()
-# How long a trace lasts that is asked for without a length, in seconds.
+# The duration of a trace that is asked for without one, in seconds.
 DURATION_S = 1800.0
 
 

@@ -1,4 +1,4 @@
-"""How long a worker takes to get the weights of D: from the model folder, the host copy, or a peer."""
+"""Measures the time in which a worker gets the weights of D: from the model folder, the host copy, or a peer."""
 
 from __future__ import annotations
 

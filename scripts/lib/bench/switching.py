@@ -89,7 +89,7 @@ class _Switch:
         await self.adjust()
         wanted = {worker: self.after.describe(worker) for worker in self.after.replicas}
         await _until(lambda: engine.placement == wanted)
-        # What workers do when they start: make resident all that their placement says.
+        # As at their start, the workers make resident all that their placement says.
         fleet = engine._fleet
         await asyncio.gather(*(fleet.get_handle(worker).start() for worker in fleet.alive))
         self.service.dispatcher.closed = False

@@ -80,7 +80,7 @@ class BenchWorker(StageWorker):
         return int((value if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())).nbytes)
 
     async def compute(self, seconds: float) -> int:
-        """How many matrix products the device thread does in that time, at least one."""
+        """Compute matrix products on the device thread for that time, at least one, and return their number."""
 
         def multiply() -> int:
             matrix = torch.ones(256, 256)
@@ -93,7 +93,7 @@ class BenchWorker(StageWorker):
         return await self._parts.device_thread(multiply)
 
     async def fetch_by(self, fetch: Fetch) -> None:
-        """Where replicas are fetched from, from now on."""
+        """Set the source from which replicas are fetched from now on."""
         self._parts.replicas._fetch = fetch
 
     async def read_model_folder(self, replica: Replica) -> float:

@@ -1,4 +1,4 @@
-"""How much workers of a node slow each other down, from the stages that ran while they were many."""
+"""Estimates how much the workers of a node slow each other down, from stages that ran while several computed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Crowd = tuple[Sequence[StageSample], Mapping[StagePoint, float]]
 def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[float, ...]:
     """Entry n - 1: how many times as long a stage takes while n workers compute, 1 to `num_workers`; never falling.
 
-    Of the stages on several workers (`wide`) or on one. A stage that took `t_n` seconds with n workers at work did
-    `sum(t_n / slowdown_n)` seconds of what it takes alone: least squares over all stages, in seconds, so that the long
-    stages decide. (Short ones are slowed down more, as they wait for their turn on a core.) Where less than two stages
-    of mean length ran with n at work, their slowdown lies between its own and those of n - 1 and n + 1.
+    The entries are of the stages on several workers (`wide`) or of those on one. A stage that took `t_n` seconds with n
+    workers at work did `sum(t_n / slowdown_n)` seconds of what it takes alone: least squares over all stages, in
+    seconds, so that the long stages decide. (Short ones are slowed down more, as they wait for their turn on a core.)
+    Where less than two stages of mean length ran with n at work, their slowdown lies between its own and those of n - 1
+    and n + 1.
     """
     rows, done_s = [], []
     for crowd, alone_s in crowds:
@@ -53,7 +54,7 @@ def _speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArra
 
 
 def _seconds_by_workers(sample: StageSample, crowd: Sequence[StageSample], most: int) -> list[float]:
-    """How long the stage ran with 1, 2, ... `most` workers at work, its own among them."""
+    """The seconds that the stage ran with 1, 2, ... `most` workers at work, its own among them."""
     ends = {time for other in crowd for time in (other.start_s, other.end_s) if sample.start_s < time < sample.end_s}
     seconds = [0.0] * most
     for begin_s, end_s in pairwise(sorted({sample.start_s, sample.end_s, *ends})):

@@ -11,7 +11,7 @@ from traces.client.replay import ReplaySession, open_session
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
 
-# What comes first pays for pages, caches and groups that are made on first use.
+# The first requests pay for pages, caches and groups that are made on first use.
 _UNCOUNTED = 1
 _MOST_ROUNDS_TOGETHER = 3
 

@@ -33,7 +33,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 _HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEADER) + r"(?:\|.*\|\n)*")
 _TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
-# What a JSON schema cannot say: the short form of one key, and a default that comes from the environment.
+# The facts that a JSON schema cannot state: the short form of one key, and a default from the environment.
 _OWN_TYPES = {"placement": "`auto` or list"}
 _OWN_DEFAULTS = {"cache_dir": f"`${CACHE_ENV}`"}
 

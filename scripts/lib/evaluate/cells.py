@@ -39,9 +39,9 @@ PAPER_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all cells of a grid share. `cluster` is a YAML file; None: nodes of 8 NVIDIA L20. `solve_time_s`: what a
-    tick of the scheduler costs in the simulation. `solve_limit_s`: the time limit of a solve, in seconds of the wall
-    clock; None: what ships. All other options are those that ship."""
+    """The settings that all cells of a grid share. `cluster` is a YAML file; None: nodes of 8 NVIDIA L20.
+    `solve_time_s`: the time that a tick of the scheduler takes in the simulation. `solve_limit_s`: the time limit of a
+    solve, in seconds of the wall clock; None: the default. All other options have their defaults."""
 
     gpus: int
     duration_s: float
@@ -51,7 +51,7 @@ class Settings:
     solve_limit_s: float | None = None
 
     def options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
-        """What a simulated service with this policy is set to."""
+        """The options of a simulated service with this policy."""
         options = cluster_options(self.cluster_spec(), policy)
         if self.solve_limit_s is None:
             return options

@@ -1,4 +1,4 @@
-"""Which figures an evaluation has, and what they show."""
+"""Draws the figures of an evaluation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, 
 
 
 def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]]:
-    """Of the workload that changes most, and the first seed."""
+    """The figures over time of the workload that changes most, with the first seed."""
     mine = {c: r for c, r in results.items() if c.model == model and c.slo_scale == 1.0 and c.seed == 0}
     if not mine:
         return

@@ -1,4 +1,4 @@
-"""What is kept of a simulation: one row of results.csv, and the curves that the report draws."""
+"""Reduces a simulation to what is kept of it: one row of results.csv, and the curves that the report draws."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _throughput(result: SimulationResult, step_s: float) -> list[list[float]]:
 
 
 def types_of(plan: PlacementPlan) -> dict[str, int]:
-    """How many workers hold which stages (of whatever model)."""
+    """The number of workers that hold each combination of stages, of whatever model."""
     held = (PlacementType.of(replica.stage for replica in replicas) for replicas in plan.replicas.values())
     counts = Counter("none" if kind is None else kind.value for kind in held)
     order = [*(kind.value for kind in PlacementType), "none"]

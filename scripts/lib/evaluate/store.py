@@ -1,4 +1,4 @@
-"""Finished cells on disk: one JSON line each, so that a run that was cut off goes on where it stopped."""
+"""Finished cells on disk: one JSON line each, so that a run that was cut off resumes where it stopped."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ SETTING = ["model", "workload", "slo_scale"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper states for the default over some baselines: lowest and highest ratio over its cells
-    (TridentServe, arXiv 2510.02838, section 8.2)."""
+    """The paper's claim for the default over some baselines: lowest and highest ratio over its cells (TridentServe,
+    arXiv 2510.02838, section 8.2)."""
 
     policies: tuple[str, ...]
     attainment: tuple[float, float]

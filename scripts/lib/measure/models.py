@@ -1,4 +1,4 @@
-"""Which model is measured, at which sizes and on what: the options that the profiling scripts share."""
+"""The options that the profiling scripts share: the measured models, their sizes and the device."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def as_ray_does(error: Exception) -> Exception:
 
 
 class FakeHandle:
-    """As much of a Ray `DeploymentHandle` as is used, over a backend in this process."""
+    """The part of a Ray `DeploymentHandle` that is used, over a backend in this process."""
 
     def __init__(self, backend: FakeBackend) -> None:
         self.responses: list[FakeResponse] = []

@@ -34,7 +34,7 @@ class Replica(VideosDeployment):
 
 
 def handle_to(videos: Any) -> Any:
-    """As a handle does: arguments and results are copies."""
+    """A stand-in for a handle of Ray Serve: arguments and results are copies."""
 
     async def call(*args: Any) -> Any:
         return pickle.loads(pickle.dumps(await videos.call(*pickle.loads(pickle.dumps(args)))))  # noqa: S301

@@ -48,7 +48,7 @@ def batching_model() -> CostModel:
 
 
 TIMES = batching_model()
-# As in policies that live on batches.
+# The options of policies that live on batches.
 BATCHES = DispatchOptions(max_batch=MAX_BATCH)
 
 

@@ -188,7 +188,7 @@ async def test_a_policy_serves(service: Service, stock: dict[str, np.ndarray[Any
 async def test_a_policy_outside_the_repository_serves(
     service: Service, stock: dict[str, np.ndarray[Any, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of docs/write-a-policy.md, by its dotted path."""
+    """The policy is that of docs/write-a-policy.md, by its dotted path."""
     write_policy(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     await service.follow(POLICY)
@@ -217,7 +217,7 @@ def nixl() -> None:
 
 
 def handoffs() -> Counter[str]:
-    """How many handoffs to other workers these have made by each path, as Prometheus would read it."""
+    """The number of handoffs to other workers that these have made by each path, as Prometheus would read it."""
     port = ray.nodes()[0]["MetricsExportPort"]  # type: ignore[no-untyped-call]
     address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     text = http.get(f"http://{address}:{port}/metrics").text

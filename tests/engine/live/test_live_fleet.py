@@ -135,7 +135,7 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
 
 @pytest.fixture(scope="module")
 def stock(tiny_cache: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """What the stock pipelines make of the same inputs, in this process."""
+    """The images that the stock pipelines make of the same inputs, in this process."""
     import diffusers
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""When the scheduler is asked: ticks, retries, the time that a solve takes, the decision log, the end."""
+"""The loop around the scheduler: ticks, retries, the time that a solve takes, the decision log, the end."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def letters(replicas: Iterable[Replica]) -> str:
 
 
 def loads(script: Script) -> list[tuple[float, str, str, str, str]]:
-    """When, where, what, instead of what, from where."""
+    """The time, the worker, the loaded stage, the evicted stages and the source of each load."""
     return [
         (
             now_s,

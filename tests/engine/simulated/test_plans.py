@@ -1,4 +1,4 @@
-"""How plans run on simulated workers: order, stages, batches, inputs, groups, stops."""
+"""Plans on simulated workers: order, stages, batches, inputs, groups, stops."""
 
 from __future__ import annotations
 

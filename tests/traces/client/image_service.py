@@ -26,13 +26,14 @@ MODEL = "tiny-sd3"
 
 @dataclass
 class ImageService:
-    """How to behave, by `seed` of the request (other seeds are served well), and the requests that came.
+    """An image service that misbehaves by the `seed` of a request (`modes`; other seeds are served well), and keeps the
+    requests that came.
 
-    `num_answered`: requests beyond this many are held, as are all of them until `holds_until` have come in. A
+    `num_answered`: requests beyond this number are held, as are all of them until `holds_until` have come in. A
     held request is answered once `let_go` is set, as it is at the end. `delay_s`: the least time that an answer takes.
     Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the middle of the answer), "wrong-size",
     "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it says of its models; those of
-    `takes_image` start from images; `paths` is where the requests came in.
+    `takes_image` start from images; `paths` are the paths that the requests came in at.
     """
 
     num_answered: int | None = None

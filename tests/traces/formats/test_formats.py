@@ -267,7 +267,7 @@ def test_pixels_are_scaled_not_sides() -> None:
 
 
 def quickstart_requests() -> list[TraceRequest]:
-    """How `traces/data/samples/quickstart.txt` was made: Poisson arrivals at 2 per second, sizes at random, seed 0."""
+    """The requests of `traces/data/samples/quickstart.txt`: Poisson arrivals at 2 per second, random sizes, seed 0."""
     rng = random.Random(0)
     sizes = [(128, 128), (256, 256), (256, 384), (384, 256), (512, 512)]
     things = ["a red fox in the snow", "a lighthouse at dusk", "a bowl of lemons", "a paper boat on a lake"]

@@ -17,7 +17,7 @@ from traces.reports.report import compute_percentile, format_summary, replay_dur
 from traces.requests import TraceRequest
 from traces.results import AnswerFacts, ReplayResult, TimelineEntry, simulated_result
 
-# What people compare, so what must be there under exactly these names.
+# The figures that people compare, which must be there under exactly these names.
 KEYS = {"duration", "completed_requests", "failed_requests", "throughput_qps", "slo_attainment_rate", "slo_met_success"}
 KEYS |= {f"latency_{name}" for name in ("mean", "median", "p50", "p95", "p99")} | {"peak_memory_mb"}
 KEYS |= {"oom_requests"} | {f"stage_durations_{name}" for name in ("mean", "p50", "p99")}

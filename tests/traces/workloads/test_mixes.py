@@ -44,7 +44,7 @@ def test_the_papers_mixes(model: str, level: str, l20: CostModel) -> None:
 
 
 def test_84_percent_of_flux_requests_are_smaller_than_4096() -> None:
-    """As in the paper's figure 13, over the three mixes that its Dynamic workload consists of."""
+    """The share agrees with the paper's figure 13, over the three mixes that its Dynamic workload consists of."""
     largest = Shape(4096, 4096)
     weights = [
         shape.weight for level in LEVELS for shape in load_mix(f"flux.1-dev-{level}").shapes if shape.shape == largest
