@@ -138,7 +138,7 @@ def test_saved_tokenizers_are_those_that_were_made(model: Model) -> None:
 def test_the_script_makes_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = Path(__file__).parents[2] / "scripts" / "make_tiny_models.py"
+    script = Path(__file__).parents[3] / "scripts" / "make_tiny_models.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--cache-dir", str(tmp_path)])
     runpy.run_path(str(script), run_name="__main__")
     folders = [Path(line) for line in capsys.readouterr().out.splitlines()]
