@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes import run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from tridentserve.errors import ConfigError, ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIDES = (256, 512)
 STEPS = 10
 HTTP_S = 0.02

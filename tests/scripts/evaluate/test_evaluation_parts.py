@@ -16,7 +16,7 @@ from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from lib.evaluate.tables import cells_table, claims_table, means, ratios_table, summarize
 
-from tests.scripts.results import SETTINGS, cell, fake_run, made
+from tests.scripts.evaluate.results import SETTINGS, cell, fake_run, made
 from tridentserve.engine.simulated import Counts, RequestResult, SimulationResult
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica

@@ -17,7 +17,7 @@ from tests.processes import output_of
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "replay_trace.py"
 main = runpy.run_path(str(SCRIPT))["main"]
 CLUSTER = "nodes: {}\ngpus_per_node: {}\ngpu: NVIDIA L20\nmemory_gb: 48\n"

@@ -14,7 +14,7 @@ from tests.processes import run, started
 from tests.traces.client.image_service import MODEL, ImageService, running
 from tests.waiting import PATIENCE_S, wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # The form of the published traces, to the letter.
 LINES = "".join(
     f"Request(request_id={index}, timestamp={0.066667 * index:.6f}, height={size}, width={size}, num_frames=1, "
