@@ -1,6 +1,6 @@
 """The commands of the documents. Those that take seconds on a CPU run here; the lists below say of all others why they
 do not, and their options are read by the scripts' own parsers. What needs a service runs in
-`tests/e2e/test_docs_commands.py`, the line for edits in `tests/e2e/test_edits.py`."""
+`tests/e2e/docs/test_docs_commands.py`, the line for edits in `tests/e2e/test_edits.py`."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 SHOWN_URL = "http://127.0.0.1:8000"
 LINES = list({command.text: command for command in list_commands() if command.text.startswith("curl")}.values())
 IMAGES = [line for line in LINES if "/v1/images/generations" in line.text]
-# The line for edits needs a model of its own; `test_edits.py` runs it.
+# The line for edits needs a model of its own; `tests/e2e/test_edits.py` runs it.
 EDITS = [line for line in LINES if "/v1/images/edits" in line.text]
 VIDEOS = [line for line in LINES if "/v1/videos" in line.text]
 HEALTH = [line for line in LINES if line.text.endswith("/health")]
