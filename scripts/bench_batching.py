@@ -24,10 +24,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-from lib.bench.ray_cluster import ray_cluster
-from lib.bench.workers import Workers, started
+from lib.bench.ray_cluster import run_ray_cluster
+from lib.bench.workers import Workers, run_workers
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, whole_number
+from lib.command_line import Parser, parse_whole_number
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -54,22 +54,26 @@ class Outcome:
 
 
 def main() -> int:
-    options = _arguments()
+    options = _parse_arguments()
     run = describe_run(libraries=("ray", "torch"))
-    with ray_cluster(num_cpus=2):
+    with run_ray_cluster(num_cpus=2):
         pairs = asyncio.run(_measure(options))
     return _report(run, options, pairs)
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", default="sd3", help="of the tiny model")
-    parser.add_argument("--side", type=whole_number, default=64, help="width and height in pixels")
+    parser.add_argument("--side", type=parse_whole_number, default=64, help="width and height in pixels")
     parser.add_argument(
-        "--steps", type=whole_number, nargs="+", default=[10, 14, 18, 22, 26, 30, 34, 38], help="per request"
+        "--steps", type=parse_whole_number, nargs="+", default=[10, 14, 18, 22, 26, 30, 34, 38], help="per request"
     )
-    parser.add_argument("--batch", type=whole_number, default=4, help="requests that share forward passes at most")
-    parser.add_argument("--runs", type=whole_number, default=5, help="pairs that are counted, after one that is not")
+    parser.add_argument(
+        "--batch", type=parse_whole_number, default=4, help="requests that share forward passes at most"
+    )
+    parser.add_argument(
+        "--runs", type=parse_whole_number, default=5, help="pairs that are counted, after one that is not"
+    )
     parser.add_quick(steps=[2, 3, 4], batch=2, runs=1)
     return parser.parse_args()
 
@@ -81,7 +85,7 @@ async def _measure(options: argparse.Namespace) -> list[tuple[Outcome, Outcome]]
     }
     with tempfile.TemporaryDirectory() as folder:
         source = ModelSource(MODEL, ensure_tiny(options.family, cache_dir()))
-        async with started(1, {MODEL: source}, Path(folder)) as workers:
+        async with run_workers(1, {MODEL: source}, Path(folder)) as workers:
             pairs = [
                 (await _run(workers, inputs, 1), await _run(workers, inputs, options.batch))
                 for _ in range(1 + options.runs)
@@ -98,13 +102,13 @@ async def _run(workers: Workers, inputs: dict[str, GenerationInputs], batch: int
     while waiting or members:
         joining, waiting = waiting[: batch - len(members)], waiting[batch - len(members) :]
         if joining:
-            encode = workers.plan(MODEL, (Stage.ENCODE,), [WORKER], [PlanMember(name) for name in joining])
+            encode = workers.make_plan(MODEL, (Stage.ENCODE,), [WORKER], [PlanMember(name) for name in joining])
             await workers.run(encode, inputs)
             made_by.update(dict.fromkeys(joining, encode))
             members += joining
         steps = min(inputs[name].num_inference_steps - done[name] for name in members)
         parts = [PlanMember(name, (done[name], done[name] + steps), made_by[name].plan_id, WORKER) for name in members]
-        segment = workers.plan(MODEL, (Stage.DIFFUSE,), [WORKER], parts)
+        segment = workers.make_plan(MODEL, (Stage.DIFFUSE,), [WORKER], parts)
         await workers.run(segment, inputs)
         outcome.segments += 1
         for name in members:
@@ -114,18 +118,18 @@ async def _run(workers: Workers, inputs: dict[str, GenerationInputs], batch: int
         members = [name for name in members if name not in leaving]
         if leaving:
             parts = [PlanMember(name, None, segment.plan_id, WORKER) for name in leaving]
-            decoded = await workers.run(workers.plan(MODEL, (Stage.DECODE,), [WORKER], parts), inputs)
+            decoded = await workers.run(workers.make_plan(MODEL, (Stage.DECODE,), [WORKER], parts), inputs)
             for name, image in zip(leaving, decoded.images, strict=True):
                 outcome.images[name] = np.asarray(Image.open(io.BytesIO(image)))
     outcome.seconds = time.perf_counter() - began_s
     for name, plan in made_by.items():
-        tensors = await workers.call(WORKER, "outputs", HandoffKey(name, plan.plan_id))
+        tensors = await workers.call(WORKER, "collect_outputs", HandoffKey(name, plan.plan_id))
         outcome.latents[name] = np.concatenate([tensor.ravel() for tensor in tensors.values()])
     await workers.forget(list(inputs))
     return outcome
 
 
-def _difference(ones: dict[str, NDArray[Any]], others: dict[str, NDArray[Any]]) -> float:
+def _measure_difference(ones: dict[str, NDArray[Any]], others: dict[str, NDArray[Any]]) -> float:
     return max(float(np.abs(ones[name].astype(np.float64) - others[name]).max()) for name in ones)
 
 
@@ -133,8 +137,8 @@ def _report(run: dict[str, str], options: argparse.Namespace, pairs: list[tuple[
     ratios = [alone.seconds / together.seconds for alone, together in pairs]
     alone_s = statistics.median(alone.seconds for alone, _ in pairs)
     together_s = statistics.median(together.seconds for _, together in pairs)
-    latents = max(_difference(alone.latents, together.latents) for alone, together in pairs)
-    pixels = max(_difference(alone.images, together.images) for alone, together in pairs)
+    latents = max(_measure_difference(alone.latents, together.latents) for alone, together in pairs)
+    pixels = max(_measure_difference(alone.images, together.images) for alone, together in pairs)
     count = len(options.steps)
     print(f"one after another: median {alone_s:.3f} s; in batches: median {together_s:.3f} s; {len(pairs)} pairs")
     print(f"throughput ratio: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import PROFILES, Parser, whole_number
+from lib.command_line import PROFILES, Parser, parse_whole_number
 from lib.evaluate.cells import PAPER_NODE
 
 from deployments.assembly.planning import Planners, assemble, degrees_in_use
@@ -59,9 +59,9 @@ class Snapshots:
 
     def draw(self, rng: random.Random) -> ClusterView:
         """Between a tenth and half of the workers are idle. Requests have waited up to 1.5 times their SLO."""
-        return ClusterView(_NOW_S, self._pending(rng), (), self._views(rng, idle_share=rng.uniform(0.1, 0.5)))
+        return ClusterView(_NOW_S, self._draw_pending(rng), (), self._draw_views(rng, idle_share=rng.uniform(0.1, 0.5)))
 
-    def _views(self, rng: random.Random, idle_share: float) -> list[WorkerView]:
+    def _draw_views(self, rng: random.Random, idle_share: float) -> list[WorkerView]:
         """Workers become busy and idle in blocks of the degrees that plans use."""
         views: list[WorkerView] = []
         degrees = degrees_in_use(self.times, [kind for kinds in self.kinds.values() for kind in kinds], self.workers)
@@ -77,22 +77,22 @@ class Snapshots:
                 )
         return views
 
-    def _pending(self, rng: random.Random) -> list[PendingRequest]:
-        return [self._request(i, self.kinds[_MODELS[i % len(_MODELS)]], rng) for i in range(self.num_pending)]
+    def _draw_pending(self, rng: random.Random) -> list[PendingRequest]:
+        return [self._draw_request(i, self.kinds[_MODELS[i % len(_MODELS)]], rng) for i in range(self.num_pending)]
 
-    def _request(self, number: int, kinds: Sequence[LoadShare], rng: random.Random) -> PendingRequest:
+    def _draw_request(self, number: int, kinds: Sequence[LoadShare], rng: random.Random) -> PendingRequest:
         (kind,) = rng.choices(kinds, [each.weight for each in kinds])
         spec = RequestSpec(f"r{number}", kind.model, kind.shape, kind.num_inference_steps)
-        slo_s = DEFAULT_SLO_SCALE * _seconds(self.times, spec)
+        slo_s = DEFAULT_SLO_SCALE * _estimate_seconds(self.times, spec)
         arrival_s = _NOW_S - 1.5 * slo_s * rng.random()
         return PendingRequest(spec, arrival_s, arrival_s + slo_s)
 
 
 def main() -> int:
-    options = _arguments()
+    options = _parse_arguments()
     run = describe_run(platform.processor() or platform.machine(), libraries=("highspy", "pulp"))
     try:
-        rows = [_row(gpus, options) for gpus in options.gpus]
+        rows = [_measure_row(gpus, options) for gpus in options.gpus]
     except TridentServeError as error:
         print(f"bench_dispatch: {error}", file=sys.stderr)
         return 2
@@ -106,9 +106,9 @@ def main() -> int:
     return 0
 
 
-def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
+def _measure_row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
     """One warm-up tick, then `ticks` measured ones. The gap is the largest of them."""
-    snapshots = _snapshots(gpus, options)
+    snapshots = _make_snapshots(gpus, options)
     dispatcher = snapshots.planners.policy.dispatcher
     assert isinstance(dispatcher, IlpDispatcher)
     spare_long_lived()  # as the service does
@@ -125,24 +125,24 @@ def _row(gpus: int, options: argparse.Namespace) -> dict[str, float]:
         "gpus": gpus,
         "pending": snapshots.num_pending,
         "p50_ms": round(1000 * statistics.median(took_s[1:]), 2),
-        "p99_ms": round(1000 * _percentile(took_s[1:], 0.99), 2),
+        "p99_ms": round(1000 * _find_percentile(took_s[1:], 0.99), 2),
         "gap": max(gaps[1:]),
     }
 
 
-def _snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
+def _make_snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
     table = read_shipped_table(options.profiles)
     nodes = math.ceil(gpus / PAPER_NODE.gpus_per_node)
     cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
     times, workers = CostModel([table], device=cluster.gpu), cluster.list_workers()[:gpus]
-    kinds = {model: _kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
+    kinds = {model: _weigh_kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
     shipped = cluster_options(cluster, DEFAULT_POLICY)
     service = replace(shipped, dispatch=replace(shipped.dispatch, solver=options.solver))
     planners = assemble(service, times, workers, [kind for model in _MODELS for kind in kinds[model]])
     return Snapshots(times, kinds, workers, planners, num_pending=round(gpus * _PENDING_PER_GPU))
 
 
-def _kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:
+def _weigh_kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:
     """The sizes of a mix, weighted so that all of them together bring one GPU-second at degree 1."""
     kinds = [(each.shape, each.num_inference_steps or mix.num_inference_steps, each.weight) for each in mix.shapes]
     kinds_of_steps = [(shape, steps if isinstance(steps, int) else max(steps or (1,)), w) for shape, steps, w in kinds]
@@ -150,24 +150,24 @@ def _kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:
     return [LoadShare(model, shape, n, weight=w / work_s) for shape, n, w in kinds_of_steps]
 
 
-def _seconds(times: CostModel, spec: RequestSpec) -> float:
+def _estimate_seconds(times: CostModel, spec: RequestSpec) -> float:
     """Latency of one request with every stage at its optimal degree."""
     return sum(
         stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
     )
 
 
-def _percentile(values: Sequence[float], share: float) -> float:
+def _find_percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that a share of all values does not exceed."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--gpus", type=_counts, default=[128, 256, 512, 1024, 4096], help="cluster sizes, comma-separated"
+        "--gpus", type=_parse_counts, default=[128, 256, 512, 1024, 4096], help="cluster sizes, comma-separated"
     )
-    parser.add_argument("--ticks", type=whole_number, default=30, help="measured ticks per size")
+    parser.add_argument("--ticks", type=parse_whole_number, default=30, help="measured ticks per size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
     parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
@@ -176,8 +176,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _counts(text: str) -> list[int]:
-    return [whole_number(part) for part in text.split(",")]
+def _parse_counts(text: str) -> list[int]:
+    return [parse_whole_number(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ from lib.bench.handing_off import measure_handoff
 from lib.bench.loading import measure_load
 from lib.bench.model_folder import make_model_folder
 from lib.bench.pausing import measure_pause, measure_service_pause
-from lib.bench.ray_cluster import ray_cluster
+from lib.bench.ray_cluster import run_ray_cluster
 from lib.bench.regrouping import measure_regroup
 from lib.bench.switching import measure_switch
-from lib.bench.workers import Workers, started
+from lib.bench.workers import Workers, run_workers
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, positive, whole_number
+from lib.command_line import Parser, make_positive, parse_whole_number
 
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import cache_dir
@@ -42,33 +42,37 @@ PARTS = ("regroup", "handoff", "load", "pause_resume", "switch")
 
 
 def main() -> int:
-    options = _arguments()
+    options = _parse_arguments()
     run = describe_run(libraries=("ray", "torch"))
-    with ray_cluster(num_cpus=4), tempfile.TemporaryDirectory() as folder:
+    with run_ray_cluster(num_cpus=4), tempfile.TemporaryDirectory() as folder:
         print_result(run, asyncio.run(_measure(options, Path(folder))))
     return 0
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure these alone")
-    parser.add_argument("--runs", type=whole_number, default=20, help="of each measurement")
+    parser.add_argument("--runs", type=parse_whole_number, default=20, help="of each measurement")
     parser.add_argument(
-        "--layers", type=whole_number, default=6, help="of the transformer that is loaded, about 40 MB each"
+        "--layers", type=parse_whole_number, default=6, help="of the transformer that is loaded, about 40 MB each"
     )
     parser.add_argument(
-        "--side", type=whole_number, default=1536, help="side of the image that is paused; a step takes seconds"
+        "--side", type=parse_whole_number, default=1536, help="side of the image that is paused; a step takes seconds"
     )
-    parser.add_argument("--pauses", type=whole_number, default=4, help="pauses of that image")
-    parser.add_argument("--small-side", type=whole_number, default=512, help="side of an image whose steps are short")
-    parser.add_argument("--requests", type=whole_number, default=80, help="during the switch")
-    parser.add_argument("--gap-s", type=positive(float), default=0.8, help="seconds between two of them")
+    parser.add_argument("--pauses", type=parse_whole_number, default=4, help="pauses of that image")
+    parser.add_argument(
+        "--small-side", type=parse_whole_number, default=512, help="side of an image whose steps are short"
+    )
+    parser.add_argument("--requests", type=parse_whole_number, default=80, help="during the switch")
+    parser.add_argument("--gap-s", type=make_positive(float), default=0.8, help="seconds between two of them")
     parser.add_argument(
         "--keep-workers", action="store_true", help="switch there and back, instead of starting anew for each way"
     )
-    parser.add_argument("--overlap-s", type=positive(float), default=2.0, help="seconds of computation during handoffs")
     parser.add_argument(
-        "--group-sizes", type=whole_number, nargs="+", default=[2, 4], help="members of the groups that are made"
+        "--overlap-s", type=make_positive(float), default=2.0, help="seconds of computation during handoffs"
+    )
+    parser.add_argument(
+        "--group-sizes", type=parse_whole_number, nargs="+", default=[2, 4], help="members of the groups that are made"
     )
     parser.add_quick(
         runs=2,
@@ -97,7 +101,7 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         sources["large"] = ModelSource("large", make_model_folder(folder / "large", options.layers))
     if {"regroup", "handoff", "load", "pause_resume"}.intersection(options.only):
         count = max(2, *options.group_sizes)
-        async with started(count, sources, folder / "host", handoff_bytes=_HANDOFF_BYTES) as workers:
+        async with run_workers(count, sources, folder / "host", handoff_bytes=_HANDOFF_BYTES) as workers:
             await _measure_workers(workers, options, folder, add)
     if "switch" in options.only:
         large = sources["large"].folder

@@ -26,8 +26,8 @@ import httpx
 import numpy as np
 import torch
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, whole_number
-from lib.local_service import local_service
+from lib.command_line import Parser, parse_whole_number
+from lib.local_service import run_local_service
 from PIL import Image
 
 from deployments.config.app import AppArgs
@@ -39,24 +39,28 @@ _PIPELINES = {"sd3": diffusers.StableDiffusion3Pipeline, "flux": diffusers.FluxP
 
 
 def main() -> int:
-    options, args = _arguments()
+    options, args = _parse_arguments()
     run = describe_run(f"threads {options.threads}", libraries=("ray", "torch", "diffusers"))
     torch.set_num_threads(options.threads)
-    stock = _stock_pipeline(options.family, args.cache_dir)
-    with local_service(args) as url:
-        pairs = [_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
+    stock = _load_stock_pipeline(options.family, args.cache_dir)
+    with run_local_service(args) as url:
+        pairs = [_measure_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
     _report(run, pairs, options)
     return 0
 
 
-def _arguments() -> tuple[argparse.Namespace, AppArgs]:
+def _parse_arguments() -> tuple[argparse.Namespace, AppArgs]:
     """The options, and the configuration they make: one model, whose only size is the one asked for."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", choices=sorted(_PIPELINES), default="sd3")
-    parser.add_argument("--side", type=whole_number, default=256, help="width and height in pixels")
-    parser.add_argument("--steps", type=whole_number, default=50)
-    parser.add_argument("--runs", type=whole_number, default=7, help="pairs that are counted, after one that is not")
-    parser.add_argument("--threads", type=whole_number, default=1, help="torch threads of worker and stock pipeline")
+    parser.add_argument("--side", type=parse_whole_number, default=256, help="width and height in pixels")
+    parser.add_argument("--steps", type=parse_whole_number, default=50)
+    parser.add_argument(
+        "--runs", type=parse_whole_number, default=7, help="pairs that are counted, after one that is not"
+    )
+    parser.add_argument(
+        "--threads", type=parse_whole_number, default=1, help="torch threads of worker and stock pipeline"
+    )
     parser.add_quick(side=64, steps=2, runs=1)
     options = parser.parse_args()
     limits = {"min_side": options.side, "max_side": options.side, "max_pixels": options.side**2}
@@ -71,13 +75,13 @@ def _arguments() -> tuple[argparse.Namespace, AppArgs]:
     return options, AppArgs.model_validate(args)
 
 
-def _stock_pipeline(family: str, cache_dir: Path) -> Any:
+def _load_stock_pipeline(family: str, cache_dir: Path) -> Any:
     pipeline = _PIPELINES[family].from_pretrained(ensure_tiny(family, cache_dir), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
-def _pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, float]:
+def _measure_pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[float, float]:
     """Seconds of the stock pipeline and of the service for the same image, which must be equal."""
     began_s = time.perf_counter()
     expected = stock(

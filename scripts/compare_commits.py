@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from lib.benchmark import describe_run, list_figures, print_result
-from lib.command_line import Parser, whole_number
+from lib.command_line import Parser, parse_whole_number
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DESCRIBE = ("--always", "--dirty", "--abbrev=40", "--exclude", "*")
@@ -39,11 +39,14 @@ class BenchmarkError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _arguments(argv)
+    options = _parse_arguments(argv)
     run = describe_run()
     try:
-        base, here = _git(options, "rev-parse", f"{options.base}^{{commit}}"), _git(options, "describe", *_DESCRIBE)
-        with _worktree(options, base) as folder:
+        base, here = (
+            _run_git(options, "rev-parse", f"{options.base}^{{commit}}"),
+            _run_git(options, "describe", *_DESCRIBE),
+        )
+        with _open_worktree(options, base) as folder:
             rounds = _run_rounds({"base": folder, "here": options.repository}, options)
     except subprocess.CalledProcessError as error:
         print(f"compare_commits: {' '.join(error.stderr.split())}", file=sys.stderr)
@@ -60,11 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="compare_commits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bench", type=Path, metavar="BENCH", help="a script by its path in both commits")
     parser.add_argument("--base", required=True, metavar="REV", help="the older commit")
-    parser.add_argument("--rounds", type=whole_number, default=3, metavar="N", help="runs of each side (default 3)")
+    parser.add_argument(
+        "--rounds", type=parse_whole_number, default=3, metavar="N", help="runs of each side (default 3)"
+    )
     parser.add_argument(
         "--repository", type=Path, default=_ROOT, metavar="DIR", help="the working tree (default: that of this script)"
     )
@@ -75,21 +80,21 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _git(options: argparse.Namespace, *words: str) -> str:
+def _run_git(options: argparse.Namespace, *words: str) -> str:
     command = ["git", "-C", str(options.repository), *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @contextmanager
-def _worktree(options: argparse.Namespace, commit: str) -> Iterator[Path]:
+def _open_worktree(options: argparse.Namespace, commit: str) -> Iterator[Path]:
     """A checkout of a commit, which is gone after the block."""
     with tempfile.TemporaryDirectory(prefix="compare-commits-") as scratch:
         folder = Path(scratch) / "base"
-        _git(options, "worktree", "add", "--detach", str(folder), commit)
+        _run_git(options, "worktree", "add", "--detach", str(folder), commit)
         try:
             yield folder
         finally:
-            _git(options, "worktree", "remove", "--force", str(folder))
+            _run_git(options, "worktree", "remove", "--force", str(folder))
 
 
 def _run_rounds(sides: Mapping[str, Path], options: argparse.Namespace) -> list[Round]:

@@ -20,8 +20,15 @@ from typing import Any
 
 import torch
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, whole_number
-from lib.measure.models import add_model_options, check_model_options, is_published, name_of, shapes, source_of
+from lib.command_line import Parser, parse_whole_number
+from lib.measure.models import (
+    add_model_options,
+    check_model_options,
+    choose_name,
+    is_published,
+    make_source,
+    parse_shapes,
+)
 
 from profiler.measure.checks import Sweep, check_measurable
 from profiler.measure.kernels import Timing, compare_kernels, compute_ratios, compute_spread
@@ -34,24 +41,36 @@ from tridentserve.requests import Shape
 _COLUMNS = f"{'attention':<10} {'compiled':<9} {'step s':>9} {'ratio':>7} {'lowest':>7} {'highest':>8} {'first s':>8}"
 
 
-def _attentions(text: str) -> list[Attention]:
+def _parse_attentions(text: str) -> list[Attention]:
     chosen = [attention for attention in ATTENTIONS if attention in text.split(",")]
     if not set(text.split(",")) <= set(ATTENTIONS):
         raise argparse.ArgumentTypeError(f"{text!r} must be some of {','.join(ATTENTIONS)}")
     return chosen
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="compare_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
-    parser.add_argument("--sizes", type=shapes, default=shapes("512"), help="such as 256,832x480x81 (default 512)")
-    parser.add_argument("--attention", type=_attentions, default=list(ATTENTIONS), help="some of them (default: all)")
+    parser.add_argument(
+        "--sizes", type=parse_shapes, default=parse_shapes("512"), help="such as 256,832x480x81 (default 512)"
+    )
+    parser.add_argument(
+        "--attention", type=_parse_attentions, default=list(ATTENTIONS), help="some of them (default: all)"
+    )
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
-    parser.add_argument("--rounds", type=whole_number, default=7, metavar="N", help="that are counted (default 7)")
-    parser.add_argument("--steps", type=whole_number, default=1, metavar="N", help="of each way in a round (default 1)")
-    parser.add_argument("--blocks", type=whole_number, metavar="N", help="of each kind at most, of a published model")
+    parser.add_argument(
+        "--rounds", type=parse_whole_number, default=7, metavar="N", help="that are counted (default 7)"
+    )
+    parser.add_argument(
+        "--steps", type=parse_whole_number, default=1, metavar="N", help="of each way in a round (default 1)"
+    )
+    parser.add_argument(
+        "--blocks", type=parse_whole_number, metavar="N", help="of each kind at most, of a published model"
+    )
     add_model_options(parser)
-    parser.add_quick(model="tiny-sd3", sizes=shapes("64"), attention=["sdpa", "math"], without_compile=True, rounds=1)
+    parser.add_quick(
+        model="tiny-sd3", sizes=parse_shapes("64"), attention=["sdpa", "math"], without_compile=True, rounds=1
+    )
     arguments = parser.parse_args(argv)
     if arguments.model is None:
         parser.error("name a MODEL")
@@ -61,12 +80,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _ways(arguments: argparse.Namespace) -> list[Kernels]:
+def _list_ways(arguments: argparse.Namespace) -> list[Kernels]:
     both = (False,) if arguments.without_compile else (False, True)
     return [Kernels(attention, compiled) for compiled in both for attention in arguments.attention]
 
 
-def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+def _compute_figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     """The figures of each way: seconds and ratios as median, lowest and highest."""
     stock = timings[0]
     return [
@@ -75,8 +94,8 @@ def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
             {"error": timing.error}
             if timing.error
             else {
-                "step_s": _rounded(compute_spread(timing.seconds)),
-                "ratio": _rounded(compute_spread(compute_ratios(timing, stock))),
+                "step_s": _round_all(compute_spread(timing.seconds)),
+                "ratio": _round_all(compute_spread(compute_ratios(timing, stock))),
                 "first_step_s": round(timing.first_step_s, 4),
                 "difference": float(f"{timing.difference:.2g}"),
             }
@@ -85,11 +104,11 @@ def _figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     ]
 
 
-def _rounded(values: Sequence[float]) -> list[float]:
+def _round_all(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.4g}") for value in values]
 
 
-def _lines(figures: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _format_lines(figures: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield _COLUMNS
     for row in figures:
         name = f"{row['attention']:<10} {'yes' if row['compiled'] else 'no':<9}"
@@ -105,24 +124,26 @@ def _compare(arguments: argparse.Namespace, source: Source) -> dict[str, Any]:
     check_measurable(source, Sweep(arguments.sizes))
     set_threads(arguments.threads)
     found: dict[str, Any] = {}
-    for shape, timings in compare_kernels(source, arguments.sizes, _ways(arguments), arguments.rounds, arguments.steps):
-        found[str(shape)] = _figures(timings)
-        print(f"\n{_title(arguments, shape)}", *_lines(found[str(shape)]), sep="\n", flush=True)
+    for shape, timings in compare_kernels(
+        source, arguments.sizes, _list_ways(arguments), arguments.rounds, arguments.steps
+    ):
+        found[str(shape)] = _compute_figures(timings)
+        print(f"\n{_format_title(arguments, shape)}", *_format_lines(found[str(shape)]), sep="\n", flush=True)
     return found
 
 
-def _title(arguments: argparse.Namespace, shape: Shape) -> str:
+def _format_title(arguments: argparse.Namespace, shape: Shape) -> str:
     cut = f", at most {arguments.blocks} blocks of a kind" if arguments.blocks else ""
-    return f"{name_of(arguments.model, arguments)} {shape}{cut}: {arguments.rounds} rounds of {arguments.steps}"
+    return f"{choose_name(arguments.model, arguments)} {shape}{cut}: {arguments.rounds} rounds of {arguments.steps}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     details = (find_device_name(arguments.device), f"threads {arguments.threads}")
     run = describe_run(*details, libraries=("torch", "diffusers"))
     with tempfile.TemporaryDirectory(prefix="compare-kernels-") as scratch:
         try:
-            source = source_of(arguments.model, arguments, Path(scratch), most_blocks=arguments.blocks)
+            source = make_source(arguments.model, arguments, Path(scratch), most_blocks=arguments.blocks)
             sizes = _compare(arguments, source)
         except (TridentServeError, OSError, MemoryError, torch.OutOfMemoryError) as error:
             print(f"compare_kernels: {' '.join(str(error).split())}", file=sys.stderr)
@@ -130,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("compare_kernels: interrupted", file=sys.stderr)
             return 130
-    print_result(run, {"model": name_of(arguments.model, arguments), "blocks": arguments.blocks, "sizes": sizes})
+    print_result(run, {"model": choose_name(arguments.model, arguments), "blocks": arguments.blocks, "sizes": sizes})
     return 0
 
 

@@ -27,9 +27,9 @@ from statistics import fmean
 from typing import Any, NoReturn
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, positive, whole_number
-from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
-from lib.compare.samples import StagePoint, stage_samples
+from lib.command_line import Parser, make_positive, parse_whole_number
+from lib.compare.calibration import Calibration, apply_measured, calibrate, compute_hurry_ms
+from lib.compare.samples import StagePoint, list_stage_samples
 from lib.compare.warm_up import WarmUp, WarmUpClient
 from lib.compare.workload import make_traces
 from tqdm import tqdm
@@ -53,7 +53,7 @@ _CLOSE = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _arguments(argv)
+    options = _parse_arguments(argv)
     try:
         args = read_args(options.config)
         if options.profile is not None:
@@ -74,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(args: AppArgs, options: argparse.Namespace) -> None:
     """Fail now rather than after minutes of warm-up, for sides in no table and a directory that is not writable."""
     model, shapes = args.models[0].name, [Shape(side, side) for side in options.sides]
-    measured(served_tables(args), {StagePoint(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes})
+    apply_measured(
+        served_tables(args), {StagePoint(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes}
+    )
     options.out.mkdir(parents=True, exist_ok=True)
 
 
@@ -88,14 +90,14 @@ def _compare(args: AppArgs, options: argparse.Namespace) -> int:
         others = [each for each in warm_ups if each is not before and each is not after]
         calibration = calibrate([before, after], len(service_workers(args)), others)
         _show(name, calibration)
-        truth = CostModel(measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
-        simulated = _simulated(args, requests, times, truth, calibration, options.seed)
+        truth = CostModel(apply_measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
+        simulated = _replay_simulated(args, requests, times, truth, calibration, options.seed)
         for way, results in (("live", live), ("simulated", simulated)):
             write_report(options.out / f"{name}-{way}", results, service=way)
             failed += sum(result.error is not None for result in results)
-        rows.append(_row(name, requests, live, simulated))
+        rows.append(_make_row(name, requests, live, simulated))
     _print(rows)
-    print_result(run, {"config": str(options.config), "load": options.load, "rows": rows, "within": _within(rows)})
+    print_result(run, {"config": str(options.config), "load": options.load, "rows": rows, "within": _is_close(rows)})
     return 1 if failed else 0
 
 
@@ -110,13 +112,13 @@ def _serve(
         options.steps,
         options.requests,
         options.load,
-        _num_diffuse(args),
+        _count_diffuse_workers(args),
         calibrate(warm_ups, len(service_workers(args))),
         options.seed,
     )
     lives = []
     for name, requests in traces.items():
-        lives.append(_live(requests, options.url, name))
+        lives.append(_replay_live(requests, options.url, name))
         warm_ups.append(_warm_up(args, options))
     for number, warm_up in enumerate(warm_ups):
         write_report(options.out / f"warm-up-{number}", warm_up.everything, service="live")
@@ -126,14 +128,14 @@ def _serve(
 def _warm_up(args: AppArgs, options: argparse.Namespace) -> WarmUp:
     model, num_workers, learning = args.models[0].name, len(service_workers(args)), cost_model(args)
 
-    def slo_ms(answers: Sequence[ReplayResult]) -> dict[int, float]:
+    def compute_slo_ms(answers: Sequence[ReplayResult]) -> dict[int, float]:
         _learn(learning, answers)
-        return hurry_ms(learning, model, options.sides, options.steps)
+        return compute_hurry_ms(learning, model, options.sides, options.steps)
 
-    total = WarmUpClient.num_requests(options.sides, options.rounds, num_workers)
+    total = WarmUpClient.count_requests(options.sides, options.rounds, num_workers)
     with tqdm(total=total, desc="warm-up", file=sys.stderr) as bar:
         client = WarmUpClient(options.url, model, options.sides, options.steps, options.rounds, lambda: _count(bar))
-        return asyncio.run(client.run(num_workers, slo_ms))
+        return asyncio.run(client.run(num_workers, compute_slo_ms))
 
 
 def _observe(times: CostModel, warm_up: WarmUp) -> None:
@@ -142,17 +144,17 @@ def _observe(times: CostModel, warm_up: WarmUp) -> None:
 
 
 def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
-    for sample in sorted(stage_samples(results), key=lambda sample: sample.end_s):
+    for sample in sorted(list_stage_samples(results), key=lambda sample: sample.end_s):
         times.observe(*sample.point, 1, sample.seconds)
 
 
-def _num_diffuse(args: AppArgs) -> int:
+def _count_diffuse_workers(args: AppArgs) -> int:
     """The number of workers that hold D, by the start placement."""
     placement = service_placement(args, cost_model(args), service_workers(args))
     return sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
 
 
-def _live(requests: list[TraceRequest], url: str, name: str) -> list[ReplayResult]:
+def _replay_live(requests: list[TraceRequest], url: str, name: str) -> list[ReplayResult]:
     with tqdm(total=len(requests), desc=name, unit="req", file=sys.stderr) as bar:
         return asyncio.run(replay(requests, url, on_done=lambda _: _count(bar)))
 
@@ -161,7 +163,7 @@ def _count(bar: tqdm[NoReturn]) -> None:
     bar.update()
 
 
-def _simulated(
+def _replay_simulated(
     args: AppArgs,
     requests: list[TraceRequest],
     times: CostModel,
@@ -171,14 +173,14 @@ def _simulated(
 ) -> list[ReplayResult]:
     """The simulated results, with the time that a client needs to send the request and receive the answer."""
     arrivals = make_arrivals(requests, times.models)
-    results = make_results(requests, simulate_service(args, times, truth, arrivals, calibration.options(seed)))
+    results = make_results(requests, simulate_service(args, times, truth, arrivals, calibration.make_options(seed)))
     return [
         replace(result, latency_s=result.latency_s + calibration.http_s[Shape(r.height, r.width, r.num_frames)])
         for result, r in zip(results, requests, strict=True)
     ]
 
 
-def _row(
+def _make_row(
     name: str, requests: list[TraceRequest], live: list[ReplayResult], simulated: list[ReplayResult]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"trace": name, "requests": len(requests)}
@@ -195,7 +197,7 @@ def _row(
     return row
 
 
-def _within(rows: list[dict[str, Any]]) -> bool:
+def _is_close(rows: list[dict[str, Any]]) -> bool:
     return all(abs(row[f"{figure}_ratio"] - 1) <= _CLOSE for row in rows for figure in ("mean", "p95"))
 
 
@@ -227,7 +229,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             for figure in ("mean", "p95")
         )
         print(f"{row['trace']:10} {' '.join(cells)}")
-    print(f"mean and P95 within {_CLOSE:.0%}: {'yes' if _within(rows) else 'no'}")
+    print(f"mean and P95 within {_CLOSE:.0%}: {'yes' if _is_close(rows) else 'no'}")
 
 
 def _profile(args: AppArgs, options: argparse.Namespace) -> None:
@@ -241,7 +243,7 @@ def _profile(args: AppArgs, options: argparse.Namespace) -> None:
     subprocess.run([*command, "--device", args.cluster.device, "--cache-dir", str(args.cache_dir)], check=True)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="compare_simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -250,13 +252,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     profiles = parser.add_mutually_exclusive_group()
     profiles.add_argument("--profiles", nargs="+", metavar="P", help="tables instead of those of the configuration")
     profiles.add_argument("--profile", type=Path, metavar="CSV", help="measure the sizes first, into this table")
-    parser.add_argument("--sides", type=_sides, default=[256, 384, 512], help="three, in pixels (default 256,384,512)")
-    parser.add_argument("--steps", type=whole_number, default=10, help="denoising steps of every request (default 10)")
-    parser.add_argument("--requests", type=whole_number, default=100, help="of each trace (default 100)")
     parser.add_argument(
-        "--load", type=positive(float), default=0.5, help="share of what the workers can do (default 0.5)"
+        "--sides", type=_parse_sides, default=[256, 384, 512], help="three, in pixels (default 256,384,512)"
     )
-    parser.add_argument("--rounds", type=whole_number, default=5, help="warm-up requests of each size (default 5)")
+    parser.add_argument(
+        "--steps", type=parse_whole_number, default=10, help="denoising steps of every request (default 10)"
+    )
+    parser.add_argument("--requests", type=parse_whole_number, default=100, help="of each trace (default 100)")
+    parser.add_argument(
+        "--load", type=make_positive(float), default=0.5, help="share of what the workers can do (default 0.5)"
+    )
+    parser.add_argument(
+        "--rounds", type=parse_whole_number, default=5, help="warm-up requests of each size (default 5)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
     parser.add_argument(
         "--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="directory for the reports"
@@ -265,8 +273,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _sides(text: str) -> list[int]:
-    sides = sorted({whole_number(part) for part in text.split(",")})
+def _parse_sides(text: str) -> list[int]:
+    sides = sorted({parse_whole_number(part) for part in text.split(",")})
     if len(sides) != 3 or sides[0] < 16:
         raise argparse.ArgumentTypeError(f"{text!r} must be three sizes, such as 256,384,512")
     return sides

@@ -29,8 +29,8 @@ import numpy as np
 import torch
 import yaml
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, positive, whole_number
-from lib.local_service import local_service
+from lib.command_line import Parser, make_positive, parse_whole_number
+from lib.local_service import run_local_service
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -46,7 +46,7 @@ _SLO_MS = 600_000.0
 
 
 def main() -> int:
-    options = _arguments()
+    options = _parse_arguments()
     content = yaml.safe_load(options.config.read_text(encoding="utf-8"))
     run = describe_run(libraries=("ray", "torch", "diffusers"))
     args = AppArgs.model_validate(content["applications"][0]["args"])
@@ -71,26 +71,30 @@ def main() -> int:
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     write_trace(requests, options.out / "trace.csv")
-    with local_service(args) as url:
+    with run_local_service(args) as url:
         status = _replay(options.out, url)
-        moved = _most_moved(options.out / "trace.json")
+        moved = _find_most_moved(options.out / "trace.json")
         index = int(moved[0].split("-")[1])  # the id of the service: run, index of the row, id of the row
-        image = _image(url, requests[index], args.models[0].name, moved[0])
-    difference = _difference(image, _stock_image(args, requests[index]))
+        image = _fetch_image(url, requests[index], args.models[0].name, moved[0])
+    difference = _measure_difference(image, _make_stock_image(args, requests[index]))
     return _report(run, options, moved, requests[index], difference) if status == 0 else status
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=_ROOT / "deployments" / "tetriserve.yaml")
-    parser.add_argument("--requests", type=whole_number, default=10)
-    parser.add_argument("--gap-s", type=positive(float), default=0.4, help="seconds between two requests")
-    parser.add_argument("--side", type=whole_number, default=512, help="width and height in pixels")
-    parser.add_argument("--steps", type=whole_number, default=40)
+    parser.add_argument("--requests", type=parse_whole_number, default=10)
+    parser.add_argument("--gap-s", type=make_positive(float), default=0.4, help="seconds between two requests")
+    parser.add_argument("--side", type=parse_whole_number, default=512, help="width and height in pixels")
+    parser.add_argument("--steps", type=parse_whole_number, default=40)
     parser.add_argument("--out", type=Path, default=Path("out/demo-preemption"), help="trace and report")
-    parser.add_argument("--workers", type=whole_number, metavar="N", help="instead of those of the configuration")
+    parser.add_argument("--workers", type=parse_whole_number, metavar="N", help="instead of those of the configuration")
     parser.add_argument(
-        "--worker-sets", type=whole_number, default=3, metavar="N", help="that one request must have had (default 3)"
+        "--worker-sets",
+        type=parse_whole_number,
+        default=3,
+        metavar="N",
+        help="that one request must have had (default 3)",
     )
     parser.add_quick(requests=3, gap_s=0.1, side=64, steps=6, workers=2, worker_sets=1)
     return parser.parse_args()
@@ -101,7 +105,7 @@ def _replay(out: Path, url: str) -> int:
     return subprocess.run([*command, "--out", str(out)], check=False).returncode
 
 
-def _most_moved(trace: Path) -> tuple[str, list[tuple[str, ...]]]:
+def _find_most_moved(trace: Path) -> tuple[str, list[tuple[str, ...]]]:
     """The request with the most worker sets in a Chrome trace: its id in the service, and the sets in their order."""
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
@@ -117,7 +121,7 @@ def _most_moved(trace: Path) -> tuple[str, list[tuple[str, ...]]]:
     return max(sets.items(), key=lambda item: len(set(item[1])))
 
 
-def _image(url: str, request: TraceRequest, model: str, service_request_id: str) -> NDArray[np.uint8]:
+def _fetch_image(url: str, request: TraceRequest, model: str, service_request_id: str) -> NDArray[np.uint8]:
     """The image that the service has made: the same id gets the finished result once more."""
     body = {
         "model": model,
@@ -135,7 +139,7 @@ def _image(url: str, request: TraceRequest, model: str, service_request_id: str)
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))))
 
 
-def _stock_image(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
+def _make_stock_image(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
     torch.set_num_threads(args.cluster.cpu_threads)
     folder = ensure_tiny("sd3", args.cache_dir)
     pipeline: Any = diffusers.StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True)
@@ -151,7 +155,7 @@ def _stock_image(args: AppArgs, request: TraceRequest) -> NDArray[np.uint8]:
     return np.asarray(result.images[0])
 
 
-def _difference(image: NDArray[np.uint8], stock: NDArray[np.uint8]) -> int:
+def _measure_difference(image: NDArray[np.uint8], stock: NDArray[np.uint8]) -> int:
     return int(np.abs(image.astype(int) - stock.astype(int)).max())
 
 

@@ -21,8 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import PROFILES, Parser, not_negative, policy_name, positive
-from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, grid
+from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
+from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from tqdm import tqdm
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
     from lib.evaluate.report import write_csv, write_markdown, write_report
     from lib.evaluate.tables import summarize
@@ -52,19 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.solve_limit_s,
     )
     try:
-        settings.cluster_spec()
+        settings.read_cluster_spec()
         store = Store(arguments.out, settings)
         if arguments.markdown is not None:
             arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
         cells = list(
-            grid(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
+            list_cells(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
         )
         run = describe_run(command=command)
         status = _run(cells, settings, store, arguments.jobs, command)
         if not store.results:
             print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
             return status
-        print(options_line(settings.options()))
+        print(options_line(settings.make_options()))
         print(f"results: {write_csv(arguments.out, store.results)}")
         print(f"report: {write_report(arguments.out, store.results, command, arguments.bench_dispatch)}")
         if arguments.markdown is not None:
@@ -83,7 +83,7 @@ def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, com
     """Runs what the store does not have yet. Returns the exit status."""
     missing = [cell for cell in cells if cell not in store]
     failed = 0
-    facts = {"version": _version(), "command": command}
+    facts = {"version": _find_version(), "command": command}
     older = {str(result.row["version"]) for result in store.results.values()} - {facts["version"]}
     if older:
         print(
@@ -107,7 +107,7 @@ def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, com
     return 1 if failed else 0
 
 
-def _version() -> str:
+def _find_version() -> str:
     """The commit, marked when files were changed since; outside a checkout the version of the package."""
     asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
@@ -116,9 +116,9 @@ def _version() -> str:
         return version("tridentserve")
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    real, whole = positive(float), positive(int)
+    real, whole = make_positive(float), make_positive(int)
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"of {', '.join(MODELS)}")
     add(
@@ -132,7 +132,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--policies",
         nargs="+",
-        type=policy_name,
+        type=parse_policy_name,
         default=["default", *BASELINES],
         metavar="P",
         help=f"of {', '.join(POLICIES)}, or dotted paths (docs/write-a-policy.md)",
@@ -145,7 +145,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--profiles", default=PROFILES, metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
     add(
         "--solve-time-s",
-        type=not_negative,
+        type=parse_not_negative,
         default=SimulationOptions().solve_time,
         metavar="S",
         help="what a decision costs in simulated time (default 0)",
@@ -164,7 +164,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="DIR",
         help="directory for the results (default out/evaluation)",
     )
-    add("--bench-dispatch", type=_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
+    add("--bench-dispatch", type=_find_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")
     parser.add_quick(
         models=["flux.1-dev"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
@@ -172,7 +172,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _file(text: str) -> Path:
+def _find_file(text: str) -> Path:
     """Looked for before the grid, which may take hours."""
     if not (path := Path(text)).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")

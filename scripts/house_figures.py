@@ -40,12 +40,12 @@ class CodeFigures:
     """Modules in `widest_directory`, `__init__.py` not counted."""
 
 
-def _sources(root: Path) -> list[Path]:
-    def counts(path: Path) -> bool:
+def _list_sources(root: Path) -> list[Path]:
+    def is_counted(path: Path) -> bool:
         parts = path.relative_to(root).parts
         return not any(part in _SKIPPED or part.startswith(".") for part in parts)
 
-    return [path for path in sorted(root.rglob("*.py")) if counts(path)]
+    return [path for path in sorted(root.rglob("*.py")) if is_counted(path)]
 
 
 def _is_typed(function: _Function) -> bool:
@@ -55,13 +55,13 @@ def _is_typed(function: _Function) -> bool:
     return function.returns is not None and all(one.annotation or one.arg in ("self", "cls") for one in given)
 
 
-def _percentile(values: list[int], share: float) -> int:
+def _find_percentile(values: list[int], share: float) -> int:
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
 
 def measure_code(root: Path) -> CodeFigures:
     """The figures of all Python files below `root`. Raises `ValueError` if there is no file with a function."""
-    paths = _sources(root)
+    paths = _list_sources(root)
     texts = [path.read_text(encoding="utf-8") for path in paths]
     functions = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, _Function)]
     if not functions:
@@ -74,10 +74,10 @@ def measure_code(root: Path) -> CodeFigures:
         name=root.resolve().name,
         files=len(paths),
         file_median=median(file_lines),
-        file_p90=_percentile(file_lines, 0.9),
+        file_p90=_find_percentile(file_lines, 0.9),
         file_max=max(file_lines),
         function_median=median(function_lines),
-        function_p95=_percentile(function_lines, 0.95),
+        function_p95=_find_percentile(function_lines, 0.95),
         function_max=max(function_lines),
         typed_percent=round(100 * sum(map(_is_typed, functions)) / len(functions), 1),
         widest_directory=widest.relative_to(root).as_posix(),

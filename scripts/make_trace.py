@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-from lib.command_line import Parser, whole_number
+from lib.command_line import Parser, parse_whole_number
 
 from traces import WORKLOADS, DrawnTrace, load_mix, make_workload, mix_names, read_external, rescale, write_trace
 from traces.workloads.arrivals import Process
@@ -26,7 +26,7 @@ _OF_EXTERNAL = {"start_s": 0.0}
 _OF_WORKLOAD = {"model": None, "rate_scale": 1.0, "arrivals": None, "cv": 1.0, "deadline_scale": 1.0, "steps": None}
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="make_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--workload", choices=WORKLOADS, help="a named workload")
@@ -42,7 +42,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--start-s", type=float, default=0.0, metavar="S", help="where to begin in --from (default 0)")
     parser.add_argument(
-        "--requests", type=whole_number, metavar="N", help="scale to N requests, with the same pattern in time"
+        "--requests", type=parse_whole_number, metavar="N", help="scale to N requests, with the same pattern in time"
     )
     parser.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="multiply the rate of the workload")
     parser.add_argument("--arrivals", choices=get_args(Process), help="arrival process, instead of the workload's")
@@ -50,11 +50,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--deadline-scale", type=float, default=1.0, metavar="X", help="multiply the deadlines that the workload fixes"
     )
-    parser.add_argument("--steps", type=whole_number, metavar="N", help="denoising steps, instead of the workload's")
+    parser.add_argument(
+        "--steps", type=parse_whole_number, metavar="N", help="denoising steps, instead of the workload's"
+    )
     arguments = parser.parse_args(argv)
     if (arguments.external is None) != (arguments.mix is None):
         parser.error("--from and --mix go together: a trace of others holds no sizes")
-    misplaced = _changed(arguments, _OF_EXTERNAL if arguments.external is None else _OF_WORKLOAD)
+    misplaced = _list_changed(arguments, _OF_EXTERNAL if arguments.external is None else _OF_WORKLOAD)
     if misplaced:
         parser.error(f"{', '.join(misplaced)} has no meaning with {'--from' if arguments.external else '--workload'}")
     if arguments.cv != 1.0 and arguments.arrivals not in _WITH_CV:
@@ -62,7 +64,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _changed(arguments: argparse.Namespace, options: Mapping[str, object]) -> list[str]:
+def _list_changed(arguments: argparse.Namespace, options: Mapping[str, object]) -> list[str]:
     """Those of the options that are not at their defaults, as they stand on a command line."""
     values = {
         name: getattr(arguments, name) for name, default in options.items() if getattr(arguments, name) != default
@@ -87,12 +89,14 @@ def _make(arguments: argparse.Namespace) -> DrawnTrace:
         deadline_scale=arguments.deadline_scale,
         num_inference_steps=arguments.steps,
     )
-    options = " ".join([f"--workload {arguments.workload}", *_changed(arguments, {**_OF_WORKLOAD, "duration_s": None})])
+    options = " ".join(
+        [f"--workload {arguments.workload}", *_list_changed(arguments, {**_OF_WORKLOAD, "duration_s": None})]
+    )
     return DrawnTrace(requests, f"make_trace {options} --seed {arguments.seed}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     try:
         drawn = _make(arguments)
         requests, provenance = drawn.requests, drawn.provenance

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lib.command_line import PROFILES, Parser, policy_name, positive, whole_number
+from lib.command_line import PROFILES, Parser, make_positive, parse_policy_name, parse_whole_number
 from lib.sizing import Question, answer
 
 from deployments.assembly.options import ServiceOptions
@@ -37,7 +37,7 @@ _OF_WHAT_IF = {"duration_s": 600.0, "max_gpus": 1024, "seed": 0}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     reached = True
     try:
         mix = load_mix(arguments.workload)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.attainment is None:
             lines = _plan(arguments, cluster, mix)
         else:
-            lines, reached = _what_if(arguments, cluster, mix)
+            lines, reached = _answer_what_if(arguments, cluster, mix)
     except TridentServeError as error:
         print(f"plan: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if reached else 1
 
 
-def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> tuple[list[str], bool]:
+def _answer_what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> tuple[list[str], bool]:
     question = Question(
         mix, arguments.attainment, arguments.duration_s, arguments.policy, arguments.seed, arguments.max_gpus
     )
@@ -66,7 +66,7 @@ def _what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> t
 
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = times_of(cluster, arguments.profiles)()
-    workers, load, options = cluster.list_workers(), _load(mix), _options(arguments, cluster)
+    workers, load, options = cluster.list_workers(), _list_load(mix), _make_options(arguments, cluster)
     units = divide_stages(options, times, workers, load)
     times = times.divide(units) if units else times
     plan = plan_placement(options, times, workers, load)
@@ -85,7 +85,7 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
     ]
 
 
-def _options(arguments: argparse.Namespace, cluster: ClusterSpec) -> ServiceOptions:
+def _make_options(arguments: argparse.Namespace, cluster: ClusterSpec) -> ServiceOptions:
     """The options that ship, with the policy and the handoff buffer that are asked for."""
     shipped = cluster_options(cluster, arguments.policy)
     if arguments.handoff_mb is None:
@@ -97,7 +97,7 @@ def _options(arguments: argparse.Namespace, cluster: ClusterSpec) -> ServiceOpti
     return replace(shipped, worker=replace(shipped.worker, handoff_bytes=max(1, round(handoff_mb * _MIB))))
 
 
-def _load(mix: Mix) -> list[LoadShare]:
+def _list_load(mix: Mix) -> list[LoadShare]:
     """The requests of a mix per second."""
     total = sum(shape.weight for shape in mix.shapes)
     return [
@@ -109,7 +109,7 @@ def _load(mix: Mix) -> list[LoadShare]:
     ]
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cluster", type=Path, required=True, help="a YAML file, see deployments/clusters")
     parser.add_argument("--workload", required=True, help="a shipped mix by its name, or a YAML file (see traces/data)")
@@ -126,26 +126,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="size of the handoff buffer of each GPU (default: that of a service)",
     )
     parser.add_argument(
-        "--rate", type=positive(float), metavar="R", help="requests per second, instead of the workload's"
+        "--rate", type=make_positive(float), metavar="R", help="requests per second, instead of the workload's"
     )
     parser.add_argument(
         "--policy",
-        type=policy_name,
+        type=parse_policy_name,
         default=DEFAULT_POLICY,
         metavar="P",
         help="dispatch policy, by name or dotted path (default: default)",
     )
     what_if = parser.add_argument_group("how many GPUs are needed")
     what_if.add_argument(
-        "--attainment", type=_share, metavar="A", help="the share of requests to be on time, like 0.95"
+        "--attainment", type=_parse_share, metavar="A", help="the share of requests to be on time, like 0.95"
     )
     what_if.add_argument(
         "--duration-s",
-        type=positive(float),
+        type=make_positive(float),
         metavar="S",
         help="requests come for so long (default: 600)",
     )
-    what_if.add_argument("--max-gpus", type=whole_number, metavar="N", help="try no more (default: 1024)")
+    what_if.add_argument("--max-gpus", type=parse_whole_number, metavar="N", help="try no more (default: 1024)")
     what_if.add_argument("--seed", type=int, help="of the requests (default: 0)")
     arguments = parser.parse_args(argv)
     for name, default in _OF_WHAT_IF.items():
@@ -156,11 +156,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is no share; it must be above 0 and at most 1, like 0.95")
     return value
+
+
+_parse_share.__name__ = "share"  # as argparse names it in errors
 
 
 if __name__ == "__main__":

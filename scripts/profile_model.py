@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from lib.command_line import Parser, whole_number
-from lib.measure.models import add_model_options, check_model_options, name_of, shapes, source_of
+from lib.command_line import Parser, parse_whole_number
+from lib.measure.models import add_model_options, check_model_options, choose_name, make_source, parse_shapes
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
@@ -36,29 +36,29 @@ from tridentserve.models.kernels import ATTENTIONS, Kernels
 from tridentserve.stages import Stage
 
 
-def _degrees(text: str) -> list[int]:
-    degrees = _counts(text)
+def _parse_degrees(text: str) -> list[int]:
+    degrees = _parse_counts(text)
     if any(degree & (degree - 1) for degree in degrees):
         raise argparse.ArgumentTypeError(f"{text!r} must be powers of two, with 1 among them: plans need degree 1")
     return degrees
 
 
-def _counts(text: str) -> list[int]:
+def _parse_counts(text: str) -> list[int]:
     """Numbers with 1 among them, which planning starts from."""
-    counts = sorted({whole_number(part) for part in text.split(",")})
+    counts = sorted({parse_whole_number(part) for part in text.split(",")})
     if counts[0] != 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be numbers with 1 among them: planning starts from it")
     return counts
 
 
-def _stages(text: str) -> list[Stage]:
+def _parse_stages(text: str) -> list[Stage]:
     try:
         return [Stage(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be some of {','.join(Stage)}") from None
 
 
-def _table_path(text: str) -> Path:
+def _parse_table_path(text: str) -> Path:
     """A path at which the table can be written; checked now, as measuring may take hours."""
     path = Path(text)
     if path.suffix != ".csv":
@@ -75,29 +75,36 @@ def _table_path(text: str) -> Path:
     return path
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="profile_model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
     parser.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same, as an option")
-    parser.add_argument("--out", type=_table_path, required=True, metavar="CSV", help="the table to write")
+    parser.add_argument("--out", type=_parse_table_path, required=True, metavar="CSV", help="the table to write")
     parser.add_argument("--resume", action="store_true", help="keep what OUT has already and measure the rest")
     parser.add_argument(
-        "--sizes", type=shapes, default=shapes("128,256,512,1024"), help="such as 256,768x512,832x480x81 (frames)"
+        "--sizes",
+        type=parse_shapes,
+        default=parse_shapes("128,256,512,1024"),
+        help="such as 256,768x512,832x480x81 (frames)",
     )
-    parser.add_argument("--degrees", type=_degrees, default=[1, 2, 4], help="of sequence parallelism (default 1,2,4)")
-    parser.add_argument("--decode-degrees", type=_degrees, default=[1], help="of decode (default 1)")
-    parser.add_argument("--batches", type=_counts, default=[1], help="requests at once, such as 1,2,4 (default 1)")
-    parser.add_argument("--stages", type=_stages, default=list(Stage), help="some of encode,diffuse,decode")
+    parser.add_argument(
+        "--degrees", type=_parse_degrees, default=[1, 2, 4], help="of sequence parallelism (default 1,2,4)"
+    )
+    parser.add_argument("--decode-degrees", type=_parse_degrees, default=[1], help="of decode (default 1)")
+    parser.add_argument(
+        "--batches", type=_parse_counts, default=[1], help="requests at once, such as 1,2,4 (default 1)"
+    )
+    parser.add_argument("--stages", type=_parse_stages, default=list(Stage), help="some of encode,diffuse,decode")
     parser.add_argument(
         "--steps-per-point",
-        type=whole_number,
+        type=parse_whole_number,
         default=MeasureOptions().repeats,
         metavar="N",
         help="timed runs (default %(default)s)",
     )
     parser.add_argument(
         "--passes",
-        type=whole_number,
+        type=parse_whole_number,
         default=MeasureOptions().passes,
         metavar="N",
         help="times over; the lowest count (default %(default)s)",
@@ -115,7 +122,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     check_model_options(parser, arguments.models, arguments)
     if arguments.name is not None and len(arguments.models) > 1:
         parser.error("--name is for one MODEL only")
-    for name, times in Counter(_name(model, arguments) for model in arguments.models).items():
+    for name, times in Counter(_choose_name(model, arguments) for model in arguments.models).items():
         if times > 1:
             parser.error(f"two MODELs would be named {name!r} in the table; measure one of them into another table")
         if not name or not name.isprintable() or name != name.strip():
@@ -123,12 +130,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _name(model: str, arguments: argparse.Namespace) -> str:
+def _choose_name(model: str, arguments: argparse.Namespace) -> str:
     given: str | None = arguments.name
-    return name_of(model, arguments) if given is None else given
+    return choose_name(model, arguments) if given is None else given
 
 
-def _sweep(arguments: argparse.Namespace) -> Sweep:
+def _make_sweep(arguments: argparse.Namespace) -> Sweep:
     return Sweep(arguments.sizes, arguments.degrees, arguments.batches, arguments.stages, arguments.decode_degrees)
 
 
@@ -153,8 +160,11 @@ class _Output:
 
 def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _Output) -> None:
     """Measure one model. Raises `ProfileError` when what could be measured of it is not enough to plan with."""
-    options, sweep = MeasureOptions(arguments.steps_per_point, arguments.passes, arguments.threads), _sweep(arguments)
-    done = {(row.stage, row.shape, row.degree, row.batch) for row in _rows_of(output.known, name, source)}
+    options, sweep = (
+        MeasureOptions(arguments.steps_per_point, arguments.passes, arguments.threads),
+        _make_sweep(arguments),
+    )
+    done = {(row.stage, row.shape, row.degree, row.batch) for row in _list_known_rows(output.known, name, source)}
     left = [at for at in sweep.list_points() if (at.stage, at.shape, at.degree, at.batch) not in done]
     with tqdm(total=len(left) * arguments.passes, desc=name, unit="point") as bar:
 
@@ -175,13 +185,13 @@ def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _
         CostModel([table], find_device_name(source.device))
 
 
-def _rows_of(known: ProfileTable | None, name: str, source: Source) -> list[ProfileRow]:
+def _list_known_rows(known: ProfileTable | None, name: str, source: Source) -> list[ProfileRow]:
     device = find_device_name(source.device)
     return [row for row in known.rows if (row.model, row.gpu) == (name, device)] if known else []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     output = _Output(arguments.out)
     status = 2  # until something is measured, whatever is wrong is wrong usage
     with tempfile.TemporaryDirectory(prefix="profile-model-") as scratch:
@@ -190,11 +200,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 output.known = read_table(arguments.out)
             kernels = Kernels(arguments.attention, arguments.compile)
             sources = {
-                _name(model, arguments): source_of(model, arguments, Path(scratch), kernels)
+                _choose_name(model, arguments): make_source(model, arguments, Path(scratch), kernels)
                 for model in arguments.models
             }
             for source in sources.values():
-                check_measurable(source, _sweep(arguments))
+                check_measurable(source, _make_sweep(arguments))
             status = 1
             for name, source in sources.items():
                 _profile(name, source, arguments, output)

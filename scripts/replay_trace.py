@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lib.command_line import PROFILES, Parser, not_negative, positive
+from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative
 
 from traces.formats.ours import read_trace
 from traces.reports.report import format_summary, write_report
@@ -37,9 +37,9 @@ _OF_SIMULATED = {
 }
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="replay_trace", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    real, whole = positive(float), positive(int)
+    real, whole = make_positive(float), make_positive(int)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="Request(...) lines or our CSV")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--url", help="address of the service, such as http://127.0.0.1:8000")
@@ -67,7 +67,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     simulated.add_argument("--decision-log", type=Path, metavar="FILE", help="write all events and effects there")
     simulated.add_argument(
-        "--jitter", type=not_negative, metavar="F", help="relative standard deviation of stage times (default 0)"
+        "--jitter", type=parse_not_negative, metavar="F", help="relative standard deviation of stage times (default 0)"
     )
     simulated.add_argument("--seed", type=int, help="of the jitter (default 0)")
     simulated.add_argument(
@@ -112,7 +112,7 @@ def _run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> tuple[l
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _arguments(argv)
+    arguments = _parse_arguments(argv)
     try:
         requests = _load(arguments)
         arguments.out.mkdir(parents=True, exist_ok=True)  # rather fail now than after half an hour of replay

@@ -41,8 +41,8 @@ def main() -> int:
     if app.route_prefix is None:
         print(f"{path}: {app.name} has no route_prefix, so no address; start it with `serve run`", file=sys.stderr)
         return 1
-    host = _host(config.http_options)
-    if _listens(host, config.http_options.port):
+    host = _choose_host(config.http_options)
+    if _is_listening(host, config.http_options.port):
         print(
             f"Something listens on port {config.http_options.port} of {host} already: end it, or choose another port "
             f"in {path}.",
@@ -50,18 +50,18 @@ def main() -> int:
         )
         return 1
     model = next(iter(build_served_models(read_args(path).models).values()))
-    return _serve(path, _url(host, config.http_options.port, app.route_prefix), model)
+    return _serve(path, _build_url(host, config.http_options.port, app.route_prefix), model)
 
 
-def _host(http: HTTPOptionsSchema) -> str:
+def _choose_host(http: HTTPOptionsSchema) -> str:
     return _ANY_HOST.get(http.host, http.host)
 
 
-def _url(host: str, port: int, route_prefix: str) -> str:
+def _build_url(host: str, port: int, route_prefix: str) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}{route_prefix.rstrip('/')}"
 
 
-def _listens(host: str, port: int) -> bool:
+def _is_listening(host: str, port: int) -> bool:
     """True when anything accepts connections there, whatever its protocol."""
     try:
         with socket.create_connection((host, port), timeout=2.0):
@@ -84,7 +84,7 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     try:
         announced = False
         while child.poll() is None and not stop.asked:
-            if not announced and (health := _health(url)) is not None and health.get("status") == "ready":
+            if not announced and (health := _fetch_health(url)) is not None and health.get("status") == "ready":
                 _announce(url, model, health, time.monotonic() - began_s)
                 announced = True
             time.sleep(0.25)
@@ -137,7 +137,7 @@ def _say(text: str, stream: TextIO = sys.stderr) -> None:
         print(text, file=stream, flush=True)
 
 
-def _health(url: str) -> dict[str, Any] | None:
+def _fetch_health(url: str) -> dict[str, Any] | None:
     """The answer of /health, None when nothing answers, or not with an object."""
     try:
         # Not through a proxy of the environment: the service is on this machine.
@@ -154,14 +154,14 @@ def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: flo
 TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
 {workers}
 Try it:
-{_example(url, model)}
+{_format_example(url, model)}
 Ctrl-C ends it.
 """,
         sys.stdout,
     )
 
 
-def _example(url: str, model: ServedModel) -> str:
+def _format_example(url: str, model: ServedModel) -> str:
     """A command that asks for one image or video, small enough to come soon."""
     steps, prompt = min(_STEPS, model.limits.max_steps), _PROMPT[: model.limits.max_prompt_chars]
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib.command_line import Parser
-from lib.docs.configuration import with_tables
-from lib.docs.metrics import with_metrics
+from lib.docs.configuration import fill_tables
+from lib.docs.metrics import fill_metrics
 
 from tridentserve.errors import TridentServeError
 
@@ -36,7 +36,7 @@ def write_page(name: str, check: bool) -> bool:
     """Writes a page anew, unless `check` is set. Returns whether its tables are not as the code says."""
     path = ROOT / "docs" / name
     text = path.read_text(encoding="utf-8")
-    wanted = with_tables(text) if name == "configuration.md" else with_metrics(text, ROOT)
+    wanted = fill_tables(text) if name == "configuration.md" else fill_metrics(text, ROOT)
     if check and text != wanted:
         print(f"write_docs: {path} is out of date; run python scripts/write_docs.py", file=sys.stderr)
     if not check and text != wanted:

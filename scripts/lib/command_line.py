@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog.removesuffix('.py')}: {' '.join(message.split())} (see --help)\n")
 
 
-def positive(number: Callable[[str], float]) -> Callable[[str], float]:
+def make_positive(number: Callable[[str], float]) -> Callable[[str], float]:
     """The type of an option that takes a finite `int` or `float` above 0."""
 
     def parse(text: str) -> float:
@@ -53,7 +53,7 @@ def positive(number: Callable[[str], float]) -> Callable[[str], float]:
     return parse
 
 
-def not_negative(text: str) -> float:
+def parse_not_negative(text: str) -> float:
     """A finite number from 0 up."""
     value = float(text)
     if not 0 <= value < math.inf:
@@ -61,7 +61,11 @@ def not_negative(text: str) -> float:
     return value
 
 
-def policy_name(text: str) -> str:
+# argparse names the type of an option in its errors.
+parse_not_negative.__name__ = "not negative number"
+
+
+def parse_policy_name(text: str) -> str:
     """The name of a dispatch policy, or a dotted path to one."""
     # Imported here: most scripts need no policy, and the solver's libraries take long to import.
     from dispatch.policies import find_policy
@@ -72,7 +76,7 @@ def policy_name(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def whole_number(text: str) -> int:
+def parse_whole_number(text: str) -> int:
     """A whole number above 0, in plain digits; also for parts of a list."""
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number above 0")

@@ -17,7 +17,7 @@ _NUM_CPUS = 4
 
 
 @contextmanager
-def local_service(args: AppArgs) -> Iterator[str]:
+def run_local_service(args: AppArgs) -> Iterator[str]:
     """Start Ray and the service on a free port; yields its address once it takes requests. Both end with the block."""
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=_NUM_CPUS)
     try:

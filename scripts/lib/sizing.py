@@ -33,7 +33,7 @@ class Trial:
     error: str = ""
 
 
-def smallest(attainment: float, first: int, most: int, try_nodes: Callable[[int], Trial]) -> list[Trial]:
+def find_smallest(attainment: float, first: int, most: int, try_nodes: Callable[[int], Trial]) -> list[Trial]:
     """Trials in the order in which they were made: doubling from `first` nodes until one reaches the attainment, at
     most `most`, then halving the interval down to neighbours. The smallest one that reached it is the answer, none if
     `most` nodes do not. It takes for granted that more nodes do not do worse."""
@@ -75,23 +75,23 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
     if most < 1:
         raise ConfigError(f"--max-gpus is {question.max_gpus}, and one node has {node.gpus_per_node}")
     times = make_times()
-    arrivals = _arrivals(question, times)
+    arrivals = _draw_arrivals(question, times)
 
     options = cluster_options(cluster, question.policy)
 
     def try_nodes(nodes: int) -> Trial:
         tried = cluster.model_copy(update={"groups": (node.model_copy(update={"nodes": nodes}),)})
         setup = SimulationSetup(tried.list_workers(), make_times, options)
-        return _trial(nodes, nodes * node.gpus_per_node, arrivals, setup)
+        return _run_trial(nodes, nodes * node.gpus_per_node, arrivals, setup)
 
     # With fewer GPU-seconds than the requests on time need, there is no need to try.
     needed = question.attainment * load_figure(question.mix, times, node.gpus_per_node)
-    trials = smallest(question.attainment, math.ceil(needed), most, try_nodes)
-    lines, is_reached = _table(trials, question, cluster, times)
+    trials = find_smallest(question.attainment, math.ceil(needed), most, try_nodes)
+    lines, is_reached = _make_table(trials, question, cluster, times)
     return [options_line(options), *lines], is_reached
 
 
-def _arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
+def _draw_arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
     mix = question.mix
     times_s = draw_arrival_times(mix.arrivals, mix.rate_per_s, question.duration_s, question.seed)
     if not times_s:
@@ -101,7 +101,7 @@ def _arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
     return with_deadlines(arrivals, times, mix.slo_scale)
 
 
-def _trial(nodes: int, gpus: int, arrivals: list[TimedRequest], setup: SimulationSetup) -> Trial:
+def _run_trial(nodes: int, gpus: int, arrivals: list[TimedRequest], setup: SimulationSetup) -> Trial:
     with tqdm(total=len(arrivals), desc=f"{gpus} GPUs", unit="req", leave=False, file=sys.stderr) as bar:
 
         def show(now_s: float, ended: int) -> None:
@@ -116,7 +116,9 @@ def _trial(nodes: int, gpus: int, arrivals: list[TimedRequest], setup: Simulatio
     return Trial(nodes, result.attainment, mean_s, compute_percentile(latencies, 95))
 
 
-def _table(trials: list[Trial], question: Question, cluster: ClusterSpec, times: CostModel) -> tuple[list[str], bool]:
+def _make_table(
+    trials: list[Trial], question: Question, cluster: ClusterSpec, times: CostModel
+) -> tuple[list[str], bool]:
     per_node = cluster.groups[0].gpus_per_node
     lines = [f"{'GPUs':>6} {'nodes':>6} {'load':>6} {'on time':>8} {'mean s':>9} {'P95 s':>9}"]
     for trial in sorted(trials, key=lambda trial: trial.nodes):
@@ -125,7 +127,9 @@ def _table(trials: list[Trial], question: Question, cluster: ClusterSpec, times:
         if trial.error:
             lines.append(f"{start} does not fit: {trial.error}")
         else:
-            lines.append(f"{start} {trial.attainment:8.1%} {_seconds(trial.mean_s)} {_seconds(trial.p95_s)}")
+            lines.append(
+                f"{start} {trial.attainment:8.1%} {_format_seconds(trial.mean_s)} {_format_seconds(trial.p95_s)}"
+            )
     wanted = f"{question.attainment:.1%} on time at {question.mix.rate_per_s:g} requests/s"
     reached = min((t for t in trials if t.attainment >= question.attainment), key=lambda t: t.nodes, default=None)
     if reached is None:
@@ -137,5 +141,5 @@ def _table(trials: list[Trial], question: Question, cluster: ClusterSpec, times:
     return lines, True
 
 
-def _seconds(value: float | None) -> str:
+def _format_seconds(value: float | None) -> str:
     return f"{'-' if value is None else f'{value:.3f}':>9}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lib.docs.metrics import list_metrics, with_metrics
+from lib.docs.metrics import fill_metrics, list_metrics
 
 from tridentserve.errors import ConfigError
 
@@ -14,7 +14,7 @@ TEXT = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def test_the_table_lists_all_metrics() -> None:
-    assert with_metrics(TEXT, ROOT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
+    assert fill_metrics(TEXT, ROOT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
     rows = [line for line in TEXT.splitlines() if line.startswith("| `ray_tridentserve_")]
     assert len(rows) == len(list_metrics(ROOT))
 
@@ -22,12 +22,12 @@ def test_the_table_lists_all_metrics() -> None:
 def test_a_stale_table_is_replaced() -> None:
     stale = TEXT.replace("| `ray_tridentserve_queue_length` | gauge |", "| `ray_tridentserve_queue` | counter |")
     assert stale != TEXT
-    assert with_metrics(stale, ROOT) == TEXT
+    assert fill_metrics(stale, ROOT) == TEXT
 
 
 def test_a_page_without_marks_is_refused() -> None:
     with pytest.raises(ConfigError, match="add these marks"):
-        with_metrics(TEXT.replace("<!-- table: end -->", ""), ROOT)
+        fill_metrics(TEXT.replace("<!-- table: end -->", ""), ROOT)
 
 
 def test_every_metric_has_the_prefix_and_a_sentence() -> None:

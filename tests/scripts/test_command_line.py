@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from lib.command_line import Parser, positive, whole_number
+from lib.command_line import Parser, make_positive, parse_whole_number
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "scripts").glob("*.py"))
 
@@ -33,8 +33,8 @@ def test_every_script_reads_its_options_with_our_parser(path: Path) -> None:
 )
 def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     parser = Parser(prog="some_script.py")
-    parser.add_argument("--count", type=whole_number)
-    parser.add_argument("--rate", type=positive(float))
+    parser.add_argument("--count", type=parse_whole_number)
+    parser.add_argument("--rate", type=make_positive(float))
     parser.add_argument("--kind", choices=["a", "b"], required=True)
     required = [] if not arguments or "--kind" in arguments else ["--kind", "a"]
     with pytest.raises(SystemExit) as stopped:

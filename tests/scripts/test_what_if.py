@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lib.sizing import Trial, smallest
+from lib.sizing import Trial, find_smallest
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "deployments" / "clusters" / "l20-8.yaml"
@@ -23,7 +23,7 @@ def test_the_search_finds_the_smallest_that_is_enough(needed: int, first: int, m
         tried.append(nodes)
         return Trial(nodes, min(1.0, nodes / needed))
 
-    trials = smallest(1.0, first, most, try_nodes)
+    trials = find_smallest(1.0, first, most, try_nodes)
     assert [trial.nodes for trial in trials] == tried
     assert len(set(tried)) == len(tried) <= 2 * most.bit_length() + 2
     assert max(tried) <= most

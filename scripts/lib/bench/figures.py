@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 
-def milliseconds(samples_s: Sequence[float]) -> dict[str, float]:
+def summarize_ms(samples_s: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile and range."""
     ordered = sorted(samples_s)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
@@ -14,5 +14,5 @@ def milliseconds(samples_s: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * seconds, 3) for name, seconds in named.items()}
 
 
-def median_ms(samples_s: Sequence[float]) -> float:
+def compute_median_ms(samples_s: Sequence[float]) -> float:
     return round(1000 * statistics.median(samples_s), 3)

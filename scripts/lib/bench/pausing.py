@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib.bench.figures import median_ms
-from lib.bench.service import serving
+from lib.bench.figures import compute_median_ms
+from lib.bench.service import run_service
 from lib.bench.workers import Workers
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Dispatcher, WorkerView
@@ -37,7 +37,7 @@ async def measure_pause(workers: Workers, side: int, steps: int, runs: int) -> d
                 costs[name].append(cost_s)
                 step_s.append(denoising_s / steps)
     one_step_s = statistics.median(step_s)
-    result: dict[str, Any] = {"side": side, "step_ms": median_ms(step_s)}
+    result: dict[str, Any] = {"side": side, "step_ms": compute_median_ms(step_s)}
     for name in ("here", "elsewhere"):
         cost_s = statistics.median(costs[name]) - statistics.median(costs["whole"])
         result[f"{name}_ms"] = round(1000 * cost_s, 3)
@@ -50,13 +50,13 @@ async def _denoise(
 ) -> tuple[float, float]:
     """E, then D in parts: the seconds of the parts without their steps, and those of the steps."""
     first_member = PlanMember("r", push_to=parts[0][0])
-    previous: DispatchPlan = workers.plan(_MODEL, (Stage.ENCODE,), ["w0"], [first_member])
+    previous: DispatchPlan = workers.make_plan(_MODEL, (Stage.ENCODE,), ["w0"], [first_member])
     await workers.run(previous, inputs)
     beside_s = steps_s = 0.0
     for index, (worker, first, end) in enumerate(parts):
         push_to = parts[index + 1][0] if index + 1 < len(parts) else None
         member = PlanMember("r", (first, end), previous.plan_id, previous.leader, push_to=push_to)
-        plan = workers.plan(_MODEL, (Stage.DIFFUSE,), [worker], [member])
+        plan = workers.make_plan(_MODEL, (Stage.DIFFUSE,), [worker], [member])
         done = await workers.run(plan, inputs)
         inside_s = sum(span.end_s - span.start_s for span in done.report.spans)
         beside_s += done.seconds - inside_s
@@ -99,13 +99,13 @@ async def measure_service_pause(folder: Path, host_dir: Path, side: int, steps: 
     }
     inputs = GenerationInputs("pause", Shape(side, side), steps, 5.0, seed=1)
     gaps_s: list[float] = []
-    async with serving(args, folder, host_dir, _Halves) as service:
+    async with run_service(args, folder, host_dir, _Halves) as service:
         for run in range(1 + runs):
             answer = await service.ask(f"r{run}", _MODEL, inputs)
             first, second = (ran for ran in answer.timeline if ran.stage is Stage.DIFFUSE)
             if run > 0:
                 gaps_s.append(second.start_s - first.end_s)
     return {
-        "service_ms": median_ms(gaps_s),
+        "service_ms": compute_median_ms(gaps_s),
         "service_range_ms": [round(1000 * gap, 3) for gap in (min(gaps_s), max(gaps_s))],
     }

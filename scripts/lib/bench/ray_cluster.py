@@ -10,7 +10,7 @@ import ray
 
 
 @contextmanager
-def ray_cluster(num_cpus: int) -> Iterator[None]:
+def run_ray_cluster(num_cpus: int) -> Iterator[None]:
     """A cluster of this process with `num_cpus` logical CPUs, which ends with the block. Where the environment variable
     RAY_ADDRESS names a cluster that runs already, the benchmark joins that one and leaves it running."""
     address = os.environ.get("RAY_ADDRESS")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from lib.bench.figures import milliseconds
+from lib.bench.figures import summarize_ms
 from lib.bench.workers import Workers
 
 
@@ -19,14 +19,14 @@ async def measure_regroup(workers: Workers, sizes: Sequence[int], runs: int) -> 
     for size in sizes:
         members = [f"w{index}" for index in range(size)]
 
-        async def once(name: str, members: list[str] = members) -> float:
+        async def regroup(name: str, members: list[str] = members) -> float:
             use = next(uses)
             seconds = await asyncio.gather(*(workers.call(w, "regroup", name, members, use) for w in members))
             return float(max(seconds))
 
-        new = [await once(f"new-{size}-{run}") for run in range(runs)]
-        await once(f"kept-{size}")
-        kept = [await once(f"kept-{size}") for _ in range(runs)]
+        new = [await regroup(f"new-{size}-{run}") for run in range(runs)]
+        await regroup(f"kept-{size}")
+        kept = [await regroup(f"kept-{size}") for _ in range(runs)]
         ratio = round(statistics.median(kept) / statistics.median(new), 4)
-        result[str(size)] = {"new": milliseconds(new), "kept": milliseconds(kept), "kept_over_new": ratio}
+        result[str(size)] = {"new": summarize_ms(new), "kept": summarize_ms(kept), "kept_over_new": ratio}
     return result

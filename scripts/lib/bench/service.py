@@ -41,7 +41,7 @@ class Service(Generic[D]):
 
 
 @asynccontextmanager
-async def serving(
+async def run_service(
     values: dict[str, Any],
     folder: Path,
     host_dir: Path,
@@ -55,11 +55,11 @@ async def serving(
     specs, times = worker_specs(args, ["node"] * args.cluster.workers_per_node), cost_model(args)
     wrapped: list[D] = []
 
-    def wrapping(policy: Policy) -> Policy:
+    def wrap_policy(policy: Policy) -> Policy:
         wrapped.append(wrap(policy.dispatcher))
         return replace(policy, dispatcher=wrapped[0])
 
-    planners = assemble_service(args, times, specs, alter=wrapping, replanner=replanner)
+    planners = assemble_service(args, times, specs, alter=wrap_policy, replanner=replanner)
     store = connect_store(is_server=True)
     sources = {model.name: ModelSource(model.name, folder) for model in args.models}
     configs = worker_configs(specs, planners.placement, sources, ("127.0.0.1", store.port), options.worker)

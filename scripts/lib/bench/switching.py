@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib.bench.service import Service, serving
+from lib.bench.service import Service, run_service
 from placement import build_fixed_placement
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
@@ -85,10 +85,10 @@ class _Switch:
     async def stop_the_world(self) -> None:
         engine = self.service.engine
         self.service.dispatcher.closed = True
-        await _until(lambda: not engine._driver._plans)
+        await _wait_until(lambda: not engine._driver._plans)
         await self.adjust()
         wanted = {worker: self.after.describe(worker) for worker in self.after.replicas}
-        await _until(lambda: engine.placement == wanted)
+        await _wait_until(lambda: engine.placement == wanted)
         # As at their start, the workers make resident all that their placement says.
         fleet = engine._fleet
         await asyncio.gather(*(fleet.get_handle(worker).start() for worker in fleet.alive))
@@ -96,7 +96,7 @@ class _Switch:
         engine._core.post(ev.Tick())
 
 
-async def _until(condition: Callable[[], bool]) -> None:
+async def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110  # no event says so
         await asyncio.sleep(0.002)
 
@@ -118,7 +118,7 @@ async def measure_switch(
     }
     for ways in (_WAYS,) if keep_workers else ((way,) for way in _WAYS):
         replanner = _OnDemand()
-        async with serving(args, folder, host_dir, _Gate, replanner, fetch="peer") as service:
+        async with run_service(args, folder, host_dir, _Gate, replanner, fetch="peer") as service:
             for epoch, way in enumerate(ways, start=1):
                 result[way] = await _run(_make_switch(service, replanner, epoch), way, requests, gap_s)
     for figure in ("longest_gap", "longest_latency_after"):
@@ -142,7 +142,7 @@ async def _run(switch: _Switch, how: str, requests: int, gap_s: float) -> dict[s
         await asyncio.sleep(max(0.0, begun_s + index * gap_s - loop.time()))
         if index == requests // 2:
             act = switch.adjust if how == "adjust_on_dispatch" else switch.stop_the_world
-            switching, switched_s = loop.create_task(act()), _now_s()
+            switching, switched_s = loop.create_task(act()), _read_clock_s()
         # First two of three are for the one model, then two of three for the other.
         rare = index % 3 == 2
         model = switch.models[rare if index < requests // 2 else not rare]
@@ -164,6 +164,6 @@ async def _run(switch: _Switch, how: str, requests: int, gap_s: float) -> dict[s
     }
 
 
-def _now_s() -> float:
+def _read_clock_s() -> float:
     """Seconds of the Unix clock, as in timelines."""
     return time.time()

@@ -37,7 +37,7 @@ _MAX_CONCURRENCY = 1000
 class BenchWorker(StageWorker):
     """A stage worker that also lets what is inside it be timed."""
 
-    async def outputs(self, key: HandoffKey) -> dict[str, NDArray[Any]]:
+    async def collect_outputs(self, key: HandoffKey) -> dict[str, NDArray[Any]]:
         """The tensors that a plan has left here."""
         parcel = await self._parts.handoff.fetch_parcel(key, self._parts.config.spec.worker_id)
         return {name: tensor.numpy() for name, tensor in parcel.tensors.items()}
@@ -46,13 +46,13 @@ class BenchWorker(StageWorker):
         """Seconds from asking for a group to the end of its first collective."""
         rank = list(workers).index(self._parts.config.spec.worker_id)
 
-        def first_collective() -> float:
+        def run_first_collective() -> float:
             start_s = time.perf_counter()
             group = self._parts.groups.acquire(name, rank, len(workers), use, workers)
             group.agree()
             return time.perf_counter() - start_s
 
-        return await self._parts.device_thread(first_collective)
+        return await self._parts.device_thread(run_first_collective)
 
     async def keep(self, key: HandoffKey, nbytes: int) -> None:
         """Keep an output of `nbytes` bytes, as a plan does."""
@@ -92,7 +92,7 @@ class BenchWorker(StageWorker):
 
         return await self._parts.device_thread(multiply)
 
-    async def fetch_by(self, fetch: Fetch) -> None:
+    async def set_fetch(self, fetch: Fetch) -> None:
         """Set the source from which replicas are fetched from now on."""
         self._parts.replicas._fetch = fetch
 
@@ -134,7 +134,7 @@ class Workers:
         self._plan_ids = itertools.count(1)
         self._numbers = {worker_id: itertools.count() for worker_id in handles}
 
-    def plan(
+    def make_plan(
         self,
         model: str,
         stages: tuple[Stage, ...],
@@ -177,7 +177,7 @@ class Workers:
 
 
 @asynccontextmanager
-async def started(
+async def run_workers(
     count: int,
     sources: Mapping[str, ModelSource],
     host_dir: Path,

@@ -9,8 +9,8 @@ from functools import reduce
 from itertools import pairwise
 from statistics import fmean, median, pstdev
 
-from lib.compare.crowding import slowdown_of
-from lib.compare.samples import StagePoint, StageSample, shape_of, stage_samples
+from lib.compare.crowding import estimate_slowdown
+from lib.compare.samples import StagePoint, StageSample, get_shape, list_stage_samples
 from lib.compare.warm_up import WarmUp
 from profiler import ProfileTable
 from traces.results import ReplayResult
@@ -35,7 +35,7 @@ class Calibration:
     slowdown: tuple[float, ...]
     wide_slowdown: tuple[float, ...]
 
-    def options(self, seed: int = 0) -> SimulationOptions:
+    def make_options(self, seed: int = 0) -> SimulationOptions:
         return SimulationOptions(
             jitter=self.jitter,
             seed=seed,
@@ -54,68 +54,74 @@ def calibrate(warm_ups: Sequence[WarmUp], num_workers: int, others: Sequence[War
 
     `others`: warm-ups of the same service at other times. They add to what is known of workers that slow each other
     down, and of plans on several workers where `warm_ups` had none: that needs many samples, and drifts less."""
-    warm_up, seen = reduce(WarmUp.with_more, warm_ups), [*warm_ups, *others]
+    warm_up, seen = reduce(WarmUp.add, warm_ups), [*warm_ups, *others]
     for result in (result for each in seen for result in each.everything):
         if result.error is not None or not result.facts.timeline or result.facts.latency_s is None:
             raise ConfigError(f"the warm-up failed: {result.error or 'the service tells neither timeline nor latency'}")
     alone = warm_up.alone
     plan_overhead_s = median(result.facts.queue_s or 0.0 for result in alone)
     # Between two stages on different workers: one report, one plan.
-    gaps = _gaps(alone) or _gaps(warm_up.everything)
+    gaps = _list_gaps(alone) or _list_gaps(warm_up.everything)
     report_overhead_s = max(0.0, median(gaps) - plan_overhead_s) if gaps else plan_overhead_s
-    stages = _stages(stage_samples(alone), wide=False)
-    stage_s = _means(stages) | (_wide_means(warm_up) or _wide_means(reduce(WarmUp.with_more, seen)))
-    slowdown, wide_slowdown = _slowdowns(seen, num_workers)
+    stages = _group_stages(list_stage_samples(alone), wide=False)
+    stage_s = _average_stages(stages) | (
+        _average_wide_stages(warm_up) or _average_wide_stages(reduce(WarmUp.add, seen))
+    )
+    slowdown, wide_slowdown = _estimate_slowdowns(seen, num_workers)
     return Calibration(
         stage_s=stage_s,
-        http_s=_by_shape(alone, lambda result: result.latency_s - (result.facts.latency_s or 0.0)),
-        jitter=_spread(stages),
+        http_s=_average_by_shape(alone, lambda result: result.latency_s - (result.facts.latency_s or 0.0)),
+        jitter=_measure_spread(stages),
         plan_overhead_s=plan_overhead_s,
         report_overhead_s=report_overhead_s,
-        image_s_per_pixel=_image_s_per_pixel(alone, report_overhead_s),
+        image_s_per_pixel=_estimate_image_s_per_pixel(alone, report_overhead_s),
         slowdown=slowdown,
         wide_slowdown=wide_slowdown,
     )
 
 
-def _slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _estimate_slowdowns(warm_ups: Sequence[WarmUp], num_workers: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The slowdowns of plans on one worker and of plans on several (the former, where none of the latter was seen). The
     time of a stage alone is the one in the same warm-up."""
     crowds = []
-    wide_s = _wide_means(reduce(WarmUp.with_more, warm_ups))
+    wide_s = _average_wide_stages(reduce(WarmUp.add, warm_ups))
     for warm_up in warm_ups:
-        alone_s = _means(_stages(stage_samples(warm_up.alone), wide=False)) | wide_s | _wide_means(warm_up)
-        crowds += [(stage_samples(results), alone_s) for results in warm_up.crowds]
-    narrow = slowdown_of(crowds, num_workers, wide=False)
+        alone_s = (
+            _average_stages(_group_stages(list_stage_samples(warm_up.alone), wide=False))
+            | wide_s
+            | _average_wide_stages(warm_up)
+        )
+        crowds += [(list_stage_samples(results), alone_s) for results in warm_up.crowds]
+    narrow = estimate_slowdown(crowds, num_workers, wide=False)
     saw_wide = any(sample.point.degree > 1 for crowd, _ in crowds for sample in crowd)
-    return narrow, slowdown_of(crowds, num_workers, wide=True) if saw_wide else narrow
+    return narrow, estimate_slowdown(crowds, num_workers, wide=True) if saw_wide else narrow
 
 
-def _wide_means(warm_up: WarmUp) -> dict[StagePoint, float]:
+def _average_wide_stages(warm_up: WarmUp) -> dict[StagePoint, float]:
     """Seconds of the stages that ran on several workers, and had the service to themselves."""
-    return _means(_stages(stage_samples([*warm_up.alone, *warm_up.hurried]), wide=True))
+    return _average_stages(_group_stages(list_stage_samples([*warm_up.alone, *warm_up.hurried]), wide=True))
 
 
-def _means(stages: Mapping[StagePoint, Sequence[float]]) -> dict[StagePoint, float]:
+def _average_stages(stages: Mapping[StagePoint, Sequence[float]]) -> dict[StagePoint, float]:
     return {point: fmean(seconds) for point, seconds in stages.items()}
 
 
-def hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int) -> dict[int, float]:
+def compute_hurry_ms(times: StageTimes, model: str, sides: Sequence[int], num_steps: int) -> dict[int, float]:
     """For each side in pixels, a latency that the scheduler, by `times`, expects of two workers but not of one.
     Empty where two are no faster."""
 
-    def latency_s(side: int, degree: int) -> float:
+    def estimate_latency_s(side: int, degree: int) -> float:
         shape = Shape(side, side)
         ends_s = sum(times.seconds(model, stage, shape) for stage in (Stage.ENCODE, Stage.DECODE))
         return ends_s + num_steps * times.seconds(model, Stage.DIFFUSE, shape, degree)
 
     if 2 not in times.degrees(model, Stage.DIFFUSE):
         return {}
-    expected = {side: (latency_s(side, 1), latency_s(side, 2)) for side in sides}
+    expected = {side: (estimate_latency_s(side, 1), estimate_latency_s(side, 2)) for side in sides}
     return {side: 500 * (one_s + two_s) for side, (one_s, two_s) in expected.items() if two_s < one_s}
 
 
-def measured(tables: Sequence[ProfileTable], stage_s: dict[StagePoint, float]) -> list[ProfileTable]:
+def apply_measured(tables: Sequence[ProfileTable], stage_s: dict[StagePoint, float]) -> list[ProfileTable]:
     """The tables with what was measured. Degrees that were not change in proportion to degree 1. Raises `ProfileError`
     for a size that was measured but is in no table."""
     rows = {
@@ -130,7 +136,7 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[StagePoint, float]) -
             f"{model} {stage} was not profiled at {shape}, degree {degree}; choose --sides that were, or profile it"
         )
 
-    def ratio(point: StagePoint) -> float:
+    def compute_ratio(point: StagePoint) -> float:
         for known in (point, point._replace(degree=1)):
             if known in stage_s:
                 return stage_s[known] / rows[known]
@@ -140,7 +146,9 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[StagePoint, float]) -
         replace(
             table,
             rows=tuple(
-                replace(row, seconds=row.seconds * ratio(StagePoint(row.model, row.stage, row.shape, row.degree)))
+                replace(
+                    row, seconds=row.seconds * compute_ratio(StagePoint(row.model, row.stage, row.shape, row.degree))
+                )
                 for row in table.rows
             ),
         )
@@ -148,7 +156,7 @@ def measured(tables: Sequence[ProfileTable], stage_s: dict[StagePoint, float]) -
     ]
 
 
-def _stages(samples: Sequence[StageSample], wide: bool) -> dict[StagePoint, list[float]]:
+def _group_stages(samples: Sequence[StageSample], wide: bool) -> dict[StagePoint, list[float]]:
     """Seconds of the stages that ran on several workers, or on one."""
     found: defaultdict[StagePoint, list[float]] = defaultdict(list)
     for sample in samples:
@@ -157,13 +165,13 @@ def _stages(samples: Sequence[StageSample], wide: bool) -> dict[StagePoint, list
     return dict(found)
 
 
-def _spread(stages: dict[StagePoint, list[float]]) -> float:
+def _measure_spread(stages: dict[StagePoint, list[float]]) -> float:
     """Relative standard deviation of DIFFUSE, which most of the time goes to."""
     found = [pstdev(s) / fmean(s) for point, s in stages.items() if point.stage is Stage.DIFFUSE and len(s) > 1]
     return fmean(found) if found else 0.0
 
 
-def _gaps(results: Sequence[ReplayResult]) -> list[float]:
+def _list_gaps(results: Sequence[ReplayResult]) -> list[float]:
     return [
         max(0.0, after.start_s - before.end_s)
         for result in results
@@ -172,20 +180,20 @@ def _gaps(results: Sequence[ReplayResult]) -> list[float]:
     ]
 
 
-def _by_shape(results: Sequence[ReplayResult], figure: Callable[[ReplayResult], float]) -> dict[Shape, float]:
+def _average_by_shape(results: Sequence[ReplayResult], figure: Callable[[ReplayResult], float]) -> dict[Shape, float]:
     found: defaultdict[Shape, list[float]] = defaultdict(list)
     for result in results:
-        found[shape_of(result)].append(figure(result))
+        found[get_shape(result)].append(figure(result))
     return {shape: median(values) for shape, values in found.items()}
 
 
-def _image_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: float) -> float:
+def _estimate_image_s_per_pixel(results: Sequence[ReplayResult], report_overhead_s: float) -> float:
     """Seconds per pixel from the end of DECODE until the scheduler knows, without those of a report; over all sizes."""
 
-    def after_decode_s(result: ReplayResult) -> float:
+    def measure_after_decode_s(result: ReplayResult) -> float:
         facts = result.facts
         ran_s = max(span.end_s for span in facts.timeline) - min(span.start_s for span in facts.timeline)
         return max(0.0, (facts.latency_s or 0.0) - (facts.queue_s or 0.0) - ran_s - report_overhead_s)
 
-    by_shape = _by_shape(results, after_decode_s)
+    by_shape = _average_by_shape(results, measure_after_decode_s)
     return sum(by_shape.values()) / sum(shape.pixels for shape in by_shape)

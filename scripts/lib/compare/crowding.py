@@ -14,7 +14,7 @@ from lib.compare.samples import StagePoint, StageSample
 Crowd = tuple[Sequence[StageSample], Mapping[StagePoint, float]]
 
 
-def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[float, ...]:
+def estimate_slowdown(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[float, ...]:
     """Entry n - 1: how many times as long a stage takes while n workers compute, 1 to `num_workers`; never falling.
 
     The entries are of the stages on several workers (`wide`) or of those on one. A stage that took `t_n` seconds with n
@@ -28,16 +28,16 @@ def slowdown_of(crowds: Sequence[Crowd], num_workers: int, wide: bool) -> tuple[
         for sample in crowd:
             point = sample.point
             if (point.degree > 1) == wide and point in alone_s and not _shares_a_worker(sample, crowd):
-                row = _seconds_by_workers(sample, crowd, num_workers)
+                row = _split_seconds_by_workers(sample, crowd, num_workers)
                 # With its own workers alone it does what `alone_s` says: what is left was done while others computed.
                 done_s.append(sample.steps * alone_s[point] - row[point.degree - 1])
                 row[point.degree - 1] = 0.0
                 rows.append(row)
-    speeds = _speeds(np.array(rows).reshape(len(rows), num_workers), np.array(done_s))
+    speeds = _fit_speeds(np.array(rows).reshape(len(rows), num_workers), np.array(done_s))
     return tuple(float(value) for value in np.maximum.accumulate(1.0 / speeds))
 
 
-def _speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _fit_speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """Per number of workers, the speed relative to one that computes alone. `times_s` [stages, numbers] are the seconds
     that each stage ran while others computed, `done_s` [stages] what it did in them. Drawn to
     the speeds of the numbers next to it where hardly anything was seen."""
@@ -53,7 +53,7 @@ def _speeds(times_s: NDArray[np.float64], done_s: NDArray[np.float64]) -> NDArra
     return speeds
 
 
-def _seconds_by_workers(sample: StageSample, crowd: Sequence[StageSample], most: int) -> list[float]:
+def _split_seconds_by_workers(sample: StageSample, crowd: Sequence[StageSample], most: int) -> list[float]:
     """The seconds that the stage ran with 1, 2, ... `most` workers at work, its own among them."""
     ends = {time for other in crowd for time in (other.start_s, other.end_s) if sample.start_s < time < sample.end_s}
     seconds = [0.0] * most

@@ -36,11 +36,11 @@ class StageSample:
         return (self.end_s - self.start_s) / self.steps
 
 
-def stage_samples(results: Iterable[ReplayResult]) -> list[StageSample]:
+def list_stage_samples(results: Iterable[ReplayResult]) -> list[StageSample]:
     """The samples of all stages of all answers, in order."""
     return [
         StageSample(
-            StagePoint(result.model, Stage(span.stage), shape_of(result), span.degree),
+            StagePoint(result.model, Stage(span.stage), get_shape(result), span.degree),
             span.workers,
             span.start_s,
             span.end_s,
@@ -51,5 +51,5 @@ def stage_samples(results: Iterable[ReplayResult]) -> list[StageSample]:
     ]
 
 
-def shape_of(result: ReplayResult) -> Shape:
+def get_shape(result: ReplayResult) -> Shape:
     return Shape(result.request.height, result.request.width, result.request.num_frames)

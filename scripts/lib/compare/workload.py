@@ -39,7 +39,11 @@ def make_traces(
             MixShape(height=side, width=side, weight=weight)
             for side, weight in zip(sorted(sides), weights, strict=True)
         )
-        rate = load * _capacity(calibration.slowdown, num_diffuse) / _work_s(shapes, model, num_steps, calibration)
+        rate = (
+            load
+            * _estimate_capacity(calibration.slowdown, num_diffuse)
+            / _estimate_work_s(shapes, model, num_steps, calibration)
+        )
         mix = Mix(
             name=name,
             about="a comparison of simulator and service",
@@ -51,30 +55,30 @@ def make_traces(
             load=load,
             shapes=shapes,
         )
-        times_s = _first(process, rate, num_requests, seed + number, cv)
+        times_s = _draw_first(process, rate, num_requests, seed + number, cv)
         traces[name] = [replace(r, seed=int(r.request_id)) for r in draw(mix, times_s, seed + number)]
     return traces
 
 
-def _capacity(slowdown: Sequence[float], num_diffuse: int) -> float:
+def _estimate_capacity(slowdown: Sequence[float], num_diffuse: int) -> float:
     """Requests' worth of work per second that workers do together which slow each other down."""
     return max(n / factor for n, factor in enumerate(slowdown[:num_diffuse], start=1))
 
 
-def _work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration: Calibration) -> float:
+def _estimate_work_s(shapes: Sequence[MixShape], model: str, num_steps: int, calibration: Calibration) -> float:
     """Seconds of a worker per request, on average."""
 
-    def of(shape: MixShape) -> float:
+    def estimate_shape_s(shape: MixShape) -> float:
         calls = {Stage.ENCODE: 1, Stage.DIFFUSE: num_steps, Stage.DECODE: 1}
         points = {stage: StagePoint(model, stage, shape.shape, 1) for stage in calls}
         if missing := [point for point in points.values() if point not in calibration.stage_s]:
             raise ConfigError(f"the service ran no {missing[0].stage} of {shape.shape} on one worker; raise --rounds")
         return sum(count * calibration.stage_s[points[stage]] for stage, count in calls.items())
 
-    return sum(shape.weight * of(shape) for shape in shapes) / sum(shape.weight for shape in shapes)
+    return sum(shape.weight * estimate_shape_s(shape) for shape in shapes) / sum(shape.weight for shape in shapes)
 
 
-def _first(process: Process, rate: float, number: int, seed: int, cv: float) -> list[float]:
+def _draw_first(process: Process, rate: float, number: int, seed: int, cv: float) -> list[float]:
     """The times of the first `number` arrivals."""
     duration_s = 2.0 * number / rate
     while len(times_s := list(draw_arrival_times(process, rate, duration_s, seed, cv))) < number:

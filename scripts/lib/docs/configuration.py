@@ -38,7 +38,7 @@ _OWN_TYPES = {"placement": "`auto` or list"}
 _OWN_DEFAULTS = {"cache_dir": f"`${CACHE_ENV}`"}
 
 
-def with_tables(page: str) -> str:
+def fill_tables(page: str) -> str:
     """The page with the table of each section as the code has it. Raises `ConfigError` for a section without one."""
     for section, model in SECTIONS.items():
         heading = f"\n## `{section}`\n"
@@ -49,34 +49,36 @@ def with_tables(page: str) -> str:
             raise ConfigError(
                 f"docs/configuration.md has no table in a section `{section}`; add the heading and {_HEADER!r}"
             )
-        new = inside[: old.start()] + _HEADER + "".join(_rows(model)) + inside[old.end() :]
+        new = inside[: old.start()] + _HEADER + "".join(_format_rows(model)) + inside[old.end() :]
         page = before + found + new + next_heading + after
     return page
 
 
-def _rows(model: type[BaseModel]) -> Iterator[str]:
+def _format_rows(model: type[BaseModel]) -> Iterator[str]:
     schema = model.model_json_schema()
     for name, field in schema["properties"].items():
-        kind = _OWN_TYPES.get(name) or _type(field)
-        default = "required" if name in schema.get("required", ()) else _OWN_DEFAULTS.get(name) or _default(field)
+        kind = _OWN_TYPES.get(name) or _format_type(field)
+        default = (
+            "required" if name in schema.get("required", ()) else _OWN_DEFAULTS.get(name) or _format_default(field)
+        )
         yield f"| `{name}` | {kind} | {default} | {field['description']} |\n"
 
 
-def _type(schema: dict[str, Any]) -> str:
+def _format_type(schema: dict[str, Any]) -> str:
     """A JSON schema in the words of the tables."""
     if "anyOf" in schema:
-        return _type(next(one for one in schema["anyOf"] if one.get("type") != "null"))
+        return _format_type(next(one for one in schema["anyOf"] if one.get("type") != "null"))
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
     if "$ref" in schema:
         return "mapping"
     if schema["type"] == "array":
-        items = _type(schema["items"])
+        items = _format_type(schema["items"])
         return "list of mappings" if items == "mapping" else f"list of {items}"
     return _TYPES[schema["type"]]
 
 
-def _default(schema: dict[str, Any]) -> str:
+def _format_default(schema: dict[str, Any]) -> str:
     default = schema["default"]
     if default is None:
         return "none"

@@ -30,7 +30,7 @@ class DeclaredMetric:
     """Its description, a sentence."""
 
 
-def with_metrics(page: str, root: Path) -> str:
+def fill_metrics(page: str, root: Path) -> str:
     """The page with the table of all metrics that the code below `root` exports. Raises `ConfigError` if the page
     has no marks around its table."""
     before, start, rest = page.partition(_START)
@@ -47,10 +47,12 @@ def list_metrics(root: Path) -> list[DeclaredMetric]:
     """All metrics that the live engine and the deployments below `root` make, in the order of their names."""
     files = (path for package in _PACKAGES for path in sorted((root / package).rglob("*.py")))
     texts = (path.read_text(encoding="utf-8") for path in files)
-    return sorted(one for text in texts if "from ray.util.metrics import" in text for one in _declared(ast.parse(text)))
+    return sorted(
+        one for text in texts if "from ray.util.metrics import" in text for one in _find_declared(ast.parse(text))
+    )
 
 
-def _declared(tree: ast.Module) -> Iterator[DeclaredMetric]:
+def _find_declared(tree: ast.Module) -> Iterator[DeclaredMetric]:
     # Tags that several metrics share stand in a variable.
     shared = {
         target.id: ast.literal_eval(node.value)

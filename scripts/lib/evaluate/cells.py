@@ -20,7 +20,7 @@ from deployments.assembly.simulation import (
     with_deadlines,
 )
 from dispatch.options import DEFAULT_POLICY
-from lib.evaluate.rows import CellResult, details_of, row_of
+from lib.evaluate.rows import CellResult, make_details, make_row
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
 from traces.reports.bound import bound_on_time
 from traces.simulated import make_arrivals
@@ -50,14 +50,14 @@ class Settings:
     solve_time_s: Literal["measured"] | float = SimulationOptions().solve_time
     solve_limit_s: float | None = None
 
-    def options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
+    def make_options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
         """The options of a simulated service with this policy."""
-        options = cluster_options(self.cluster_spec(), policy)
+        options = cluster_options(self.read_cluster_spec(), policy)
         if self.solve_limit_s is None:
             return options
         return replace(options, dispatch=replace(options.dispatch, time_limit_s=self.solve_limit_s))
 
-    def cluster_spec(self) -> ClusterSpec:
+    def read_cluster_spec(self) -> ClusterSpec:
         """Raises `ConfigError` for a file that is no cluster, or that has another number of GPUs."""
         if self.cluster is None:
             per_node = min(self.gpus, PAPER_NODE.gpus_per_node)
@@ -93,7 +93,7 @@ class Cell:
         return "/".join(map(str, asdict(self).values()))
 
 
-def grid(
+def list_cells(
     models: Sequence[str],
     workloads: Sequence[str],
     policies: Sequence[str],
@@ -106,7 +106,7 @@ def grid(
         if workload not in WORKLOADS:
             raise ConfigError(f"no workload is named {workload!r}; there are: {', '.join(WORKLOADS)}")
     pairs = [(model, name) for model in models for name in workloads if WORKLOADS[name].per_model]
-    pairs += [(_own_model(name), name) for name in workloads if not WORKLOADS[name].per_model]
+    pairs += [(_find_own_model(name), name) for name in workloads if not WORKLOADS[name].per_model]
     for model, workload in pairs:
         for seed in range(seeds):
             for slo_scale in slo_scales:
@@ -114,16 +114,16 @@ def grid(
                     yield Cell(model, workload, slo_scale, seed, policy)
 
 
-def _own_model(workload: str) -> str:
+def _find_own_model(workload: str) -> str:
     models = {model for mix in WORKLOADS[workload].load_mixes() for model in mix.models}
     return models.pop() if len(models) == 1 else MIXED
 
 
 def run_cell(cell: Cell, settings: Settings) -> CellResult:
     """Simulates one cell. Raises what `simulate` raises."""
-    arrivals, bound = _trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
-    cluster = settings.cluster_spec()
-    options = settings.options(cell.policy)
+    arrivals, bound = _make_trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
+    cluster = settings.read_cluster_spec()
+    options = settings.make_options(cell.policy)
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
     make_times = times_of(cluster, [settings.profiles])
     start_s = time.perf_counter()
@@ -135,17 +135,17 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}
     parameters["options"] = json.dumps(simulation.describe())
     return CellResult(
-        parameters | row_of(result, settings.duration_s, bound, wall_s), details_of(result, settings.duration_s)
+        parameters | make_row(result, settings.duration_s, bound, wall_s), make_details(result, settings.duration_s)
     )
 
 
 @lru_cache(maxsize=2)
-def _trace(
+def _make_trace(
     model: str, workload: str, slo_scale: float, seed: int, settings: Settings
 ) -> tuple[tuple[TimedRequest, ...], int]:
     """The trace with its deadlines, by the profile as it stands, and the bound: the same for all policies."""
     asked = None if model == MIXED else model
-    times = times_of(settings.cluster_spec(), [settings.profiles])()
+    times = times_of(settings.read_cluster_spec(), [settings.profiles])()
     requests = make_workload(workload, asked, seed, settings.duration_s, deadline_scale=slo_scale)
     scale = slo_scale * (WORKLOADS[workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
     arrivals = with_deadlines(make_arrivals(requests, times.models), times, scale)

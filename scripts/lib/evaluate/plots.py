@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS
 from lib.evaluate.rows import CellResult
-from lib.evaluate.tables import Results, frame_of, means
+from lib.evaluate.tables import Results, compute_means, make_frame
 from traces.reports.figures import Bars, draw_bar_panels, draw_lines, draw_timeline
 from tridentserve.errors import ConfigError
 
@@ -31,27 +31,29 @@ _PANELS = (
 )
 
 
-def plots(results: Results, bench: Path | None = None) -> Iterator[tuple[str, str, Figure]]:
+def draw_plots(results: Results, bench: Path | None = None) -> Iterator[tuple[str, str, Figure]]:
     """(file name without ending, caption, figure) for all that the results hold. `bench` is what
     scripts/bench_dispatch.py printed. Raises `ConfigError` when that is no such file."""
     models = sorted({cell.model for cell in results})
     for group in GROUPS:
         for model in models:
-            yield from _bars(results, model, group)
+            yield from _draw_bars(results, model, group)
     for model in models:
-        yield from _over_time(results, model)
-    yield from _sweeps(results)
+        yield from _draw_over_time(results, model)
+    yield from _draw_sweeps(results)
     if bench is not None:
-        yield "scalability", "One decision of the dispatcher, by cluster size.", _scalability(bench)
+        yield "scalability", "One decision of the dispatcher, by cluster size.", _draw_scalability(bench)
 
 
-def _bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, Figure]]:
+def _draw_bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, Figure]]:
     mine = {cell: result for cell, result in results.items() if cell.model == model and cell.slo_scale == 1.0}
     policies = [name for name in GROUPS[group] if any(cell.policy == name for cell in mine)]
     if len(policies) < 2:
         return
-    workloads = _ordered({cell.workload for cell in mine if cell.policy in policies and cell.policy != "default"})
-    rows, found = (one.set_index(["policy", "workload"]) for one in (frame_of(mine), means(mine)))
+    workloads = _order_workloads(
+        {cell.workload for cell in mine if cell.policy in policies and cell.policy != "default"}
+    )
+    rows, found = (one.set_index(["policy", "workload"]) for one in (make_frame(mine), compute_means(mine)))
     # More than one request in a hundred got no result.
     lossy = frozenset(rows.index[rows["completed"] < 0.99 * rows["requests"]])
     bound: dict[Any, float] = (100 * found["bound_attainment"]).droplevel("policy").to_dict()
@@ -72,12 +74,12 @@ def _bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, 
     yield f"{group}-{model}", caption, draw_bar_panels(f"{model}: {group}", workloads, panels)
 
 
-def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]]:
+def _draw_over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]]:
     """The figures over time of the workload that changes most, with the first seed."""
     mine = {c: r for c, r in results.items() if c.model == model and c.slo_scale == 1.0 and c.seed == 0}
     if not mine:
         return
-    workloads = _ordered({cell.workload for cell in mine})
+    workloads = _order_workloads({cell.workload for cell in mine})
     workload = "dynamic" if "dynamic" in workloads else workloads[-1]
     here = {cell.policy: result for cell, result in mine.items() if cell.workload == workload}
     chosen = [(policy, here[policy]) for policy in GROUPS["baselines"] if policy in here]
@@ -95,10 +97,10 @@ def _over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]
         f"how many GPUs hold which stages.",
         draw_timeline(title, throughput, placement, placed, end_s),
     )
-    yield f"cdf-{model}", f"{title}: latency of completed requests, as share of all requests.", _cdf(title, chosen)
+    yield f"cdf-{model}", f"{title}: latency of completed requests, as share of all requests.", _draw_cdf(title, chosen)
 
 
-def _cdf(title: str, chosen: Sequence[tuple[str, CellResult]]) -> Figure:
+def _draw_cdf(title: str, chosen: Sequence[tuple[str, CellResult]]) -> Figure:
     series = {
         policy: [
             (latency_s, percent * result.row["completed"] / result.row["requests"])
@@ -109,13 +111,13 @@ def _cdf(title: str, chosen: Sequence[tuple[str, CellResult]]) -> Figure:
     return draw_lines(title, "latency, s", "requests finished, %", series, log_x=True, markers=False)
 
 
-def _sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
-    found = means(results).sort_values("slo_scale")
+def _draw_sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
+    found = compute_means(results).sort_values("slo_scale")
     for (model, workload), mine in found.groupby(["model", "workload"]):
         if mine["slo_scale"].nunique() < 2:
             continue
         series = {}
-        for policy in _policies(set(mine["policy"])):
+        for policy in _order_policies(set(mine["policy"])):
             own = mine[mine["policy"] == policy]
             series[policy] = list(zip(own["slo_scale"], 100 * own["slo_attainment"], strict=True))
         bound = sorted(set(zip(mine["slo_scale"], 100 * mine["bound_attainment"], strict=True)))
@@ -124,7 +126,7 @@ def _sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
         yield f"sweep-{model}-{workload}", f"{title}: share on time when all deadlines are scaled.", figure
 
 
-def _scalability(path: Path) -> Figure:
+def _draw_scalability(path: Path) -> Figure:
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["rows"]
         series = {name: [(float(row["gpus"]), float(row[f"{name}_ms"])) for row in rows] for name in ("p50", "p99")}
@@ -134,11 +136,11 @@ def _scalability(path: Path) -> Figure:
     return draw_lines("dispatcher", "GPUs", "time of one decision, ms", series, log_x=True, log_y=True)
 
 
-def _ordered(workloads: set[str]) -> list[str]:
+def _order_workloads(workloads: set[str]) -> list[str]:
     """The paper's in its order, then the others."""
     return [*(name for name in PAPER_WORKLOADS if name in workloads), *sorted(workloads - set(PAPER_WORKLOADS))]
 
 
-def _policies(names: set[str]) -> list[str]:
+def _order_policies(names: set[str]) -> list[str]:
     known = list(dict.fromkeys(name for group in GROUPS.values() for name in group))
     return [*(name for name in known if name in names), *sorted(names - set(known))]

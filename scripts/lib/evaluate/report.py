@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from html import escape
 from pathlib import Path
 
-from lib.evaluate.plots import plots
-from lib.evaluate.tables import Results, Table, cells_table, claims_table, frame_of, ratios_table
+from lib.evaluate.plots import draw_plots
+from lib.evaluate.tables import Results, Table, make_cells_table, make_claims_table, make_frame, make_ratios_table
 from traces.reports.figures import write_png
 
 _STYLE = """
@@ -23,28 +23,30 @@ code { background: #f3f4f8; padding: 1px 4px; overflow-wrap: anywhere }
 """
 
 
-def tables(results: Results) -> list[Table]:
+def make_tables(results: Results) -> list[Table]:
     """Those that the results have figures for: ratios need the default and something to compare it with."""
     policies = {cell.policy for cell in results}
-    compared = [claims_table(results), ratios_table(results)] if "default" in policies and len(policies) > 1 else []
-    return [*compared, cells_table(results)]
+    compared = (
+        [make_claims_table(results), make_ratios_table(results)] if "default" in policies and len(policies) > 1 else []
+    )
+    return [*compared, make_cells_table(results)]
 
 
 def write_csv(folder: Path, results: Results) -> Path:
     """Writes `results.csv`; readers never see half of it."""
     draft = folder / "results.csv.part"
-    frame_of(results).to_csv(draft, index=False, lineterminator="\n")
+    make_frame(results).to_csv(draft, index=False, lineterminator="\n")
     return draft.replace(folder / "results.csv")
 
 
 def write_markdown(path: Path, results: Results, command: str) -> None:
     """The tables, for a page of the documentation."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(table.markdown() for table in tables(results))
-    path.write_text(f"`{command}`\n\n{_options(results)}\n\n{text}", encoding="utf-8")
+    text = "\n".join(table.to_markdown() for table in make_tables(results))
+    path.write_text(f"`{command}`\n\n{_describe_options(results)}\n\n{text}", encoding="utf-8")
 
 
-def _options(results: Results) -> str:
+def _describe_options(results: Results) -> str:
     """The options of the simulated services, and how many decisions hung on the speed of the machine."""
     rows = [result.row for result in results.values()]
     found: dict[str, dict[str, set[str]]] = {}
@@ -52,7 +54,7 @@ def _options(results: Results) -> str:
         for name, value in json.loads(row["options"]).items():
             shown = "-" if value is None or value == [] else str(value)
             found.setdefault(name, {}).setdefault(shown, set()).add(row["policy"])
-    options = ", ".join(f"{name} {_by_policy(values)}" for name, values in found.items())
+    options = ", ".join(f"{name} {_describe_by_policy(values)}" for name, values in found.items())
     cut_short = sum(row["cut_short"] for row in rows)
     return (
         f"Options of the simulated services, which are those that ship unless the command says otherwise: {options}. "
@@ -60,7 +62,7 @@ def _options(results: Results) -> str:
     )
 
 
-def _by_policy(values: Mapping[str, Collection[str]]) -> str:
+def _describe_by_policy(values: Mapping[str, Collection[str]]) -> str:
     """The values of an option, with the policies that have them where policies differ."""
     if len(values) == 1:
         return next(iter(values))
@@ -72,7 +74,7 @@ def write_report(folder: Path, results: Results, command: str, bench: Path | Non
     output of scripts/bench_dispatch.py."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     shown = []
-    for name, caption, figure in plots(results, bench):
+    for name, caption, figure in draw_plots(results, bench):
         plot = write_png(figure)
         (folder / "figures" / f"{name}.png").write_bytes(plot)
         data = base64.b64encode(plot).decode()
@@ -80,12 +82,12 @@ def write_report(folder: Path, results: Results, command: str, bench: Path | Non
             f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)}</figcaption></figure>"
         )
-    *compared, cells = (table.html() for table in tables(results))
+    *compared, cells = (table.to_html() for table in make_tables(results))
     versions = ", ".join(sorted({str(result.row["version"]) for result in results.values()}))
     body = [
         "<h1>TridentServe: evaluation</h1>",
         f"<p>{len(results)} cells, simulated. Version {escape(versions)}. Command: <code>{escape(command)}</code></p>",
-        f"<p>{escape(_options(results))}</p>",
+        f"<p>{escape(_describe_options(results))}</p>",
         *compared,
         *shown,
         cells,

@@ -35,7 +35,7 @@ class CellResult:
     details: dict[str, Any]
 
 
-def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: float) -> dict[str, Any]:
+def make_row(result: SimulationResult, duration_s: float, bound: int, wall_s: float) -> dict[str, Any]:
     """The figures of one simulation. Times in seconds; a latency without data is None.
 
     `mean_s` and percentiles are of completed requests: they flatter a policy that fails the long ones. `mean_all_s`
@@ -76,7 +76,7 @@ def row_of(result: SimulationResult, duration_s: float, bound: int, wall_s: floa
     }
 
 
-def details_of(result: SimulationResult, duration_s: float) -> dict[str, Any]:
+def make_details(result: SimulationResult, duration_s: float) -> dict[str, Any]:
     """`latency_percentiles_s`: 0 to 100, of completed requests. `throughput`: [time_s, requests finished per second],
     in steps of a thirtieth of the trace. `placements`: [since_s, {placement type: workers}], `none` for workers that
     hold nothing."""
@@ -85,18 +85,18 @@ def details_of(result: SimulationResult, duration_s: float) -> dict[str, Any]:
         "latency_percentiles_s": [compute_percentile(latencies, percent) for percent in range(101)]
         if latencies
         else [],
-        "throughput": _throughput(result, duration_s / _STEPS),
-        "placements": [[since_s, types_of(plan)] for since_s, plan in result.placements],
+        "throughput": _compute_throughput(result, duration_s / _STEPS),
+        "placements": [[since_s, count_types(plan)] for since_s, plan in result.placements],
     }
 
 
-def _throughput(result: SimulationResult, step_s: float) -> list[list[float]]:
+def _compute_throughput(result: SimulationResult, step_s: float) -> list[list[float]]:
     ends_s = [r.end_s for r in result.requests if r.latency_s is not None and r.end_s is not None]
     finished = Counter(math.floor(end_s / step_s) for end_s in ends_s)
     return [[(index + 0.5) * step_s, finished[index] / step_s] for index in range(max(finished, default=-1) + 1)]
 
 
-def types_of(plan: PlacementPlan) -> dict[str, int]:
+def count_types(plan: PlacementPlan) -> dict[str, int]:
     """The number of workers that hold each combination of stages, of whatever model."""
     held = (PlacementType.of(replica.stage for replica in replicas) for replicas in plan.replicas.values())
     counts = Counter("none" if kind is None else kind.value for kind in held)

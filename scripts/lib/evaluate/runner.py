@@ -24,7 +24,7 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
     """
     if jobs == 1:
         for cell in cells:
-            yield _guarded(run, cell, settings)
+            yield _run_guarded(run, cell, settings)
         return
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, max(1, len(cells))), context)
@@ -33,7 +33,7 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
         # it blocked from their first moment: a handler of theirs would come too late while they import.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            futures = [pool.submit(_guarded, run, cell, settings) for cell in cells]
+            futures = [pool.submit(_run_guarded, run, cell, settings) for cell in cells]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in as_completed(futures):
@@ -47,7 +47,7 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
         pool.shutdown(cancel_futures=True)
 
 
-def _guarded(run: RunCell, cell: Cell, settings: Settings) -> CellOutcome:
+def _run_guarded(run: RunCell, cell: Cell, settings: Settings) -> CellOutcome:
     try:
         return cell, run(cell, settings)
     except TridentServeError as error:

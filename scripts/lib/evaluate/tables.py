@@ -48,37 +48,37 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         lines = [f"## {self.title}", "", *([self.note, ""] if self.note else [])]
         lines.append(f"| {' | '.join(self.header)} |")
         lines.append("|" + "---|" * len(self.header))
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         return "\n".join(lines) + "\n"
 
-    def html(self) -> str:
+    def to_html(self) -> str:
         head = "".join(f"<th>{escape(text)}</th>" for text in self.header)
         rows = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in self.rows)
         note = f"<p>{escape(self.note)}</p>" if self.note else ""
         return f"<h2>{escape(self.title)}</h2>{note}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def frame_of(results: Results) -> pd.DataFrame:
+def make_frame(results: Results) -> pd.DataFrame:
     """One row for each cell, with the columns of results.csv; NaN for a figure that is None."""
     rows = pd.DataFrame([result.row for result in results.values()], columns=list(COLUMNS))
     # A column of None alone would not be of numbers.
     return rows.fillna(math.nan).infer_objects()
 
 
-def means(results: Results) -> pd.DataFrame:
+def compute_means(results: Results) -> pd.DataFrame:
     """One row for each setting and policy: the mean of each figure over the seeds, NaN where one of them has none.
     `seeds` is how many there are."""
-    rows = frame_of(results).drop(columns=["seed", "options", "version", "command"])
+    rows = make_frame(results).drop(columns=["seed", "options", "version", "command"])
     grouped = rows.groupby([*SETTING, "policy"], sort=False)
     # Unlike pandas' own mean, fmean rounds only once.
     return grouped.agg(fmean).assign(seeds=grouped.size()).reset_index()
 
 
-def _beside_default(found: pd.DataFrame) -> pd.DataFrame:
+def _join_default(found: pd.DataFrame) -> pd.DataFrame:
     """Rows of `means` with the figures of the default in the same setting, as columns that end in `_ours`."""
     return found.merge(found[found["policy"] == "default"], on=SETTING, suffixes=("", "_ours"))
 
@@ -86,7 +86,7 @@ def _beside_default(found: pd.DataFrame) -> pd.DataFrame:
 def summarize(results: Results, policies: Sequence[str]) -> list[dict[Hashable, Any]]:
     """Means over the seeds, in the order of `policies`, NaN where a seed has no such figure. Ratios are to the first of
     the policies in the same setting, NaN where it has no such figure, infinite or NaN where the figure is 0."""
-    found = means(results)
+    found = compute_means(results)
     asked = found[SETTING].drop_duplicates().merge(pd.DataFrame({"policy": policies}), how="cross")
     first = found[found["policy"] == policies[0]]
     rows = asked.merge(found).merge(first, on=SETTING, how="left", suffixes=("", "_first"))
@@ -96,18 +96,18 @@ def summarize(results: Results, policies: Sequence[str]) -> list[dict[Hashable, 
     return rows[[*SETTING, "policy", *figures]].to_dict("records")
 
 
-def cells_table(results: Results) -> Table:
+def make_cells_table(results: Results) -> Table:
     rows = []
-    for row in means(results).to_dict("records"):
+    for row in compute_means(results).to_dict("records"):
         ends = f"{row['failed']:.0f} / {row['ooms']:.0f} / {row['unfinished']:.0f}"
         shares = " / ".join(f"{100 * row[f'v{index}_share']:.0f}" for index in range(4))
         rows.append(
             (
                 *(row["model"], row["workload"], f"{row['slo_scale']:g}", row["policy"]),
                 *(f"{row['seeds']}", f"{row['requests']:.0f}"),
-                *(_percent(row["slo_attainment"]), _percent(row["bound_attainment"])),
-                *(_seconds(row[name]) for name in ("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s")),
-                *(ends, _percent(row["utilisation"]), shares),
+                *(_format_percent(row["slo_attainment"]), _format_percent(row["bound_attainment"])),
+                *(_format_seconds(row[name]) for name in ("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s")),
+                *(ends, _format_percent(row["utilisation"]), shares),
                 *(f"{row['placement_switches']:.0f}", f"{row['moved_bytes'] / 1e9:.0f}"),
             )
         )
@@ -124,10 +124,10 @@ def cells_table(results: Results) -> Table:
     return Table("All cells", header, tuple(rows), note)
 
 
-def claims_table(results: Results) -> Table:
+def make_claims_table(results: Results) -> Table:
     """The default over each group of baselines, as lowest, median and highest ratio over the paper's cells."""
-    found = means(results)
-    pairs = _beside_default(found[found["workload"].isin(PAPER_WORKLOADS) & (found["slo_scale"] == 1.0)])
+    found = compute_means(results)
+    pairs = _join_default(found[found["workload"].isin(PAPER_WORKLOADS) & (found["slo_scale"] == 1.0)])
     rows = []
     for claim in CLAIMS:
         over = pairs[pairs["policy"].isin(claim.policies)]
@@ -136,12 +136,12 @@ def claims_table(results: Results) -> Table:
             (
                 ", ".join(claim.policies),
                 f"{len(fair)}",
-                _ratios(_divide(fair["slo_attainment_ours"], fair["slo_attainment"])),
-                _claimed(claim.attainment),
-                _ratios(_divide(fair["mean_all_s"], fair["mean_all_s_ours"])),
-                _claimed(claim.mean),
-                _ratios(_divide(fair["p95_all_s"], fair["p95_all_s_ours"])),
-                _claimed(claim.p95),
+                _format_ratios(_divide(fair["slo_attainment_ours"], fair["slo_attainment"])),
+                _format_claimed(claim.attainment),
+                _format_ratios(_divide(fair["mean_all_s"], fair["mean_all_s_ours"])),
+                _format_claimed(claim.mean),
+                _format_ratios(_divide(fair["p95_all_s"], fair["p95_all_s_ours"])),
+                _format_claimed(claim.p95),
                 f"{len(oom)} ({', '.join(sorted(set(oom['model'])))})" if len(oom) else "0",
                 f"{(over['ooms_ours'] > 0).sum()}",
             )
@@ -158,17 +158,17 @@ def claims_table(results: Results) -> Table:
     return Table("The default over each baseline, beside the paper's claims", header, tuple(rows), note)
 
 
-def ratios_table(results: Results) -> Table:
+def make_ratios_table(results: Results) -> Table:
     """Per model and workload: on-time share of the default over that of each baseline."""
-    found = means(results)
+    found = compute_means(results)
     policies = sorted(set(found["policy"]) - {"default"})
-    pairs = _beside_default(found[found["slo_scale"] == 1.0])
+    pairs = _join_default(found[found["slo_scale"] == 1.0])
     ratios = _divide(pairs["slo_attainment_ours"], pairs["slo_attainment"])
-    pairs["ratio"] = ratios.map(_times) + pairs["ooms"].map(lambda ooms: " OOM" if ooms else "")
+    pairs["ratio"] = ratios.map(_format_ratio) + pairs["ooms"].map(lambda ooms: " OOM" if ooms else "")
     ours = ["model", "workload", "slo_attainment_ours", "bound_attainment_ours"]
     wide = pairs.pivot(index=ours, columns="policy", values="ratio").reindex(columns=policies).fillna("-")
     rows = [
-        (model, workload, _percent(on_time), _percent(bound), *ratios)
+        (model, workload, _format_percent(on_time), _format_percent(bound), *ratios)
         for (model, workload, on_time, bound), *ratios in wide.itertuples()
     ]
     note = "OOM: the other policy lost requests for lack of memory in this cell. ∞: it had none on time."
@@ -181,7 +181,7 @@ def _divide(above: pd.Series[float], below: pd.Series[float]) -> pd.Series[float
     return (above / below).where(above != below, 1.0)
 
 
-def _ratios(ratios: pd.Series[float]) -> str:
+def _format_ratios(ratios: pd.Series[float]) -> str:
     known = ratios[ratios < math.inf]
     if known.empty:
         return "-" if ratios.empty else "∞"
@@ -189,17 +189,17 @@ def _ratios(ratios: pd.Series[float]) -> str:
     return f"{known.min():.2f} / {known.median():.2f} / {known.max():.2f}{endless}"
 
 
-def _claimed(bounds: tuple[float, float]) -> str:
+def _format_claimed(bounds: tuple[float, float]) -> str:
     return f"{bounds[0]} to {bounds[1]}"
 
 
-def _times(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < math.inf else "∞"
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _seconds(value: float) -> str:
+def _format_seconds(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lib.command_line import Parser, whole_number
+from lib.command_line import Parser, parse_whole_number
 from profiler.measure.random_weights import write_published
 from profiler.measure.stages import Source
 from profiler.published_models import list_published_models
@@ -22,11 +22,11 @@ _TINY = {f"tiny-{family}": family for family in FAMILIES}
 _MAX_SIDE = 65536
 
 
-def shapes(text: str) -> list[Shape]:
+def parse_shapes(text: str) -> list[Shape]:
     """`512` is a square, `768x512` is 768 wide and 512 high, `768x512x49` has 49 frames."""
     found = []
     for part in text.split(","):
-        width, *others = (whole_number(number) for number in part.split("x"))
+        width, *others = (parse_whole_number(number) for number in part.split("x"))
         if len(others) > 2:
             raise argparse.ArgumentTypeError(f"{part!r} is no size: width x height x frames are the most")
         height, frames = (*others, *(width, 1)[len(others) :])
@@ -43,7 +43,7 @@ def add_model_options(parser: Parser) -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
     parser.add_argument(
         "--threads",
-        type=whole_number,
+        type=parse_whole_number,
         default=WorkerOptions().num_threads,
         metavar="N",
         help="torch threads of one worker (default %(default)s)",
@@ -65,7 +65,7 @@ def check_model_options(parser: Parser, models: list[str], arguments: argparse.N
         parser.error("--device cuda: torch finds no GPU here")
 
 
-def name_of(model: str, arguments: argparse.Namespace) -> str:
+def choose_name(model: str, arguments: argparse.Namespace) -> str:
     """The name of a model in the table."""
     return model if model in _TINY or is_published(model, arguments) else Path(model).resolve().name
 
@@ -75,7 +75,7 @@ def is_published(model: str, arguments: argparse.Namespace) -> bool:
     return bool(arguments.random_weights) and model in list_published_models()
 
 
-def source_of(
+def make_source(
     model: str,
     arguments: argparse.Namespace,
     scratch: Path,

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
     written = json.dumps(simulation.describe(), indent=2)
     (arguments.out / "options.json").write_text(f"{written}\n", encoding="utf-8")
     print(options_line(options), file=sys.stderr)
-    _tell(result, cluster.gpu, time.perf_counter() - began_s)
+    _print_summary(result, cluster.gpu, time.perf_counter() - began_s)
     return make_results(requests, result)
 
 
@@ -70,7 +70,7 @@ def _show(bar: tqdm[NoReturn], now_s: float, ended: int) -> None:
     bar.update(ended - bar.n)
 
 
-def _tell(result: SimulationResult, gpu: str, wall_s: float) -> None:
+def _print_summary(result: SimulationResult, gpu: str, wall_s: float) -> None:
     counts = result.counts
     print(
         f"simulated {result.duration_s:.0f} s of {result.num_workers} {gpu} in {wall_s:.1f} s: {counts.plans} plans, "

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from lib.docs.configuration import SECTIONS, with_tables
+from lib.docs.configuration import SECTIONS, fill_tables
 
 from deployments.assembly.planning import assemble_service, worker_specs
 from deployments.assembly.profiles import cost_model
@@ -19,11 +19,11 @@ TEXT = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encod
 
 
 def test_the_tables_are_those_of_the_code() -> None:
-    assert with_tables(TEXT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
+    assert fill_tables(TEXT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
 
 
 def test_a_table_has_every_key_with_its_type_and_default() -> None:
-    page = with_tables(TEXT)
+    page = fill_tables(TEXT)
     for row in (
         "| `workers_per_node` | integer | required | Number of workers on each machine, one per GPU. |",
         "| `capacity_mb` | integer | `64` | Size of the handoff buffer of one worker, in MiB;",
@@ -37,9 +37,9 @@ def test_a_stale_page_is_put_right() -> None:
     stale = TEXT.replace("| `capacity_mb` | integer | `64` |", "| `capacity_mb` | integer | `32` |")
     stale = re.sub(r"\n\| `every_steps` .*", "", stale)
     assert stale != TEXT
-    assert with_tables(stale) == TEXT
+    assert fill_tables(stale) == TEXT
     with pytest.raises(ConfigError, match=r"no table in a section `handoff`"):
-        with_tables(TEXT.replace("## `handoff`", "## Handing off"))
+        fill_tables(TEXT.replace("## `handoff`", "## Handing off"))
 
 
 def test_every_model_of_the_args_has_a_table() -> None:

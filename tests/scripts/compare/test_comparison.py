@@ -10,9 +10,9 @@ import compare_simulation
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from lib.compare.calibration import Calibration, calibrate, hurry_ms, measured
-from lib.compare.crowding import slowdown_of
-from lib.compare.samples import StagePoint, StageSample, stage_samples
+from lib.compare.calibration import Calibration, apply_measured, calibrate, compute_hurry_ms
+from lib.compare.crowding import estimate_slowdown
+from lib.compare.samples import StagePoint, StageSample, list_stage_samples
 from lib.compare.warm_up import WarmUp
 from lib.compare.workload import make_traces
 
@@ -74,7 +74,7 @@ def slow(args: AppArgs) -> CostModel:
 
 def warm_up(args: AppArgs) -> WarmUp:
     alone = [served(args, [side])[0] for side in SIDES for _ in range(2)]
-    slo_ms = hurry_ms(slow(args), args.models[0].name, SIDES, STEPS)
+    slo_ms = compute_hurry_ms(slow(args), args.models[0].name, SIDES, STEPS)
     crowds = [served(args, [512, 256] * number) for number in (1, 2, 3)]
     return WarmUp(alone, [served(args, [side], slo_ms)[0] for side in slo_ms], crowds)
 
@@ -98,7 +98,7 @@ def test_requests_in_a_hurry_show_what_two_workers_take(args: AppArgs) -> None:
     answers = warm_up(args)
     assert answers.hurried
     for result in answers.hurried:
-        [diffuse] = [sample for sample in stage_samples([result]) if sample.point.stage is Stage.DIFFUSE]
+        [diffuse] = [sample for sample in list_stage_samples([result]) if sample.point.stage is Stage.DIFFUSE]
         assert diffuse.point.degree == 2
         found = calibrate([answers], 4).stage_s[diffuse.point]
         assert found == pytest.approx(slow(args).seconds(*diffuse.point))
@@ -115,7 +115,7 @@ def test_slowdowns_are_found_again(steps: list[float], queues: list[list[int]]) 
     samples, seen = _ran([4 * queue for queue in queues], slowdown)
     alone_s = {sample.point: sample.point.shape.height / 2 for sample in samples}  # all of them are of two steps
     alone = [StageSample(point, ("w0",), 0.0, 2 * seconds, 2) for point, seconds in alone_s.items()]
-    found = slowdown_of([(crowd, alone_s) for crowd in (samples, *([each] for each in alone))], 3, wide=False)
+    found = estimate_slowdown([(crowd, alone_s) for crowd in (samples, *([each] for each in alone))], 3, wide=False)
     assert list(found) == sorted(found)
     for index, stages in enumerate(seen):
         neighbours = slowdown[index : index + 1] if stages >= 2 else slowdown[max(index - 1, 0) : index + 2]
@@ -157,13 +157,15 @@ def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) ->
     model, shape = args.models[0].name, Shape(512, 512)
     before = cost_model(args)
     alone = before.seconds(model, Stage.DIFFUSE, shape)
-    after = CostModel(measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu")
+    after = CostModel(
+        apply_measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu"
+    )
     for degree in before.degrees(model, Stage.DIFFUSE):
         ratio = after.seconds(model, Stage.DIFFUSE, shape, degree) / before.seconds(model, Stage.DIFFUSE, shape, degree)
         assert ratio == pytest.approx(3.0)
     assert after.seconds(model, Stage.ENCODE, shape) == before.seconds(model, Stage.ENCODE, shape)
     with pytest.raises(ProfileError, match="was not profiled at 200x200"):
-        measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
+        apply_measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
 
 
 def test_other_warm_ups_add_what_was_seen_of_crowds_and_of_wide_plans(args: AppArgs) -> None:

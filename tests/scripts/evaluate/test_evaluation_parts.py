@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from lib.evaluate.cells import MIXED, grid
-from lib.evaluate.plots import plots
-from lib.evaluate.report import tables, write_csv
-from lib.evaluate.rows import COLUMNS, row_of, types_of
+from lib.evaluate.cells import MIXED, list_cells
+from lib.evaluate.plots import draw_plots
+from lib.evaluate.report import make_tables, write_csv
+from lib.evaluate.rows import COLUMNS, count_types, make_row
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
-from lib.evaluate.tables import cells_table, claims_table, means, ratios_table, summarize
+from lib.evaluate.tables import compute_means, make_cells_table, make_claims_table, make_ratios_table, summarize
 
 from tests.scripts.evaluate.results import SETTINGS, cell, fake_run, made
 from tridentserve.engine.simulated import Counts, RequestResult, SimulationResult
@@ -26,7 +26,7 @@ from tridentserve.stages import Stage, VirtualReplica
 
 def test_policies_share_a_trace_and_other_cells_do_not() -> None:
     cells = list(
-        grid(["flux.1-dev", "sd3-medium"], ["light", "dynamic"], ["default", "b1"], seeds=2, slo_scales=(1, 2))
+        list_cells(["flux.1-dev", "sd3-medium"], ["light", "dynamic"], ["default", "b1"], seeds=2, slo_scales=(1, 2))
     )
     assert len(set(cells)) == len(cells) == 2 * 2 * 2 * 2 * 2
     assert len({one.trace_seed for one in cells}) == 2 * 2 * 2
@@ -34,10 +34,10 @@ def test_policies_share_a_trace_and_other_cells_do_not() -> None:
 
 
 def test_workloads_with_models_of_their_own_come_once() -> None:
-    cells = list(grid(["flux.1-dev", "sd3-medium"], ["genserve", "patchedserve"], ["default"], seeds=1))
+    cells = list(list_cells(["flux.1-dev", "sd3-medium"], ["genserve", "patchedserve"], ["default"], seeds=1))
     assert [(one.model, one.workload) for one in cells] == [(MIXED, "genserve"), ("sd3-medium", "patchedserve")]
     with pytest.raises(ConfigError, match="no workload is named 'x'"):
-        list(grid(["flux.1-dev"], ["x"], ["default"], seeds=1))
+        list(list_cells(["flux.1-dev"], ["x"], ["default"], seeds=1))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -77,7 +77,7 @@ def request(index: int, end_s: float | None, outcome: str) -> RequestResult:
 
 def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
     result = result_of(request(0, 14.0, "finished"), request(1, 12.0, "out_of_memory"), request(2, None, "unfinished"))
-    row = row_of(result, duration_s=30.0, bound=3, wall_s=1.0)
+    row = make_row(result, duration_s=30.0, bound=3, wall_s=1.0)
     assert (row["mean_s"], row["p95_s"]) == (4.0, 4.0)
     assert row["mean_all_s"] == pytest.approx((4.0 + 30.0 + 30.0) / 3)
     assert (row["completed"], row["failed"], row["ooms"], row["unfinished"]) == (1, 1, 1, 1)
@@ -88,7 +88,7 @@ def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
 
 
 def test_a_policy_that_finishes_nothing_has_no_latency_but_a_row() -> None:
-    row = row_of(result_of(request(0, 12.0, "out_of_memory")), duration_s=60.0, bound=0, wall_s=1.0)
+    row = make_row(result_of(request(0, 12.0, "out_of_memory")), duration_s=60.0, bound=0, wall_s=1.0)
     assert row["mean_s"] is None
     assert row["mean_all_s"] == 50.0
 
@@ -98,12 +98,12 @@ def test_placement_types_of_a_plan() -> None:
         return frozenset(Replica("one", stage) for stage in stages)
 
     plan = PlacementPlan({"a": replicas(*Stage), "b": replicas(Stage.ENCODE), "c": replicas(*Stage), "d": replicas()})
-    assert types_of(plan) == {"EDC": 2, "E": 1, "none": 1}
+    assert count_types(plan) == {"EDC": 2, "E": 1, "none": 1}
 
 
 def test_means_over_seeds_and_none_where_one_seed_has_none() -> None:
     first, second = cell(seed=0), cell(seed=1)
-    found = means({first: made(first, 0.4), second: made(second, 0.6, mean_s=None)})
+    found = compute_means({first: made(first, 0.4), second: made(second, 0.6, mean_s=None)})
     (row,) = found.to_dict("records")
     assert row["seeds"] == 2
     assert row["slo_attainment"] == pytest.approx(0.5)
@@ -112,7 +112,7 @@ def test_means_over_seeds_and_none_where_one_seed_has_none() -> None:
 
 def test_means_are_rounded_once() -> None:
     shares = [0.1, 0.7, 0.3, 0.9, 0.6, 0.1, 0.2]
-    found = means({cell(seed=seed): made(cell(seed=seed), share) for seed, share in enumerate(shares)})
+    found = compute_means({cell(seed=seed): made(cell(seed=seed), share) for seed, share in enumerate(shares)})
     assert found["slo_attainment"].tolist() == [fmean(shares)]
 
 
@@ -148,10 +148,10 @@ def test_a_summary_is_in_the_order_asked_with_ratios_to_the_first() -> None:
 
 def test_a_policy_without_any_latency_has_tables_and_figures() -> None:
     results = {cell(): made(cell()), cell("b1"): made(cell("b1"), mean_s=None, mean_all_s=60.0, p95_all_s=60.0)}
-    row = next(row for row in cells_table(results).rows if row[3] == "b1")
+    row = next(row for row in make_cells_table(results).rows if row[3] == "b1")
     assert row[8:13] == ("-", "-", "-", "-", "60.0")
     nobody = {one: made(one, mean_s=None) for one in results}
-    assert "baselines-flux.1-dev" in [name for name, _, _ in plots(nobody)]
+    assert "baselines-flux.1-dev" in [name for name, _, _ in draw_plots(nobody)]
 
 
 def test_claims_leave_out_cells_that_ran_out_of_memory_and_count_them() -> None:
@@ -161,11 +161,11 @@ def test_claims_leave_out_cells_that_ran_out_of_memory_and_count_them() -> None:
         cell("b1", "heavy"): made(cell("b1", "heavy"), 0.1, 1.0, ooms=50, completed=50),
         cell("b1", "dynamic"): made(cell("b1", "dynamic"), 0.0, 6.0),
     }
-    over_b1 = claims_table(results).rows[0]
+    over_b1 = make_claims_table(results).rows[0]
     assert over_b1[:4] == ("b1", "2", "3.00 / 3.00 / 3.00 (∞ in 1)", "2.1 to 6.6")
     assert over_b1[4] == "3.00 / 3.50 / 4.00"
     assert over_b1[8:] == ("1 (flux.1-dev)", "0")
-    ratios = {row[1]: row[4] for row in ratios_table(results).rows}
+    ratios = {row[1]: row[4] for row in make_ratios_table(results).rows}
     assert ratios == {"light": "3.00", "heavy": "9.00 OOM", "dynamic": "∞"}
 
 
@@ -173,18 +173,18 @@ def test_figures_for_what_there_is(tmp_path: Path) -> None:
     bench = tmp_path / "bench.txt"
     bench.write_text('machine\n{"rows": [{"gpus": 128, "p50_ms": 9.0, "p99_ms": 20.0}]}\n')
     results = {one: made(one) for policy in ("default", "b1", "wo-switch") for one in [cell(policy)]}
-    names = [name for name, _, _ in plots(results, bench)]
+    names = [name for name, _, _ in draw_plots(results, bench)]
     model = "flux.1-dev"
     assert names == [f"{kind}-{model}" for kind in ("baselines", "ablations", "timeline", "cdf")] + ["scalability"]
     bench.write_text("no json")
     with pytest.raises(ConfigError, match=r"not the output of scripts/bench_dispatch\.py"):
-        list(plots(results, bench))
+        list(draw_plots(results, bench))
 
 
 def test_tables_as_markdown_have_one_width() -> None:
     results = {one: made(one) for policy in ("default", "b1") for one in [cell(policy)]}
-    for table in tables(results):
-        lines = [line for line in table.markdown().splitlines() if line.startswith("|")]
+    for table in make_tables(results):
+        lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) == 1
     only = {cell("b1"): made(cell("b1"))}
-    assert [table.title for table in tables(only)] == ["All cells"]
+    assert [table.title for table in make_tables(only)] == ["All cells"]
