@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from dispatch.options import DispatchOptions
 from dispatch.solver import ilp
-from tests.waiting import PATIENCE_S, RAY_TOO_SLOW
+from tests.support.waiting import PATIENCE_S, RAY_TOO_SLOW
 
 # The time of an example says more of the machine than of the code. Every run has the same examples, but for those of
 # `make fuzz`, which looks for new ones.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import output_of
+from tests.support.processes import output_of
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("tridentserve", "profiler", "placement", "dispatch", "deployments", "traces")

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from deployments.backend import VideoBackend
 from deployments.http.app import create_api
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, FakeBackend
-from tests.waiting import until
+from tests.support.waiting import until
 
 IMAGES = "/v1/images/generations"
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from deployments.config.app import Limits
 from deployments.models.served import ServedModel
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import RequestCancelledError
 from tridentserve.models.families import FAMILIES

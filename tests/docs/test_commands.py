@@ -18,8 +18,8 @@ import pytest
 from deployments.validation.serve_file import check_config
 from tests.docs.commands import ShownCommand, indented_blocks, list_commands
 from tests.docs.test_paths import ROOT
-from tests.policy_page import POLICY, write_policy
-from tests.processes import output_of
+from tests.support.policy_page import POLICY, write_policy
+from tests.support.processes import output_of
 from tridentserve.models.cache import CACHE_ENV
 
 COMMANDS = list_commands()

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import http
-from tests.ports import free_port
+from tests.support import http
+from tests.support.ports import free_port
 
 # E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder, all of tiny-wan beside
 # the decoder.

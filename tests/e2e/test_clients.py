@@ -16,8 +16,8 @@ from PIL import Image
 
 from tests.e2e.conftest import Service
 from tests.e2e.test_videos import frames_of
-from tests.processes import run
-from tests.waiting import PATIENCE_S
+from tests.support.processes import run
+from tests.support.waiting import PATIENCE_S
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.

@@ -15,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests import http
 from tests.e2e.conftest import Service, decode_image
 from tests.e2e.docs.test_docs_commands import EDITS, run_line
 from tests.e2e.test_videos import frames_of
-from tests.waiting import PATIENCE_S
+from tests.support import http
+from tests.support.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests import http
 from tests.e2e.conftest import Service, decode_image
 from tests.pipelines.models import ALL, QUICK, VIDEOS, families, family_of, make_inputs, stock_result
-from tests.waiting import PATIENCE_S
+from tests.support import http
+from tests.support.waiting import PATIENCE_S
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 

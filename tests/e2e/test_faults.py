@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import http
 from tests.e2e.conftest import Service, decode_image
-from tests.processes import started
-from tests.waiting import PATIENCE_S, wait_until
+from tests.support import http
+from tests.support.processes import started
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def worker_handles() -> dict[str, Any]:

@@ -17,10 +17,10 @@ import httpx
 import pytest
 import yaml
 
-from tests import http
-from tests.ports import free_port
-from tests.processes import run, started
-from tests.waiting import wait_until
+from tests.support import http
+from tests.support.ports import free_port
+from tests.support.processes import run, started
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,10 @@ import httpx
 import pytest
 import yaml
 
-from tests import http
 from tests.e2e.conftest import Service
-from tests.processes import run
-from tests.waiting import PATIENCE_S, wait_until
+from tests.support import http
+from tests.support.processes import run
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.slow  # a service of its own, and four changes: a minute
 

@@ -14,9 +14,9 @@ import torch
 
 from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
-from tests.decision_log import read_log
 from tests.e2e.conftest import Service, decode_image
-from tests.waiting import PATIENCE_S, wait_until
+from tests.support.decision_log import read_log
+from tests.support.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute

@@ -18,11 +18,11 @@ from PIL import Image
 
 from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
-from tests import http
-from tests.decision_log import read_log
 from tests.e2e.conftest import Service, decode_image
-from tests.processes import run
-from tests.waiting import PATIENCE_S
+from tests.support import http
+from tests.support.decision_log import read_log
+from tests.support.processes import run
+from tests.support.waiting import PATIENCE_S
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.scheduling.events import RequestArrived
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests import http
 from tests.e2e.conftest import Service
 from tests.e2e.test_faults import running, stopped
-from tests.waiting import PATIENCE_S, wait_until
+from tests.support import http
+from tests.support.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run
+from tests.support.processes import run
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import CACHE_ENV, cache_dir
 

@@ -18,8 +18,8 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from profiler.measure.processes import end_with_parent
-from tests.processes import signals_of_a_terminal
-from tests.waiting import PATIENCE_S
+from tests.support.processes import signals_of_a_terminal
+from tests.support.waiting import PATIENCE_S
 from tridentserve.parallel import SequenceGroup, connect_store, make_group
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.stages import Stage

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.members import Member
-from tests.processes import started
-from tests.waiting import wait_until
+from tests.support.processes import started
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 POOL = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from placement import LoadShare, MonitoredReplanner, Orchestrator, ReplanOptions, align
 from placement.demands import compute_stage_speeds
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, cost_model
-from tests.work import calls_in
+from tests.support.work import calls_in
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError, PlacementError
 from tridentserve.plans import PlacementPlan, StageSpan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from placement import align, count_moved_bytes
 from placement.transition import solve_transport
 from tests.profiler.synthetic import WEIGHTS_BYTES, cost_model
-from tests.work import calls_in
+from tests.support.work import calls_in
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.stages import PlacementType, Stage

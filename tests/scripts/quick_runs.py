@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from lib.benchmark import list_figures
 
-from tests.processes import run
-from tests.waiting import PATIENCE_S, RAY_TOO_SLOW
+from tests.support.processes import run
+from tests.support.waiting import PATIENCE_S, RAY_TOO_SLOW
 
 ROOT = Path(__file__).parents[2]
 # Those that `tests/e2e/test_quick_runs.py` runs, since they need Ray or a service, and those without.

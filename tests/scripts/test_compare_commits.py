@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from compare_commits import main
 
-from tests.processes import output_of, run
+from tests.support.processes import output_of, run
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compare_commits.py"
 # Prints the figure of the package beside it, and notes in a file which side it was.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.policy_page import POLICY, ROOT, blocks, settings, write_policy
-from tests.processes import output_of, run
+from tests.support.policy_page import POLICY, ROOT, blocks, settings, write_policy
+from tests.support.processes import output_of, run
 
 
 @pytest.fixture

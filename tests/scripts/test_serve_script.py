@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import processes
-from tests.ports import free_port
-from tests.waiting import PATIENCE_S
+from tests.support import processes
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 # A script that stands in for `serve run CONFIG`: it answers /img/health, and ends in order on SIGINT.

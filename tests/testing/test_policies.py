@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.policy_page import ROOT, write_policy, write_test
-from tests.processes import output_of
+from tests.support.policy_page import ROOT, write_policy, write_test
+from tests.support.processes import output_of
 from tridentserve.engine.simulated import SimulationOptions, WorkerFailure
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import Assignment, ClusterView, Decisions, WorkerView

@@ -11,7 +11,7 @@ import pytest
 
 from tests.deployments.clients import IMAGES, make_api, make_raw_request, parse_events, served
 from tests.deployments.fake_backend import FakeBackend
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
 SLOW = {"prompt": "a cat", "size": "64x64", "num_inference_steps": 50, "request_id": "slow"}
 

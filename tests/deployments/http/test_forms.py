@@ -20,7 +20,7 @@ from deployments.schemas.image import parse_as
 from deployments.schemas.image_field import encode_input_image
 from tests.deployments.clients import get_error, open_image_client
 from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png
-from tests.work import calls_in
+from tests.support.work import calls_in
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import Shape
 

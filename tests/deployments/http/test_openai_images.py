@@ -16,7 +16,7 @@ from deployments.http.app import create_api
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import served
 from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png, make_video
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
 
 IMAGE = make_png(64, 48, "red")

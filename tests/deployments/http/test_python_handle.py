@@ -12,7 +12,7 @@ import pytest
 from deployments.http.python_handle import generate, generate_stream
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, FakeBackend, make_png
 from tests.deployments.fake_backend import make_video as fake_video
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.errors import (
     InvalidRequestError,
     RequestCancelledError,

@@ -21,7 +21,7 @@ from deployments.schemas.image import REQUEST_ID
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import get_error, open_image_client, open_video_client
 from tests.deployments.fake_backend import FakeBackend, make_png, make_video
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError
 from tridentserve.models.input_image import encode_png, read_image

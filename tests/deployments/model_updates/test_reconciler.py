@@ -16,7 +16,7 @@ from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.catalogue_client import CatalogueClient
 from deployments.model_updates.reconciler import ModelReconciler
 from tests.deployments.fake_backend import MODELS
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import ModelFolderError, WorkerError
 from tridentserve.models.cache import tiny_folder

@@ -18,7 +18,7 @@ from deployments.serve.scheduler_deployment import SchedulerDeployment
 from tests.deployments.clients import get_error, open_image_client
 from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png
 from tests.deployments.videos.test_store import request
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate, QueuedUpdate
 from tridentserve.errors import InvalidRequestError, OverloadedError, http_status_of
 from tridentserve.models.input_image import read_image

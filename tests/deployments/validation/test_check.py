@@ -19,7 +19,7 @@ from deployments.config.app import AppArgs
 from deployments.validation.args import check_args
 from deployments.validation.serve_file import check_config
 from profiler import ProfileRow, ProfileTable, WeightsRow, read_table, write_table
-from tests.processes import run
+from tests.support.processes import run
 from tridentserve.errors import ProfileError
 from tridentserve.models.cache import CACHE_ENV
 from tridentserve.requests import Shape

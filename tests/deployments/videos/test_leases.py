@@ -12,7 +12,7 @@ import pytest
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_store import request
 from tests.deployments.videos.test_worker import LEASE_S, Service, submit, wait_for_status
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

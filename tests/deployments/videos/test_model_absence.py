@@ -10,7 +10,7 @@ from deployments.videos.jobs import VideoJobs
 from deployments.videos.model_absence import AWAY_S, GONE_S, ModelAbsences
 from tests.deployments.fake_backend import FakeBackend
 from tests.deployments.videos.test_worker import Clock, Service, submit, wait_for_status
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import WorkerError
 

@@ -16,7 +16,7 @@ from deployments.videos.store import VideoStore
 from tests.deployments.fake_backend import FakeBackend, make_video
 from tests.deployments.videos.test_store import request
 from tests.deployments.videos.test_worker import Service, submit, wait_for_status, wait_until_left
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 
 HOUR_S = 3600.0
 

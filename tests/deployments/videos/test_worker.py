@@ -17,7 +17,7 @@ from deployments.videos.jobs import DATABASE, VideoJobs
 from deployments.videos.store import VideoStore
 from tests.deployments.fake_backend import FakeBackend, make_video
 from tests.deployments.videos.test_store import request
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 from tridentserve.engine.live.updates import FailedUpdate
 from tridentserve.errors import OverloadedError, RequestNotFoundError, WorkerError
 

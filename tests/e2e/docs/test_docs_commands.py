@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests import http
 from tests.docs.commands import ShownCommand, indented_blocks, list_commands
 from tests.docs.test_paths import ROOT
 from tests.e2e.conftest import Service
-from tests.processes import output_of
-from tests.waiting import wait_until
+from tests.support import http
+from tests.support.processes import output_of
+from tests.support.waiting import wait_until
 
 SHOWN_URL = "http://127.0.0.1:8000"
 LINES = list({command.text: command for command in list_commands() if command.text.startswith("curl")}.values())

@@ -10,11 +10,11 @@ import httpx
 import pytest
 import yaml
 
-from tests import http
-from tests.policy_page import POLICY, ROOT, blocks, settings, write_policy
-from tests.ports import free_port
-from tests.processes import started
-from tests.waiting import wait_until
+from tests.support import http
+from tests.support.policy_page import POLICY, ROOT, blocks, settings, write_policy
+from tests.support.ports import free_port
+from tests.support.processes import started
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
 

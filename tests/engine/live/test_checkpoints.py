@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.decision_log import read_log
 from tests.engine.live import recovery
 from tests.engine.live.configs import worker_configs
-from tests.waiting import until
+from tests.support.decision_log import read_log
+from tests.support.waiting import until
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.plan_calls import select_inputs
 from tridentserve.engine.live.updates import ProgressUpdate, QueuedUpdate

@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from tests.decision_log import read_log
 from tests.scheduling.failing import REQUESTS, check_failed_and_served, failing_scheduler
-from tests.waiting import PATIENCE_S
+from tests.support.decision_log import read_log
+from tests.support.waiting import PATIENCE_S
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.plans import StageSpan
 from tridentserve.scheduling.events import (

@@ -22,12 +22,12 @@ from deployments.assembly.profiles import cost_model
 from deployments.config.app import AppArgs
 from dispatch.policies import POLICIES, Policy
 from profiler import CostModel
-from tests import http
-from tests.decision_log import read_log
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.models import stock_result
-from tests.policy_page import POLICY, write_policy
-from tests.waiting import until
+from tests.support import http
+from tests.support.decision_log import read_log
+from tests.support.policy_page import POLICY, write_policy
+from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources

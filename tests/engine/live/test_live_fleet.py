@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from tests.pipelines.models import make_inputs, stock_result
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
 from tridentserve.engine.live.handoff.peer import HandoffKey

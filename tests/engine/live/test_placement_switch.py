@@ -15,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.decision_log import read_log
 from tests.engine.live.configs import worker_configs
 from tests.engine.simulated.greedy import Greedy
 from tests.scheduling.fakes import FakeTimes
-from tests.waiting import until
+from tests.support.decision_log import read_log
+from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources

@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.decision_log import read_log
 from tests.engine.live import sharing
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
+from tests.support.decision_log import read_log
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.decision_log import read_log
 from tests.engine.simulated.scripted import Script, run, simulate, spans
+from tests.support.decision_log import read_log
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.scheduling import events as ev

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.decision_log import read_log
 from tests.scheduling.failing import FAILURE, REQUESTS, FailsAtFirst, check_failed_and_served, failing_scheduler
 from tests.scheduling.fakes import FakeTimes
+from tests.support.decision_log import read_log
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult
 from tridentserve.testing import make_request
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.decision_log import read_log
 from tests.engine.simulated.greedy import Greedy
 from tests.engine.simulated.scenario import Scenario, Watched, everything
-from tests.processes import output_of
+from tests.support.decision_log import read_log
+from tests.support.processes import output_of
 from tridentserve.engine.simulated import SimulationResult
 from tridentserve.plans import Replica
 from tridentserve.scheduling import events as ev

@@ -17,7 +17,7 @@ from dispatch import DispatchOptions
 from dispatch.policies import POLICIES
 from placement.units import choose_units
 from profiler import CostModel, read_shipped_table
-from tests.decision_log import read_log
+from tests.support.decision_log import read_log
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import SimulationOptions, SimulationResult, TimedRequest, WorkerFailure

@@ -16,7 +16,7 @@ from profiler import CostModel, read_table
 from profiler.measure.random_weights import write_published
 from profiler.measure.stages import Sample, Source, sample_decode
 from tests.pipelines.models import edit_json
-from tests.processes import run
+from tests.support.processes import run
 from tridentserve.models.cache import CACHE_ENV
 from tridentserve.pipelines import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run
+from tests.support.processes import run
 
 ROOT = Path(__file__).parents[3]
 

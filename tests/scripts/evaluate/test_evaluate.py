@@ -14,8 +14,8 @@ import pytest
 from evaluate import main
 
 from dispatch import DispatchOptions
-from tests.processes import run, started
-from tests.waiting import PATIENCE_S, wait_until
+from tests.support.processes import run, started
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--models", "flux.1-dev", "--gpus", "8", "--duration-s", "30", "--workloads", "light", "--jobs", "1"]

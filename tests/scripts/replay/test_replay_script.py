@@ -10,9 +10,9 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.processes import run, started
+from tests.support.processes import run, started
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.traces.client.image_service import MODEL, ImageService, running
-from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[3]
 # The form of the published traces, to the letter.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from profiler import ProfileTable, keep_diffuse_only, read_shipped_table, write_table
-from tests.processes import output_of
+from tests.support.processes import output_of
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 

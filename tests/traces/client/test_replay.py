@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
+from tests.support.waiting import PATIENCE_S
 from tests.traces.client.image_service import MODEL, ImageService, running
-from tests.waiting import PATIENCE_S
 from traces.client.replay import open_session, replay
 from traces.requests import TraceRequest
 from traces.results import ReplayResult

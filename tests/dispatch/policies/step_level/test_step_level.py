@@ -16,7 +16,7 @@ from dispatch.policies.related.tetriserve import TetriServe
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import BATCHES, LARGE, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, check, running
 from tests.profiler.synthetic import EDC_BYTES, MIB
-from tests.work import calls_in
+from tests.support.work import calls_in
 from tridentserve.protocols import ClusterView, Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import Shape
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import CompletedTransfer, HandoffKey
 from tridentserve.engine.live.transport.nixl_link import NixlLink, TransferStuckError

@@ -13,7 +13,7 @@ import torch
 from nixl._api import nixl_agent_config
 
 from tests.engine.live.handoff.test_handoff import DirectPeer
-from tests.waiting import PATIENCE_S, until
+from tests.support.waiting import PATIENCE_S, until
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport import nixl_link

@@ -16,7 +16,7 @@ import torch
 
 from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import edit_json, make_inputs
-from tests.waiting import until
+from tests.support.waiting import until
 from tridentserve.engine.live.messages import ModelSource, ReplicaLoad
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import Memory

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.processes import output_of
+from tests.support.processes import output_of
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.ray_peer import RayPeer
 from tridentserve.engine.live.transport.parcel import ParcelLayout

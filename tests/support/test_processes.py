@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import _marked, run, started
-from tests.waiting import wait_until
+from tests.support.processes import _marked, run, started
+from tests.support.waiting import wait_until
 
 SIGNALS = "import signal; print(*(int(signal.getsignal(n) is not signal.SIG_IGN) for n in (2, 1, 15)))"
 # It starts a process in another session, tells that it has, and waits.

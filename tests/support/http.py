@@ -6,7 +6,7 @@ from functools import partial
 
 import httpx
 
-from tests.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S
 
 get = partial(httpx.get, timeout=PATIENCE_S, trust_env=False)
 post = partial(httpx.post, timeout=PATIENCE_S, trust_env=False)

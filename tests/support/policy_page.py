@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "write-a-policy.md").read_text(encoding="utf-8")
 POLICY = "shortest_first:make_shortest_first"
 
