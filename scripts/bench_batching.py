@@ -63,14 +63,16 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--family", default="sd3", help="of the tiny model")
+    parser.add_argument("--family", default="sd3", help="family of the tiny model")
     parser.add_argument("--side", type=parse_whole_number, default=64, help="width and height in pixels")
     parser.add_argument(
-        "--steps", type=parse_whole_number, nargs="+", default=[10, 14, 18, 22, 26, 30, 34, 38], help="per request"
+        "--steps",
+        type=parse_whole_number,
+        nargs="+",
+        default=[10, 14, 18, 22, 26, 30, 34, 38],
+        help="denoising steps of each request",
     )
-    parser.add_argument(
-        "--batch", type=parse_whole_number, default=4, help="requests that share forward passes at most"
-    )
+    parser.add_argument("--batch", type=parse_whole_number, default=4, help="most requests in one batch")
     parser.add_argument(
         "--runs", type=parse_whole_number, default=5, help="pairs that are counted, after one that is not"
     )

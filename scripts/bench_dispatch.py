@@ -170,7 +170,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ticks", type=parse_whole_number, default=30, help="measured ticks per size")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
-    parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="of each model")
+    parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="mix of each model")
     parser.add_argument("--solver", choices=get_args(SolverName), default=DispatchOptions().solver)
     parser.add_quick(gpus=[128, 256], ticks=2)
     return parser.parse_args()

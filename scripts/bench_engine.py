@@ -51,10 +51,10 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure these alone")
-    parser.add_argument("--runs", type=parse_whole_number, default=20, help="of each measurement")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="measure only these")
+    parser.add_argument("--runs", type=parse_whole_number, default=20, help="runs of each measurement")
     parser.add_argument(
-        "--layers", type=parse_whole_number, default=6, help="of the transformer that is loaded, about 40 MB each"
+        "--layers", type=parse_whole_number, default=6, help="layers of the loaded transformer, about 40 MB each"
     )
     parser.add_argument(
         "--side", type=parse_whole_number, default=1536, help="side of the image that is paused; a step takes seconds"
@@ -63,8 +63,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--small-side", type=parse_whole_number, default=512, help="side of an image whose steps are short"
     )
-    parser.add_argument("--requests", type=parse_whole_number, default=80, help="during the switch")
-    parser.add_argument("--gap-s", type=make_positive(float), default=0.8, help="seconds between two of them")
+    parser.add_argument("--requests", type=parse_whole_number, default=80, help="requests during the switch")
+    parser.add_argument("--gap-s", type=make_positive(float), default=0.8, help="seconds between two requests")
     parser.add_argument(
         "--keep-workers", action="store_true", help="switch there and back, instead of starting anew for each way"
     )

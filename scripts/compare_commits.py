@@ -71,7 +71,11 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--rounds", type=parse_whole_number, default=3, metavar="N", help="runs of each side (default 3)"
     )
     parser.add_argument(
-        "--repository", type=Path, default=_ROOT, metavar="DIR", help="the working tree (default: that of this script)"
+        "--repository",
+        type=Path,
+        default=_ROOT,
+        metavar="DIR",
+        help="the working tree to compare (default: that of this script)",
     )
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)

@@ -248,24 +248,24 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="compare_simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service runs with")
-    parser.add_argument("--url", required=True, help="address of the service; its first model is asked for")
+    parser.add_argument("--url", required=True, help="address of the service; requests are for its first model")
     profiles = parser.add_mutually_exclusive_group()
     profiles.add_argument("--profiles", nargs="+", metavar="P", help="tables instead of those of the configuration")
     profiles.add_argument("--profile", type=Path, metavar="CSV", help="measure the sizes first, into this table")
     parser.add_argument(
-        "--sides", type=_parse_sides, default=[256, 384, 512], help="three, in pixels (default 256,384,512)"
+        "--sides", type=_parse_sides, default=[256, 384, 512], help="three sides in pixels (default 256,384,512)"
     )
     parser.add_argument(
         "--steps", type=parse_whole_number, default=10, help="denoising steps of every request (default 10)"
     )
-    parser.add_argument("--requests", type=parse_whole_number, default=100, help="of each trace (default 100)")
+    parser.add_argument("--requests", type=parse_whole_number, default=100, help="requests of each trace (default 100)")
     parser.add_argument(
         "--load", type=make_positive(float), default=0.5, help="share of what the workers can do (default 0.5)"
     )
     parser.add_argument(
         "--rounds", type=parse_whole_number, default=5, help="warm-up requests of each size (default 5)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the traces (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default 0)")
     parser.add_argument(
         "--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="directory for the reports"
     )

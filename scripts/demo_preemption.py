@@ -87,14 +87,18 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--gap-s", type=make_positive(float), default=0.4, help="seconds between two requests")
     parser.add_argument("--side", type=parse_whole_number, default=512, help="width and height in pixels")
     parser.add_argument("--steps", type=parse_whole_number, default=40)
-    parser.add_argument("--out", type=Path, default=Path("out/demo-preemption"), help="trace and report")
-    parser.add_argument("--workers", type=parse_whole_number, metavar="N", help="instead of those of the configuration")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/demo-preemption"), help="directory for the trace and the report"
+    )
+    parser.add_argument(
+        "--workers", type=parse_whole_number, metavar="N", help="workers, instead of those of the configuration"
+    )
     parser.add_argument(
         "--worker-sets",
         type=parse_whole_number,
         default=3,
         metavar="N",
-        help="that one request must have had (default 3)",
+        help="worker sets that one request must have had (default 3)",
     )
     parser.add_quick(requests=3, gap_s=0.1, side=64, steps=6, workers=2, worker_sets=1)
     return parser.parse_args()

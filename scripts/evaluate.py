@@ -120,14 +120,16 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     real, whole = make_positive(float), make_positive(int)
     add = parser.add_argument
-    add("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"of {', '.join(MODELS)}")
+    add(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"models, of {', '.join(MODELS)}"
+    )
     add(
         "--workloads",
         nargs="+",
         choices=list(WORKLOADS),
         default=list(PAPER_WORKLOADS),
         metavar="W",
-        help=f"of {', '.join(WORKLOADS)}; those with a model of their own are run once",
+        help=f"workloads, of {', '.join(WORKLOADS)}; those with a model of their own are run once",
     )
     add(
         "--policies",
@@ -135,26 +137,26 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=parse_policy_name,
         default=["default", *BASELINES],
         metavar="P",
-        help=f"of {', '.join(POLICIES)}, or dotted paths (docs/write-a-policy.md)",
+        help=f"policies, of {', '.join(POLICIES)}, or dotted paths (docs/write-a-policy.md)",
     )
     add("--gpus", type=whole, default=128, help="GPUs of the cluster (default 128)")
     add("--cluster", metavar="FILE", help="cluster as YAML (deployments/clusters); default: nodes of 8 NVIDIA L20")
     add("--seeds", type=whole, default=1, help="traces per model and workload (default 1)")
     add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
-    add("--duration-s", type=real, default=DURATION_S, metavar="S", help="arrivals last so long (default 1800)")
+    add("--duration-s", type=real, default=DURATION_S, metavar="S", help="seconds of arrivals (default 1800)")
     add("--profiles", default=PROFILES, metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
     add(
         "--solve-time-s",
         type=parse_not_negative,
         default=SimulationOptions().solve_time,
         metavar="S",
-        help="what a decision costs in simulated time (default 0)",
+        help="seconds of simulated time that a decision takes (default 0)",
     )
     add(
         "--solve-limit-s",
         type=real,
         metavar="S",
-        help="time limit of a solve, in real seconds, not simulated ones (default: what ships)",
+        help="time limit of a solve, in real seconds, not simulated ones (default: that of a service)",
     )
     add("--jobs", type=whole, default=os.cpu_count() or 1, help="processes (default: one per core)")
     add(

@@ -18,7 +18,13 @@ _TABLE = Path(__file__).parents[1] / "profiler" / "data" / "l20.csv"
 
 def main() -> None:
     parser = Parser(prog="make_l20_table", description=__doc__)
-    parser.add_argument("--table", type=Path, default=_TABLE, metavar="CSV", help=f"default {_TABLE.name}, as shipped")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        default=_TABLE,
+        metavar="CSV",
+        help=f"the table to complete (default: {_TABLE.name}, as shipped)",
+    )
     path = parser.parse_args().table
     table = l20_model.complete(read_table(path).rows, path.name)
     write_table(path, table)

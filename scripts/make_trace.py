@@ -33,14 +33,16 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     source.add_argument(
         "--from", dest="external", type=Path, metavar="FILE", help="Azure LLM 2023, Alibaba GenAI or ServeGen CSV(s)"
     )
-    parser.add_argument("--model", help="model of the workload, where it is for several")
+    parser.add_argument("--model", help="model of a workload that several models have")
     parser.add_argument("--mix", help=f"sizes for --from: a .yaml file or one of {', '.join(mix_names())}")
     parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="file to write")
     parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
     parser.add_argument(
         "--duration-s", type=float, metavar="S", help="length of the trace (default 1800; with --from all of it)"
     )
-    parser.add_argument("--start-s", type=float, default=0.0, metavar="S", help="where to begin in --from (default 0)")
+    parser.add_argument(
+        "--start-s", type=float, default=0.0, metavar="S", help="second of the --from file to begin at (default 0)"
+    )
     parser.add_argument(
         "--requests", type=parse_whole_number, metavar="N", help="scale to N requests, with the same pattern in time"
     )

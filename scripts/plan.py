@@ -135,18 +135,23 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="P",
         help="dispatch policy, by name or dotted path (default: default)",
     )
-    what_if = parser.add_argument_group("how many GPUs are needed")
+    what_if = parser.add_argument_group("number of GPUs for an attainment")
     what_if.add_argument(
-        "--attainment", type=_parse_share, metavar="A", help="the share of requests to be on time, like 0.95"
+        "--attainment",
+        type=_parse_share,
+        metavar="A",
+        help="the share of requests that should be on time, such as 0.95",
     )
     what_if.add_argument(
         "--duration-s",
         type=make_positive(float),
         metavar="S",
-        help="requests come for so long (default: 600)",
+        help="seconds of arrivals (default: 600)",
     )
-    what_if.add_argument("--max-gpus", type=parse_whole_number, metavar="N", help="try no more (default: 1024)")
-    what_if.add_argument("--seed", type=int, help="of the requests (default: 0)")
+    what_if.add_argument(
+        "--max-gpus", type=parse_whole_number, metavar="N", help="the most GPUs to try (default: 1024)"
+    )
+    what_if.add_argument("--seed", type=int, help="seed of the requests (default: 0)")
     arguments = parser.parse_args(argv)
     for name, default in _OF_WHAT_IF.items():
         if getattr(arguments, name) is None:

@@ -85,33 +85,33 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--sizes",
         type=parse_shapes,
         default=parse_shapes("128,256,512,1024"),
-        help="such as 256,768x512,832x480x81 (frames)",
+        help="sizes, such as 256,768x512,832x480x81 (frames)",
     )
     parser.add_argument(
-        "--degrees", type=_parse_degrees, default=[1, 2, 4], help="of sequence parallelism (default 1,2,4)"
+        "--degrees", type=_parse_degrees, default=[1, 2, 4], help="degrees of sequence parallelism (default 1,2,4)"
     )
-    parser.add_argument("--decode-degrees", type=_parse_degrees, default=[1], help="of decode (default 1)")
+    parser.add_argument("--decode-degrees", type=_parse_degrees, default=[1], help="degrees of decode (default 1)")
+    parser.add_argument("--batches", type=_parse_counts, default=[1], help="batch sizes, such as 1,2,4 (default 1)")
     parser.add_argument(
-        "--batches", type=_parse_counts, default=[1], help="requests at once, such as 1,2,4 (default 1)"
+        "--stages", type=_parse_stages, default=list(Stage), help="stages to measure, of encode,diffuse,decode"
     )
-    parser.add_argument("--stages", type=_parse_stages, default=list(Stage), help="some of encode,diffuse,decode")
     parser.add_argument(
         "--steps-per-point",
         type=parse_whole_number,
         default=MeasureOptions().repeats,
         metavar="N",
-        help="timed runs (default %(default)s)",
+        help="timed runs of each point (default %(default)s)",
     )
     parser.add_argument(
         "--passes",
         type=parse_whole_number,
         default=MeasureOptions().passes,
         metavar="N",
-        help="times over; the lowest count (default %(default)s)",
+        help="passes over all points; the lowest time counts (default %(default)s)",
     )
     parser.add_argument("--name", help="model name in the table (default: the model folder's name); one MODEL only")
     parser.add_argument(
-        "--attention", choices=ATTENTIONS, default=Kernels().attention, help="kernel (default: torch chooses)"
+        "--attention", choices=ATTENTIONS, default=Kernels().attention, help="attention kernel (default: torch chooses)"
     )
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks of the denoising model")
     add_model_options(parser)

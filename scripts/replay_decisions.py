@@ -25,7 +25,7 @@ _SHOWN = 10
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path, help="what `decision_log` of the configuration names")
+    parser.add_argument("log", type=Path, help="the file that `decision_log` of the configuration names")
     parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service ran with")
     options = parser.parse_args(argv)
     try:

@@ -65,11 +65,13 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     simulated.add_argument(
         "--profiles", nargs="+", metavar="P", help="shipped tables by name, CSV files or directories (default: l20)"
     )
-    simulated.add_argument("--decision-log", type=Path, metavar="FILE", help="write all events and effects there")
+    simulated.add_argument(
+        "--decision-log", type=Path, metavar="FILE", help="file to which all events and effects are written"
+    )
     simulated.add_argument(
         "--jitter", type=parse_not_negative, metavar="F", help="relative standard deviation of stage times (default 0)"
     )
-    simulated.add_argument("--seed", type=int, help="of the jitter (default 0)")
+    simulated.add_argument("--seed", type=int, help="seed of the jitter (default 0)")
     simulated.add_argument(
         "--solve-limit-s", type=real, metavar="S", help="time limit of a solve, in real seconds, not simulated ones"
     )

@@ -39,8 +39,10 @@ def parse_shapes(text: str) -> list[Shape]:
 def add_model_options(parser: Parser) -> None:
     """All but the models themselves."""
     parser.add_argument("--random-weights", action="store_true", help="read configurations only, no weights")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default cpu")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: float32 on cpu, bfloat16 on cuda")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device (default cpu)")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16"], help="dtype (default: float32 on cpu, bfloat16 on cuda)"
+    )
     parser.add_argument(
         "--threads",
         type=parse_whole_number,
@@ -52,7 +54,7 @@ def add_model_options(parser: Parser) -> None:
         "--cache-dir",
         type=Path,
         metavar="DIR",
-        help="of the tiny models ($TRIDENTSERVE_CACHE or ~/.cache/tridentserve)",
+        help="directory of the tiny models (default: $TRIDENTSERVE_CACHE or ~/.cache/tridentserve)",
     )
 
 
