@@ -213,7 +213,7 @@ class ClusterCosts:
 def compute_stage_speeds(
     plan: PlacementPlan, load: Sequence[LoadShare], costs: ClusterCosts
 ) -> dict[frozenset[Replica], StageSpeed]:
-    """Per set of replicas: its workers, and the GPU-seconds per second that the load brings them.
+    """The speed of each set of replicas: its workers, and the GPU-seconds per second that the load brings them.
 
     Every request counts where it communicates least: at the first virtual replica V0..V3 that fits it and that the plan
     has (TridentServe, arXiv 2510.02838, section 6.1). Workers of one type share its work evenly. Raises

@@ -1,4 +1,4 @@
-"""From one placement to the next: which worker takes which part of the new plan, so that the fewest bytes move.
+"""Changes from one placement to the next: each worker takes the part of the new plan with which the fewest bytes move.
 
 TridentServe, arXiv 2510.02838, section 5.3: a switch costs what the weights that have to be loaded weigh.
 """

@@ -86,7 +86,7 @@ def _fits(
 
 
 def _find_least_peak_bytes(times: StageTimes, model: str, stage: Stage, shape: Shape, degrees: Sequence[int]) -> float:
-    """Infinite where the size was profiled at other degrees only."""
+    """The least peak of one stage over these degrees; infinite where D was profiled at other degrees only."""
     try:
         return min(compute_peak_bytes_by_degree(times, model, (stage,), shape, degrees).values())
     except ProfileError:

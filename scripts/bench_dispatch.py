@@ -58,7 +58,7 @@ class Snapshots:
     num_pending: int
 
     def draw(self, rng: random.Random) -> ClusterView:
-        """Between a tenth and half of the workers are idle. Requests have waited up to 1.5 times their SLO."""
+        """Draw a view: a tenth to half of the workers are idle, and requests have waited up to 1.5 times their SLO."""
         return ClusterView(_NOW_S, self._draw_pending(rng), (), self._draw_views(rng, idle_share=rng.uniform(0.1, 0.5)))
 
     def _draw_views(self, rng: random.Random, idle_share: float) -> list[WorkerView]:

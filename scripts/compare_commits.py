@@ -128,7 +128,7 @@ def _run_benchmark(side: str, root: Path, options: argparse.Namespace) -> dict[s
 
 
 def _compare(rounds: Sequence[Round]) -> dict[str, dict[str, Any]]:
-    """By figure: the median of each side, and the ratio of each round as median, lowest and highest. Figures that are 0
+    """The median of each side and the ratio of the rounds as median, lowest and highest, by figure. Figures that are 0
     on the older side in any round have no ratio, and are left out."""
     figures = {}
     for name in rounds[0]["base"]:

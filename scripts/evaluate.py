@@ -175,7 +175,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _find_file(text: str) -> Path:
-    """Looked for before the grid, which may take hours."""
+    """The path of a file, which is looked for before the grid, as that may take hours."""
     if not (path := Path(text)).is_file():
         raise argparse.ArgumentTypeError(f"there is no file {text!r}")
     return path

@@ -67,7 +67,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _list_changed(arguments: argparse.Namespace, options: Mapping[str, object]) -> list[str]:
-    """Those of the options that are not at their defaults, as they stand on a command line."""
+    """The options that are not at their defaults, as they stand on a command line."""
     values = {
         name: getattr(arguments, name) for name, default in options.items() if getattr(arguments, name) != default
     }

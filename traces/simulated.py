@@ -1,4 +1,4 @@
-"""Between traces and the simulator: a trace as its arrivals, and what came of them as the results of a replay."""
+"""Connects traces with the simulator: a trace becomes its arrivals, and their results those of a replay."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _check_paths(args: AppArgs) -> Iterator[str]:
 
 
 def _explain_unwritable(folder: Path) -> str | None:
-    """Why `folder` cannot be made, or written to."""
+    """The reason why `folder` cannot be made, or written to."""
     try:
         existing = next(path for path in (folder, *folder.parents) if path.exists())
     except OSError as error:

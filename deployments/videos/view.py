@@ -41,7 +41,7 @@ def describe_job(job: VideoJob, steps_done: int, retention_s: float) -> dict[str
 
 
 def _choose_status(job: VideoJob, steps_done: int) -> str:
-    """For clients, a job that waits in the scheduler is queued too."""
+    """The status that clients see: a job that waits in the scheduler is queued too."""
     if job.state == "leased":
         return "in_progress" if steps_done else "queued"
     return job.state

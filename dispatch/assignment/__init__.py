@@ -1,1 +1,1 @@
-"""From a solution to plans on named workers."""
+"""Turns a solution into assignments to named workers."""

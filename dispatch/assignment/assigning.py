@@ -1,4 +1,4 @@
-"""From chosen groups to assignments: concrete primaries, the members of batches, auxiliaries for E and C."""
+"""Turns chosen groups into assignments: concrete primaries, the members of batches, auxiliaries for E and C."""
 
 from __future__ import annotations
 

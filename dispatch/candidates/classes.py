@@ -1,4 +1,4 @@
-"""From waiting requests to the assignment problem: requests that are alike become one class."""
+"""Turns waiting requests into the assignment problem: requests that are alike become one class."""
 
 from __future__ import annotations
 

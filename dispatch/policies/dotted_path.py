@@ -72,7 +72,7 @@ def _describe(module: ModuleType) -> str:
 
 
 def _find_problem(found: object) -> str | None:
-    """Why this can be no policy; None where it can."""
+    """The reason why this can be no policy; None where it can."""
     if inspect.isclass(found):
         lacking = [name for name in ("decide", "can_ever_run") if not callable(getattr(found, name, None))]
         if lacking:

@@ -176,7 +176,7 @@ class _Search:
         return f"at the {_TIME_LIMIT} of {self._options.time_limit_s:g} s"
 
     def _explain_nothing(self, what: str) -> str:
-        """Why the LP or the search has ended without a solution."""
+        """The reason why the LP or the search has ended without a solution."""
         if isinstance(self._solver, FastHiGHS):
             is_out_of_time, status = self._solver.is_out_of_time, self._solver.status
         else:

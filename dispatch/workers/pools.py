@@ -59,7 +59,7 @@ class Pool:
 
     @cached_property
     def _free_at_s(self) -> tuple[list[float], ...]:
-        """Per node, ascending, when its units are free; 0 for those that are idle."""
+        """The times at which the units of each node are free, ascending; 0 for those that are idle."""
         if self.unit == 1:
             return tuple([sorted([0.0 if worker.idle else worker.free_at_s for worker in node]) for node in self.nodes])
         return tuple([sorted([_free_at_s(unit) for unit in self.list_units(node)]) for node in self.nodes])

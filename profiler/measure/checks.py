@@ -94,7 +94,7 @@ def _check_shape(family: Family, shape: Shape) -> None:
 
 
 def explain_too_large(source: Source, shape: Shape) -> str | None:
-    """Why the model's table of positions has no room for a size; None where it has, or needs no table."""
+    """The reason why the model's table of positions has no room for a size; None where it has, or needs no table."""
     rows = _read_transformer_number(source, "pos_embed_max_size")
     limit = None if rows is None else rows * detect_family(source.folder).size_multiple
     if limit is None or max(shape.height, shape.width) <= limit:

@@ -1,4 +1,4 @@
-"""From a model folder to an adapter that holds the components of some stages and nothing else."""
+"""Loads an adapter from a model folder, with the components of some stages and nothing else."""
 
 from __future__ import annotations
 

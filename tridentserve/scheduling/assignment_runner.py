@@ -147,7 +147,7 @@ class AssignmentRunner:
         return self._send_leg(runs, leg, now_s, reason)
 
     def _explain_nowhere(self, run: Run) -> str:
-        """Why no workers can run the next leg of a run."""
+        """The reason why no workers can run the next leg of a run."""
         leg = run.legs[0]
         lost = [worker_id for worker_id in leg.workers if not self._pool.all_alive((worker_id,))]
         if lost:

@@ -28,7 +28,7 @@ class Ledger:
         self._last_id = 0
 
     def make_id(self) -> int:
-        """For a run or a plan; greater than all before."""
+        """Make the id of a run or a plan, greater than all before."""
         self._last_id += 1
         return self._last_id
 

@@ -30,7 +30,7 @@ class ModelStates:
         self._leaving: dict[str, _Leaving] = {}
 
     def find_refusal(self, request_id: str, model: str) -> ev.Reject | None:
-        """Why a new request cannot be taken in, where its model is leaving or has left."""
+        """The refusal of a new request whose model is leaving or has left; None for other models."""
         match self._leaving.get(model):
             case None:
                 return None

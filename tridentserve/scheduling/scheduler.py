@@ -231,7 +231,7 @@ class Scheduler:
         return effects
 
     def _find_fault(self, names: Sequence[str]) -> str | None:
-        """Why requests cannot be assigned together; None where they can."""
+        """The reason why requests cannot be assigned together; None where they can."""
         absent = [name for name in names if name not in self._ledger.pending]
         if absent:
             return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not wait"

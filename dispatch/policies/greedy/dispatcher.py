@@ -184,7 +184,7 @@ class _GreedyTick:
         return None
 
     def explain(self, request: PendingRequest) -> str | None:
-        """Why the request could never start here; None when it could."""
+        """The reason why the request could never start here; None when it could."""
         routed = self._find_route(request, Work.from_pending(request))
         return routed if isinstance(routed, str) else None
 

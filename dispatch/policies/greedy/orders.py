@@ -1,4 +1,4 @@
-"""In which order requests have their turn, and what follows when one cannot start (section 8.1, appendix D.2).
+"""The orders in which requests have their turn, and what follows when one cannot start (section 8.1, appendix D.2).
 
 FIFO, shortest remaining time first with aging (SRTF), earliest deadline first (EDF). TridentServe, arXiv 2510.02838.
 """

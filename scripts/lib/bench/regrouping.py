@@ -12,8 +12,8 @@ from lib.bench.workers import Workers
 
 
 async def measure_regroup(workers: Workers, sizes: Sequence[int], runs: int) -> dict[str, Any]:
-    """Per number of members: `new`, a group that no member has; `kept`, one that all hold (the slowest member counts);
-    `kept_over_new`, the ratio of their medians."""
+    """Measure, by number of members: `new`, a group that no member has; `kept`, one that all hold (the slowest member
+    counts); `kept_over_new`, the ratio of their medians."""
     result: dict[str, Any] = {}
     uses = iter(range(1, 1_000_000))
     for size in sizes:

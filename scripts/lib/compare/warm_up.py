@@ -31,7 +31,7 @@ class WarmUp:
         return [*self.alone, *self.hurried, *(result for crowd in self.crowds for result in crowd)]
 
     def add(self, other: WarmUp) -> WarmUp:
-        """Both together."""
+        """The warm-up of both together."""
         return WarmUp([*self.alone, *other.alone], [*self.hurried, *other.hurried], [*self.crowds, *other.crowds])
 
 

@@ -24,7 +24,7 @@ code { background: #f3f4f8; padding: 1px 4px; overflow-wrap: anywhere }
 
 
 def make_tables(results: Results) -> list[Table]:
-    """Those that the results have figures for: ratios need the default and something to compare it with."""
+    """The tables that the results have figures for: ratios need the default and something to compare it with."""
     policies = {cell.policy for cell in results}
     compared = (
         [make_claims_table(results), make_ratios_table(results)] if "default" in policies and len(policies) > 1 else []

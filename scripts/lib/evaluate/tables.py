@@ -159,7 +159,7 @@ def make_claims_table(results: Results) -> Table:
 
 
 def make_ratios_table(results: Results) -> Table:
-    """Per model and workload: on-time share of the default over that of each baseline."""
+    """The on-time share of the default over that of each baseline, by model and workload."""
     found = compute_means(results)
     policies = sorted(set(found["policy"]) - {"default"})
     pairs = _join_default(found[found["slo_scale"] == 1.0])
@@ -177,7 +177,7 @@ def make_ratios_table(results: Results) -> Table:
 
 
 def _divide(above: pd.Series[float], below: pd.Series[float]) -> pd.Series[float]:
-    """Infinite for x / 0: the other policy had nothing on time; 1 for 0 / 0."""
+    """The quotient; infinite for x / 0, as the other policy had nothing on time, and 1 for 0 / 0."""
     return (above / below).where(above != below, 1.0)
 
 

@@ -216,7 +216,7 @@ class NixlLink:
             call()
 
     def _choose_pause_s(self) -> float | None:
-        """Until the next look at what is under way; None when nothing is."""
+        """The seconds until the next look at what is under way; None when nothing is."""
         if not self._writes and not self._expected:
             return None
         under_way = itertools.chain(self._writes.values(), self._expected.values())

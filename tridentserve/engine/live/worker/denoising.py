@@ -145,8 +145,8 @@ class Denoising:
                     self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
 
     def collect_outputs(self) -> dict[str, Parcel]:
-        """By request, what its next plan needs: a denoising state, or latents when all its steps are done. Nothing of a
-        plan that was stopped."""
+        """The outputs by request, for its next plan: a denoising state, or latents when all its steps are done. A plan
+        that was stopped has none."""
         if self.stopped:
             return {}
         if self._plan.stages[-1] is not Stage.DIFFUSE and self.paused_after is None:

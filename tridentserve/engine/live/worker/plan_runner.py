@@ -188,8 +188,8 @@ class PlanRunner:
         return lora_bytes(folder, (inputs.lora for inputs in running.inputs.values()))
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
-        """On the leader, the outputs of each member's previous plan. A member of a batch that has ended meanwhile needs
-        none."""
+        """Fetch the outputs of each member's previous plan, on the leader only. A member of a batch that has ended
+        meanwhile needs none."""
         incoming: dict[str, Parcel] = {}
         if plan.leader != self._worker_id:
             return incoming
