@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from tridentserve.errors import ConfigError
 
@@ -136,7 +136,7 @@ def draw_arrival_times(
             return draw_weibull(rate_per_s, duration_s, seed, cv)
         case "diurnal":
             return draw_diurnal(rate_per_s, duration_s, seed, period_s=max(duration_s, math.ulp(1.0)))
-    raise ConfigError(f"unknown arrival process {process!r}: constant, poisson, gamma, weibull or diurnal")
+    raise ConfigError(f"unknown arrival process {process!r}: choose one of {', '.join(get_args(Process))}")
 
 
 def _draw_renewals(first_s: float, interval_s: Callable[[], float], duration_s: float) -> list[float]:
