@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
-from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
-from dispatch.candidates.overdue import find_longest_overdue, hold_back
+from dispatch.candidates.classes import (
+    Members,
+    build_problem,
+    by_deadline,
+    find_longest_overdue,
+    group_by_work,
+    hold_back,
+)
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Solution
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
+from dispatch.workers.pools import WorkerSnapshot, take_snapshot
 from tridentserve.protocols import Assignment, ClusterView, Decisions, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
 

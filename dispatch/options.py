@@ -110,7 +110,7 @@ class DispatchOptions:
     overdue_first: bool = Field(
         default=True,
         description="Requests that are long overdue go first, one at a time, so that none starves "
-        "(`dispatch.candidates.overdue`); without it their reward stays that of a request in time, as in the paper.",
+        "(`dispatch.candidates.classes`); without it their reward stays that of a request in time, as in the paper.",
     )
     solver: SolverName = Field(default="highs", description="Solver of the integer program.")
     time_limit_s: float = Field(

@@ -17,7 +17,9 @@ from statistics import median
 
 from lib.command_line import Parser
 
-_SKIPPED = frozenset({"tests", "test", "docs", "examples", "build", "node_modules", "__pycache__"})
+_SKIPPED = frozenset({"tests", "test", "build", "node_modules", "__pycache__"})
+# Only at the top: a package below may have such a name.
+_SKIPPED_AT_TOP = frozenset({"docs", "examples"})
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -43,7 +45,7 @@ class CodeFigures:
 def _list_sources(root: Path) -> list[Path]:
     def is_counted(path: Path) -> bool:
         parts = path.relative_to(root).parts
-        return not any(part in _SKIPPED or part.startswith(".") for part in parts)
+        return parts[0] not in _SKIPPED_AT_TOP and not any(part in _SKIPPED or part.startswith(".") for part in parts)
 
     return [path for path in sorted(root.rglob("*.py")) if is_counted(path)]
 

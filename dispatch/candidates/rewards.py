@@ -103,7 +103,7 @@ class Appraisal:
         that make it count: to start late what can be had in time is never better than to wait for it. Of those,
         the efficient ones count that are not far narrower than the optimal degree, or where none of them is in time,
         the wider ones. Once the deadline is out of reach, the same efficient groups count, and the reward grows with
-        the overtime; when it grows no more, narrow ones count too (`dispatch.candidates.overdue` says what comes then).
+        the overtime; when it grows no more, narrow ones count too (`dispatch.candidates.classes` says what comes then).
         Groups that are worth no more than a narrower one of their pool are left out.
         """
         return self.compute_values_at(self.find_standing(deadline_s)) if self._priced else {}

@@ -10,7 +10,7 @@ from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
+from dispatch.workers.pools import WorkerSnapshot, take_snapshot
 from tridentserve.protocols import StageTimes, WorkerView
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import pulp
 
 from dispatch.options import DispatchOptions
-from dispatch.solver.decomposition import join_solutions, split_into_parts
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.problem import (
     GroupKind,
@@ -28,7 +27,9 @@ from dispatch.solver.problem import (
     compute_upper_bound,
     compute_value,
     is_feasible,
+    join_solutions,
     plan_greedily,
+    split_into_parts,
 )
 
 # The distance below a whole number at which a solver's value still means it.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.candidates.overdue import find_longest_overdue, hold_back
+from dispatch.candidates.classes import find_longest_overdue, hold_back
 from dispatch.candidates.tick_view import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds

@@ -18,9 +18,8 @@ from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Problem, RequestClass, is_feasible
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.pools import IdleWorkers, Pool
+from dispatch.workers.pools import IdleWorkers, Pool, take_snapshot
 from dispatch.workers.residency import compute_load_seconds
-from dispatch.workers.snapshot import take_snapshot
 from placement import LoadShare
 from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker

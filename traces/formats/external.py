@@ -53,8 +53,8 @@ def read_external(
         replace(request, num_inference_steps=arrival.num_inference_steps or request.num_inference_steps)
         for request, arrival in zip(drawn, taken, strict=True)
     ]
-    told = "times and steps" if any(arrival.num_inference_steps for arrival in taken) else "times"
-    what = f"{told} from {path.name} ({name}); all else, sizes too, drawn from the mix {mix.name} with seed {seed}"
+    given = "times and steps" if any(arrival.num_inference_steps for arrival in taken) else "times"
+    what = f"{given} from {path.name} ({name}); all else, sizes too, drawn from the mix {mix.name} with seed {seed}"
     return DrawnTrace(requests, what)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispatch.workers.auxiliaries import AuxiliaryGroup
-from dispatch.workers.pools import IdleWorkers, Pool
+from dispatch.workers.pools import IdleWorkers, Pool, WorkerSnapshot
 from dispatch.workers.residency import find_resident
-from dispatch.workers.snapshot import WorkerSnapshot
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
 from tridentserve.stages import PlacementType, Stage

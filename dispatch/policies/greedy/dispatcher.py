@@ -17,8 +17,7 @@ from dispatch.policies.greedy.bucket_view import BucketView, GreedyCandidate
 from dispatch.policies.greedy.orders import IfItWaits, Order
 from dispatch.policies.greedy.work import WorkTimes, choose_closest_degree, make_fresh_request
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.pools import Pool
-from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
+from dispatch.workers.pools import Pool, WorkerSnapshot, take_snapshot
 from tridentserve.errors import ProfileError
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes, WorkerView

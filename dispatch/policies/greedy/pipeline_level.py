@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatch.assignment.building import AssignmentBuilder, StageEstimate
+from dispatch.assignment.assigning import AssignmentBuilder, StageEstimate
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.bucket_view import GreedyCandidate
 from dispatch.policies.greedy.work import WorkTimes, find_covered_degrees

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dispatch.assignment.building import AssignmentBuilder, StageEstimate
-from dispatch.candidates.route import Route, find_route
+from dispatch.assignment.assigning import AssignmentBuilder, StageEstimate
+from dispatch.candidates.survey import Route, find_route
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.bucket_view import GreedyCandidate

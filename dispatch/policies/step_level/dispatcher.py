@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dispatch.assignment.building import AssignmentBuilder, StageEstimate
-from dispatch.candidates.route import find_route
+from dispatch.assignment.assigning import AssignmentBuilder, StageEstimate
+from dispatch.candidates.survey import find_route
 from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.snapshot import WorkerSnapshot, take_snapshot
+from dispatch.workers.pools import WorkerSnapshot, take_snapshot
 from tridentserve.errors import ProfileError
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, PendingRequest, StageTimes, WorkerView

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch.solver.problem import GroupKind, Problem
-from dispatch.workers.pools import IdleWorkers
-from dispatch.workers.snapshot import take_snapshot
+from dispatch.workers.pools import IdleWorkers, take_snapshot
 from tests.dispatch.cluster import worker, workers
 from tridentserve.stages import PlacementType
 

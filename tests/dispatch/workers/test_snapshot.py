@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch import IlpDispatcher
-from dispatch.workers.snapshot import take_snapshot
+from dispatch.workers.pools import take_snapshot
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import SHAPES, cost_model
 from tridentserve.protocols import WorkerView
