@@ -24,8 +24,8 @@ from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, parse_whole_number
 from lib.evaluate.cells import PAPER_NODE
 
-from deployments.assembly.planning import Planners, assemble, degrees_in_use
-from deployments.assembly.simulation import cluster_options
+from deployments.assembly.planning import Planners, assemble, list_degrees_in_use
+from deployments.assembly.simulation import make_cluster_options
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.options import DEFAULT_POLICY, SolverName
 from placement import LoadShare
@@ -64,7 +64,9 @@ class Snapshots:
     def _draw_views(self, rng: random.Random, idle_share: float) -> list[WorkerView]:
         """Workers become busy and idle in blocks of the degrees that plans use."""
         views: list[WorkerView] = []
-        degrees = degrees_in_use(self.times, [kind for kinds in self.kinds.values() for kind in kinds], self.workers)
+        degrees = list_degrees_in_use(
+            self.times, [kind for kinds in self.kinds.values() for kind in kinds], self.workers
+        )
         while len(views) < len(self.workers):
             in_node = PAPER_NODE.gpus_per_node - len(views) % PAPER_NODE.gpus_per_node
             degree = rng.choice([k for k in degrees if in_node % k == 0])
@@ -136,7 +138,7 @@ def _make_snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
     cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
     times, workers = CostModel([table], device=cluster.gpu), cluster.list_workers()[:gpus]
     kinds = {model: _weigh_kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
-    shipped = cluster_options(cluster, DEFAULT_POLICY)
+    shipped = make_cluster_options(cluster, DEFAULT_POLICY)
     service = replace(shipped, dispatch=replace(shipped.dispatch, solver=options.solver))
     planners = assemble(service, times, workers, [kind for model in _MODELS for kind in kinds[model]])
     return Snapshots(times, kinds, workers, planners, num_pending=round(gpus * _PENDING_PER_GPU))

@@ -34,8 +34,8 @@ from lib.compare.warm_up import WarmUp, WarmUpClient
 from lib.compare.workload import make_traces
 from tqdm import tqdm
 
-from deployments.assembly.planning import service_placement, service_workers
-from deployments.assembly.profiles import cost_model, served_tables
+from deployments.assembly.planning import list_service_workers, make_placement
+from deployments.assembly.profiles import load_served_tables, make_cost_model
 from deployments.assembly.simulation import simulate_service
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
@@ -75,7 +75,7 @@ def _check(args: AppArgs, options: argparse.Namespace) -> None:
     """Fail now rather than after minutes of warm-up, for sides in no table and a directory that is not writable."""
     model, shapes = args.models[0].name, [Shape(side, side) for side in options.sides]
     apply_measured(
-        served_tables(args), {StagePoint(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes}
+        load_served_tables(args), {StagePoint(model, stage, shape, 1): 1.0 for stage in Stage for shape in shapes}
     )
     options.out.mkdir(parents=True, exist_ok=True)
 
@@ -83,14 +83,14 @@ def _check(args: AppArgs, options: argparse.Namespace) -> None:
 def _compare(args: AppArgs, options: argparse.Namespace) -> int:
     run = describe_run()
     traces, lives, warm_ups = _serve(args, options)
-    rows, failed, times = [], 0, cost_model(args)
+    rows, failed, times = [], 0, make_cost_model(args)
     for (name, requests), live, before, after in zip(traces.items(), lives, warm_ups, warm_ups[1:], strict=False):
         _observe(times, before)
         # Machines drift (clocks, neighbours): what holds during a trace is taken from before and after it.
         others = [each for each in warm_ups if each is not before and each is not after]
-        calibration = calibrate([before, after], len(service_workers(args)), others)
+        calibration = calibrate([before, after], len(list_service_workers(args)), others)
         _show(name, calibration)
-        truth = CostModel(apply_measured(served_tables(args), calibration.stage_s), args.cluster.device_name)
+        truth = CostModel(apply_measured(load_served_tables(args), calibration.stage_s), args.cluster.device_name)
         simulated = _replay_simulated(args, requests, times, truth, calibration, options.seed)
         for way, results in (("live", live), ("simulated", simulated)):
             write_report(options.out / f"{name}-{way}", results, service=way)
@@ -113,7 +113,7 @@ def _serve(
         options.requests,
         options.load,
         _count_diffuse_workers(args),
-        calibrate(warm_ups, len(service_workers(args))),
+        calibrate(warm_ups, len(list_service_workers(args))),
         options.seed,
     )
     lives = []
@@ -126,7 +126,7 @@ def _serve(
 
 
 def _warm_up(args: AppArgs, options: argparse.Namespace) -> WarmUp:
-    model, num_workers, learning = args.models[0].name, len(service_workers(args)), cost_model(args)
+    model, num_workers, learning = args.models[0].name, len(list_service_workers(args)), make_cost_model(args)
 
     def compute_slo_ms(answers: Sequence[ReplayResult]) -> dict[int, float]:
         _learn(learning, answers)
@@ -150,7 +150,7 @@ def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
 
 def _count_diffuse_workers(args: AppArgs) -> int:
     """The number of workers that hold D, by the start placement."""
-    placement = service_placement(args, cost_model(args), service_workers(args))
+    placement = make_placement(args, make_cost_model(args), list_service_workers(args))
     return sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
 
 

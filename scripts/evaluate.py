@@ -27,7 +27,7 @@ from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from tqdm import tqdm
 
-from deployments.assembly.options import options_line
+from deployments.assembly.options import format_options
 from dispatch.policies import POLICIES
 from traces.workloads.named import DURATION_S, MODELS, WORKLOADS
 from tridentserve.engine.simulated import SimulationOptions
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not store.results:
             print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
             return status
-        print(options_line(settings.make_options()))
+        print(format_options(settings.make_options()))
         print(f"results: {write_csv(arguments.out, store.results)}")
         print(f"report: {write_report(arguments.out, store.results, command, arguments.bench_dispatch)}")
         if arguments.markdown is not None:

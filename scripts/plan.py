@@ -22,7 +22,7 @@ from lib.sizing import Question, answer
 
 from deployments.assembly.options import ServiceOptions
 from deployments.assembly.planning import divide_stages, plan_placement
-from deployments.assembly.simulation import cluster_options, times_of
+from deployments.assembly.simulation import load_times, make_cluster_options
 from dispatch.options import DEFAULT_POLICY
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec, read_cluster
@@ -59,13 +59,13 @@ def _answer_what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mi
     question = Question(
         mix, arguments.attainment, arguments.duration_s, arguments.policy, arguments.seed, arguments.max_gpus
     )
-    lines, reached = answer(question, cluster, times_of(cluster, arguments.profiles))
+    lines, reached = answer(question, cluster, load_times(cluster, arguments.profiles))
     about = f"{mix.name}: {mix.rate_per_s:g} requests/s of {', '.join(mix.models)} for {arguments.duration_s:g} s"
     return [f"{about}, policy {arguments.policy}", "", *lines], reached
 
 
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
-    times = times_of(cluster, arguments.profiles)()
+    times = load_times(cluster, arguments.profiles)()
     workers, load, options = cluster.list_workers(), _list_load(mix), _make_options(arguments, cluster)
     units = divide_stages(options, times, workers, load)
     times = times.divide(units) if units else times
@@ -87,7 +87,7 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
 
 def _make_options(arguments: argparse.Namespace, cluster: ClusterSpec) -> ServiceOptions:
     """The options that ship, with the policy and the handoff buffer that are asked for."""
-    shipped = cluster_options(cluster, arguments.policy)
+    shipped = make_cluster_options(cluster, arguments.policy)
     if arguments.handoff_mb is None:
         return shipped
     handoff_mb: float = arguments.handoff_mb

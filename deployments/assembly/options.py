@@ -53,7 +53,7 @@ class ServiceOptions:
     worker: WorkerOptions = field(default_factory=WorkerOptions)
 
 
-def service_options(args: AppArgs) -> ServiceOptions:
+def make_service_options(args: AppArgs) -> ServiceOptions:
     """The options of the service that a configuration describes."""
     worker = WorkerOptions(
         **collect_values(WorkerOptions, args.cluster, args.handoff, args.replicas),
@@ -74,7 +74,7 @@ def service_options(args: AppArgs) -> ServiceOptions:
     )
 
 
-def device_of(gpu: str) -> TorchDevice:
+def choose_device(gpu: str) -> TorchDevice:
     """The kind of a device that is named as in the profile tables."""
     return "cpu" if gpu == "cpu" else "cuda"
 
@@ -86,7 +86,7 @@ def describe_options(options: ServiceOptions, simulation: SimulationOptions | No
     dispatch = find_policy(options.policy).resolve(options.dispatch)
     scales = {name: scale for name, scale in options.scheduler.slo_scale.items() if scale != DEFAULT_SLO_SCALE}
     kept: dict[str, Any] = {
-        "dispatch": _without(asdict(dispatch), "handoff_reserve_bytes"),
+        "dispatch": _leave_out(asdict(dispatch), "handoff_reserve_bytes"),
         "scheduler": {**asdict(options.scheduler), "slo_scale": {"default": DEFAULT_SLO_SCALE, **scales}},
         "replan": {**asdict(options.replan), "enabled": options.replans},
         "engine": {"tick_s": options.engine.tick_s},
@@ -94,10 +94,10 @@ def describe_options(options: ServiceOptions, simulation: SimulationOptions | No
     }
     if simulation is not None:
         kept["simulation"] = {name: getattr(simulation, name) for name in _OF_SIMULATIONS}
-    return dict(_flat(kept))
+    return dict(_flatten(kept))
 
 
-def options_line(options: ServiceOptions) -> str:
+def format_options(options: ServiceOptions) -> str:
     """One line that says whether a service has the shipped options, and names those that differ."""
     shipped = describe_options(
         ServiceOptions(policy=options.policy, worker=WorkerOptions(torch_device=options.worker.torch_device))
@@ -106,13 +106,13 @@ def options_line(options: ServiceOptions) -> str:
     return f"options: as shipped (docs/configuration.md){', but ' if changed else ''}{', '.join(changed)}"
 
 
-def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+def _leave_out(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, list(value) if isinstance(value, tuple) else value

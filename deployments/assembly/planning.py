@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from deployments.assembly.options import ServiceOptions, service_options
+from deployments.assembly.options import ServiceOptions, make_service_options
 from deployments.config.app import AppArgs
 from dispatch.policies import Policy, find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, build_fixed_placement
@@ -38,18 +38,18 @@ def assemble(
 ) -> Planners:
     """The planners for workers whose placement is planned for `load`. Raises `ConfigError` for an unknown policy,
     `PlacementError` when the workers cannot hold the models, `ProfileError` for what was not profiled."""
-    policy = _policy(options, times, workers, load)
-    placement = _planned(options, times, workers, load, policy)
+    policy = _make_policy(options, times, workers, load)
+    placement = _plan_start(options, times, workers, load, policy)
     follows = _follows_load(options, policy, is_planned=True)
-    replanner = _replanner(options, times, workers, load, policy) if follows else None
-    return Planners(policy, placement, _scheduler(options, times, workers, policy, placement, replanner))
+    replanner = _make_replanner(options, times, workers, load, policy) if follows else None
+    return Planners(policy, placement, _make_scheduler(options, times, workers, policy, placement, replanner))
 
 
 def plan_placement(
     options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
 ) -> PlacementPlan:
     """The placement that `assemble` starts with, which depends on the policy. Raises what `assemble` raises."""
-    return _planned(options, times, workers, load, _policy(options, times, workers, load))
+    return _plan_start(options, times, workers, load, _make_policy(options, times, workers, load))
 
 
 def divide_stages(
@@ -74,29 +74,29 @@ def assemble_service(
     policy in place of the configured one, another replanner in place of the service's own.
 
     Raises `ConfigError`, beginning with the key at fault, for what cannot work on these workers."""
-    options, load = service_options(args), expected_load(args)
-    with _key(f"dispatch.policy: {args.dispatch.policy}"):
-        policy = alter(_policy(options, times, specs, load))
-    with _key("placement"):
-        placement = service_placement(args, times, specs, policy)
+    options, load = make_service_options(args), list_expected_load(args)
+    with _name_key(f"dispatch.policy: {args.dispatch.policy}"):
+        policy = alter(_make_policy(options, times, specs, load))
+    with _name_key("placement"):
+        placement = make_placement(args, times, specs, policy)
     if replanner is None and _follows_load(options, policy, is_planned=args.placement == "auto"):
-        replanner = _replanner(options, times, specs, load, policy)
-    return Planners(policy, placement, _scheduler(options, times, specs, policy, placement, replanner))
+        replanner = _make_replanner(options, times, specs, load, policy)
+    return Planners(policy, placement, _make_scheduler(options, times, specs, policy, placement, replanner))
 
 
-def service_placement(
+def make_placement(
     args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], policy: Policy | None = None
 ) -> PlacementPlan:
     """The start placement of a service: as configured, else what the policy stands for (a new one without `policy`),
     else the Orchestrator's for the expected load. Raises `PlacementError`."""
-    options, load = service_options(args), expected_load(args)
-    policy = policy or _policy(options, times, specs, load)
+    options, load = make_service_options(args), list_expected_load(args)
+    policy = policy or _make_policy(options, times, specs, load)
     if args.placement != "auto":
         return build_fixed_placement(args.placement, specs, [model.name for model in args.models])
-    return _planned(options, times, specs, load, policy)
+    return _plan_start(options, times, specs, load, policy)
 
 
-def worker_specs(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
+def list_workers(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
     """One worker per entry of `nodes`, which names the node of each. Ids are `n<node>w<index in node>`."""
     order = list(dict.fromkeys(nodes))
     counts = dict.fromkeys(order, 0)
@@ -115,13 +115,13 @@ def worker_specs(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
     return specs
 
 
-def service_workers(args: AppArgs) -> list[WorkerSpec]:
+def list_service_workers(args: AppArgs) -> list[WorkerSpec]:
     """The workers of a configuration before its nodes are known, each node full."""
     nodes = [f"node{node}" for node in range(args.cluster.nodes) for _ in range(args.cluster.workers_per_node)]
-    return worker_specs(args, nodes)
+    return list_workers(args, nodes)
 
 
-def hot_groups(
+def plan_hot_groups(
     args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], placement: PlacementPlan
 ) -> tuple[HotGroup, ...]:
     """The process groups to make at the start: up to the widest degree in use, and no more than workers keep."""
@@ -129,7 +129,7 @@ def hot_groups(
     return tuple(list_hot_groups(specs, placement, min(widest, 2**args.cluster.max_groups)))
 
 
-def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:
+def list_degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:
     """The profiled degrees of D that a node can form."""
     largest_node = max(Counter(worker.node_id for worker in workers).values())
     models = {share.model for share in load}
@@ -137,14 +137,14 @@ def degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequen
     return sorted(degree for degree in degrees if degree <= largest_node)
 
 
-def expected_load(args: AppArgs) -> list[LoadShare]:
+def list_expected_load(args: AppArgs) -> list[LoadShare]:
     """The load that a configuration expects."""
     return [
         LoadShare(entry.model, entry.shape, entry.num_inference_steps, entry.weight) for entry in args.expected_load
     ]
 
 
-def _policy(
+def _make_policy(
     options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
 ) -> Policy:
     """A new one: policies remember things."""
@@ -152,7 +152,7 @@ def _policy(
     return make_policy(options.policy, times, workers, load, dispatch)
 
 
-def _planned(
+def _plan_start(
     options: ServiceOptions,
     times: StageTimes,
     workers: Sequence[WorkerSpec],
@@ -162,32 +162,32 @@ def _planned(
     """The placement that the policy stands for, else the Orchestrator's plan for this load."""
     if policy.placement is not None:
         return policy.placement
-    return _orchestrator(options, times, workers, load, policy).plan(load, workers)
+    return _make_orchestrator(options, times, workers, load, policy).plan(load, workers)
 
 
-def _replanner(
+def _make_replanner(
     options: ServiceOptions,
     times: StageTimes,
     workers: Sequence[WorkerSpec],
     load: Sequence[LoadShare],
     policy: Policy,
 ) -> MonitoredReplanner:
-    orchestrator = _orchestrator(options, times, workers, load, policy)
+    orchestrator = _make_orchestrator(options, times, workers, load, policy)
     return MonitoredReplanner(orchestrator, times, load, options.replan, options.windows_s)
 
 
-def _orchestrator(
+def _make_orchestrator(
     options: ServiceOptions,
     times: StageTimes,
     workers: Sequence[WorkerSpec],
     load: Sequence[LoadShare],
     policy: Policy,
 ) -> Orchestrator:
-    degrees = degrees_in_use(times, load, workers)
+    degrees = list_degrees_in_use(times, load, workers)
     return Orchestrator(times, options.worker.reserve_bytes, degrees, policy.one_pool)
 
 
-def _scheduler(
+def _make_scheduler(
     options: ServiceOptions,
     times: StageTimes,
     workers: Sequence[WorkerSpec],
@@ -209,7 +209,7 @@ def _follows_load(options: ServiceOptions, policy: Policy, is_planned: bool) -> 
 
 
 @contextmanager
-def _key(key: str) -> Iterator[None]:
+def _name_key(key: str) -> Iterator[None]:
     """Put the key at fault before what is wrong."""
     try:
         yield

@@ -11,9 +11,9 @@ from profiler.tables.rows import collect_rows
 from tridentserve.errors import ProfileError
 
 
-def cost_model(args: AppArgs) -> CostModel:
+def make_cost_model(args: AppArgs) -> CostModel:
     """Stage times of all models of `args` on its device. Raises `ProfileError`, beginning with the key at fault."""
-    tables = served_tables(args)
+    tables = load_served_tables(args)
     try:
         return CostModel(tables, args.cluster.device_name)
     except ProfileError as error:
@@ -37,21 +37,21 @@ def add_profiles(times: CostModel, args: AppArgs, profiles: Mapping[str, str]) -
     """Have a cost model cover models (`profiles`: under which name the tables of `args` have each) that it does not
     cover yet. Raises `ProfileError`."""
     tables = [table for name in args.profiles for table in load_tables([name])]
-    _extend(times, [_renamed(table, args, profiles.items()) for table in tables])
+    _extend(times, [_rename(table, args, profiles.items()) for table in tables])
 
 
 def _extend(times: CostModel, tables: Sequence[ProfileTable]) -> None:
     known = times.models
-    further = [_without(table, known) for table in tables]
+    further = [_leave_out(table, known) for table in tables]
     times.extend([table for table in further if table.rows])
 
 
-def _without(table: ProfileTable, models: Collection[str]) -> ProfileTable:
+def _leave_out(table: ProfileTable, models: Collection[str]) -> ProfileTable:
     rows = tuple(row for row in table.rows if row.model not in models)
     return replace(table, rows=rows, weights=tuple(row for row in table.weights if row.model not in models))
 
 
-def served_tables(args: AppArgs) -> list[ProfileTable]:
+def load_served_tables(args: AppArgs) -> list[ProfileTable]:
     """The tables of `args` with the models under the names by which they are served. Raises `ProfileError`, beginning
     with the key at fault."""
     tables: list[ProfileTable] = []
@@ -69,10 +69,10 @@ def served_tables(args: AppArgs) -> list[ProfileTable]:
                 f"{', '.join(known)}; set profile_as to one of them, or profile the model"
             )
     names = [(model.name, model.profile_name) for model in args.models]
-    return [_renamed(table, args, names) for table in tables]
+    return [_rename(table, args, names) for table in tables]
 
 
-def _renamed(table: ProfileTable, args: AppArgs, names: Collection[tuple[str, str]]) -> ProfileTable:
+def _rename(table: ProfileTable, args: AppArgs, names: Collection[tuple[str, str]]) -> ProfileTable:
     """The rows of models (served name and profiled name) under the names by which they are served, up to the largest
     degree that is to be used. Two models may share one profile."""
     max_degree = args.dispatch.max_degree or args.cluster.workers_per_node

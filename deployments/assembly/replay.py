@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from deployments.assembly.planning import assemble_service
-from deployments.assembly.profiles import add_profiles, cost_model
+from deployments.assembly.profiles import add_profiles, make_cost_model
 from deployments.config.app import AppArgs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
@@ -19,18 +19,18 @@ def replay_log(args: AppArgs, decisions: Sequence[LogEntry]) -> Iterator[tuple[L
     later are in the log, their profiles in the same tables.
 
     Raises `ConfigError` when the log holds other workers than the configuration has."""
-    specs = _workers(decisions)
+    specs = _list_workers(decisions)
     if len(specs) != args.cluster.num_workers:
         raise ConfigError(
             f"the log has {len(specs)} workers, the configuration {args.cluster.num_workers}: is it this one's log?"
         )
-    times = cost_model(args)
+    times = make_cost_model(args)
     added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
     add_profiles(times, args, {event.model: event.profile for event in added})
     return replay(decisions, assemble_service(args, times, specs).scheduler)
 
 
-def _workers(decisions: Sequence[LogEntry]) -> list[WorkerSpec]:
+def _list_workers(decisions: Sequence[LogEntry]) -> list[WorkerSpec]:
     """The workers as they first joined, in the order of their ids (`n0w0`, `n0w1`, ...)."""
     first: dict[str, WorkerSpec] = {}
     for decision in decisions:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from deployments.assembly.options import ServiceOptions, describe_options, device_of, service_options
-from deployments.assembly.planning import assemble, assemble_service, divide_stages, service_workers
+from deployments.assembly.options import ServiceOptions, choose_device, describe_options, make_service_options
+from deployments.assembly.planning import assemble, assemble_service, divide_stages, list_service_workers
 from deployments.config.app import AppArgs
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
@@ -43,12 +43,12 @@ class SimulationSetup:
     """Costs of serving in the simulation."""
 
 
-def cluster_options(cluster: ClusterSpec, policy: str) -> ServiceOptions:
+def make_cluster_options(cluster: ClusterSpec, policy: str) -> ServiceOptions:
     """The shipped options for the workers of a cluster."""
-    return ServiceOptions(policy=policy, worker=WorkerOptions(torch_device=device_of(cluster.gpu)))
+    return ServiceOptions(policy=policy, worker=WorkerOptions(torch_device=choose_device(cluster.gpu)))
 
 
-def times_of(cluster: ClusterSpec, profiles: Sequence[TableSource]) -> Callable[[], CostModel]:
+def load_times(cluster: ClusterSpec, profiles: Sequence[TableSource]) -> Callable[[], CostModel]:
     """Makes cost models of the cluster's GPUs from these tables (named as for `profiler.load_tables`), with the link
     speeds that the cluster states, else those of the tables. Raises `ProfileError`."""
     tables = load_tables(profiles)
@@ -83,11 +83,11 @@ def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup
     if not arrivals:
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
     times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
-    load = list(setup.load) if setup.load is not None else mix_of(arrivals)
+    load = list(setup.load) if setup.load is not None else list_mix(arrivals)
     if units := divide_stages(options, times, workers, load):
         times, truth = times.divide(units), truth.divide(units)
     planners = assemble(options, times, workers, load)
-    engine = _engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
+    engine = _make_engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
     scheduler = replace(options.scheduler, decode_order=planners.policy.decode_order)
     return AssembledSimulation(
         SimulatedEngine(planners.scheduler, workers, planners.placement, truth, engine),
@@ -101,13 +101,13 @@ def simulate_service(
 ) -> SimulationResult:
     """Serve a trace with the workers, placement and scheduler of a configuration. `times` is what the scheduler goes by
     and corrects, `truth` how long stages take. Raises what `deployments.assembly.planning` raises."""
-    specs = service_workers(args)
+    specs = list_service_workers(args)
     planners = assemble_service(args, times, specs)
-    options = _engine_options(service_options(args), engine)
+    options = _make_engine_options(make_service_options(args), engine)
     return SimulatedEngine(planners.scheduler, specs, planners.placement, truth, options).run(arrivals)
 
 
-def _engine_options(options: ServiceOptions, engine: SimulationOptions) -> SimulationOptions:
+def _make_engine_options(options: ServiceOptions, engine: SimulationOptions) -> SimulationOptions:
     """The options of an engine whose tick, handoff buffers and process groups are those of the service."""
     return replace(
         engine,
@@ -117,24 +117,24 @@ def _engine_options(options: ServiceOptions, engine: SimulationOptions) -> Simul
     )
 
 
-def mix_of(arrivals: Sequence[TimedRequest]) -> list[LoadShare]:
+def list_mix(arrivals: Sequence[TimedRequest]) -> list[LoadShare]:
     """The requests of a trace by kind, per second."""
     duration_s = max(arrival_s for arrival_s, _ in arrivals) or 1.0
     kinds = Counter((spec.model, spec.shape, spec.num_inference_steps) for _, spec in arrivals)
     return [LoadShare(*kind, weight=count / duration_s) for kind, count in sorted(kinds.items())]
 
 
-def with_deadlines(
+def set_deadlines(
     arrivals: Sequence[TimedRequest], times: StageTimes, slo_scale: float | None = None
 ) -> list[TimedRequest]:
     """The trace with an SLO on every request: its own, else `slo_scale` times its latency at the optimal degrees
     (section 8.1; without one `DEFAULT_SLO_SCALE`), by the profile as it stands: so all policies meet the same
     deadlines, whatever they learn."""
     scale = DEFAULT_SLO_SCALE if slo_scale is None else slo_scale
-    return [(arrival_s, _with_slo(spec, times, scale)) for arrival_s, spec in arrivals]
+    return [(arrival_s, _set_slo(spec, times, scale)) for arrival_s, spec in arrivals]
 
 
-def _with_slo(spec: RequestSpec, times: StageTimes, scale: float) -> RequestSpec:
+def _set_slo(spec: RequestSpec, times: StageTimes, scale: float) -> RequestSpec:
     if spec.slo_s is not None:
         return spec
     degrees = {stage: times.optimal_degree(spec.model, stage, spec.shape) for stage in Stage}

@@ -11,7 +11,7 @@ from tridentserve.plans import PlacementPlan
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 
-def worker_configs(
+def make_worker_configs(
     specs: Sequence[WorkerSpec],
     placement: PlacementPlan,
     sources: Mapping[str, ModelSource],

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from deployments.assembly.planning import service_placement
+from deployments.assembly.planning import make_placement
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
 from deployments.config.planning import LoadArgs
@@ -79,7 +79,7 @@ def plan_interim_placement(
     Raises `ConfigError` when they have no room together."""
     if leaving:
         args = _add_leaving(args, leaving)
-    plan = service_placement(args, times, specs)
+    plan = make_placement(args, times, specs)
     if args.placement == "auto":
         plan = align(plan, current, specs, times)
     return PlacementPlan(plan.replicas, f"the models have changed; {plan.reason}", current.epoch + 1)

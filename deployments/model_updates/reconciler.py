@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from deployments.assembly.profiles import add_models, served_tables
+from deployments.assembly.profiles import add_models, load_served_tables
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
@@ -136,7 +136,7 @@ class ModelReconciler:
     async def _cover_models(self, args: AppArgs) -> None:
         """Have the cost model cover new models, in the scheduler's thread, to which it belongs; placements are planned
         with a snapshot of it."""
-        tables = await asyncio.to_thread(served_tables, args)
+        tables = await asyncio.to_thread(load_served_tables, args)
 
         def extend() -> CostModel:
             add_models(self._times, args, tables)

@@ -12,10 +12,10 @@ import ray
 from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from deployments.assembly.options import service_options
-from deployments.assembly.planning import assemble_service, hot_groups, worker_specs
-from deployments.assembly.profiles import cost_model
-from deployments.assembly.workers import worker_configs
+from deployments.assembly.options import make_service_options
+from deployments.assembly.planning import assemble_service, list_workers, plan_hot_groups
+from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.workers import make_worker_configs
 from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
 from deployments.models.sources import find_model_source
@@ -32,9 +32,9 @@ async def start_engine(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngin
     work."""
     group = _require_placement_group(args)
     bundles, nodes = _order_bundles(group)
-    specs = worker_specs(args, nodes)
-    times = cost_model(args)
-    planners, options = assemble_service(args, times, specs), service_options(args)
+    specs = list_workers(args, nodes)
+    times = make_cost_model(args)
+    planners, options = assemble_service(args, times, specs), make_service_options(args)
     placement = planners.placement
     logger.info(
         "policy %s, placement: %s",
@@ -44,10 +44,10 @@ async def start_engine(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngin
     sources, (store, abandon) = await asyncio.gather(
         asyncio.to_thread(_find_model_sources, args), asyncio.to_thread(_start_store)
     )
-    groups = hot_groups(args, times, specs, placement)
+    groups = plan_hot_groups(args, times, specs, placement)
     engine = LiveEngine(
         planners.scheduler,
-        worker_configs(specs, placement, sources, (store.host, store.port), options.worker, groups),
+        make_worker_configs(specs, placement, sources, (store.host, store.port), options.worker, groups),
         WorkerResources(options.worker.num_cpus, gpus_per_worker, group, bundles),
         abandon,
         options.engine,

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.assembly.planning import assemble_service, service_workers
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.planning import assemble_service, list_service_workers
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import apply_user_config
@@ -77,7 +77,7 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
     probes += _make_load_probes(parsed)
     problems += _check_frames(parsed, models)
     try:
-        times = cost_model(parsed)
+        times = make_cost_model(parsed)
     except ProfileError as error:
         problems.append(str(error))
     else:
@@ -180,7 +180,7 @@ def _check_coverage(probes: Sequence[RequestSpec], times: CostModel) -> Iterator
 def _check_planning(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
     """Problems of the placement, and of the requests that the scheduler of an idle service would refuse."""
     try:
-        scheduler = assemble_service(args, times, service_workers(args)).scheduler
+        scheduler = assemble_service(args, times, list_service_workers(args)).scheduler
     except ConfigError as error:
         yield str(error)
         return

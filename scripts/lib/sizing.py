@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
-from deployments.assembly.options import options_line
-from deployments.assembly.simulation import SimulationSetup, cluster_options, simulate, with_deadlines
+from deployments.assembly.options import format_options
+from deployments.assembly.simulation import SimulationSetup, make_cluster_options, set_deadlines, simulate
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel
 from traces.reports.report import compute_percentile
@@ -77,7 +77,7 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
     times = make_times()
     arrivals = _draw_arrivals(question, times)
 
-    options = cluster_options(cluster, question.policy)
+    options = make_cluster_options(cluster, question.policy)
 
     def try_nodes(nodes: int) -> Trial:
         tried = cluster.model_copy(update={"groups": (node.model_copy(update={"nodes": nodes}),)})
@@ -88,7 +88,7 @@ def answer(question: Question, cluster: ClusterSpec, make_times: Callable[[], Co
     needed = question.attainment * load_figure(question.mix, times, node.gpus_per_node)
     trials = find_smallest(question.attainment, math.ceil(needed), most, try_nodes)
     lines, is_reached = _make_table(trials, question, cluster, times)
-    return [options_line(options), *lines], is_reached
+    return [format_options(options), *lines], is_reached
 
 
 def _draw_arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
@@ -98,7 +98,7 @@ def _draw_arrivals(question: Question, times: CostModel) -> list[TimedRequest]:
         raise ConfigError(f"no request comes in {question.duration_s:g} s at {mix.rate_per_s:g}/s; try a longer time")
     arrivals = make_arrivals(draw(mix, times_s, question.seed), times.models)
     check_profiled(arrivals, times)
-    return with_deadlines(arrivals, times, mix.slo_scale)
+    return set_deadlines(arrivals, times, mix.slo_scale)
 
 
 def _run_trial(nodes: int, gpus: int, arrivals: list[TimedRequest], setup: SimulationSetup) -> Trial:

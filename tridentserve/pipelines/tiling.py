@@ -13,7 +13,7 @@ _SIDES = ("height", "width")
 
 
 @contextmanager
-def tiled(vae: Any, tile: int | None) -> Iterator[None]:
+def decode_tiled(vae: Any, tile: int | None) -> Iterator[None]:
     """Inside the context, `vae.decode` cuts larger outputs into overlapping tiles of `tile` pixels a side. Tiles are
     slightly smaller where their overlap would not be whole latents. None changes nothing."""
     if tile is None:

@@ -16,7 +16,7 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from deployments.assembly.workers import worker_configs
+from deployments.assembly.workers import make_worker_configs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource, PlanReport
@@ -190,7 +190,7 @@ async def run_workers(
     specs = [WorkerSpec(f"w{index}", "node", 4 << 30) for index in range(count)]
     placement = PlacementPlan({spec.worker_id: frozenset() for spec in specs}, "nothing is loaded")
     options = WorkerOptions(host_dir=host_dir, **changes)
-    for config in worker_configs(specs, placement, sources, ("127.0.0.1", store.port), options):
+    for config in make_worker_configs(specs, placement, sources, ("127.0.0.1", store.port), options):
         actor = {"num_cpus": options.num_cpus, "max_concurrency": _MAX_CONCURRENCY}
         handles[config.spec.worker_id] = ray.remote(BenchWorker).options(**actor).remote(config)
     try:

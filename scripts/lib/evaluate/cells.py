@@ -15,9 +15,9 @@ from deployments.assembly.options import ServiceOptions
 from deployments.assembly.simulation import (
     SimulationSetup,
     assemble_simulation,
-    cluster_options,
-    times_of,
-    with_deadlines,
+    load_times,
+    make_cluster_options,
+    set_deadlines,
 )
 from dispatch.options import DEFAULT_POLICY
 from lib.evaluate.rows import CellResult, make_details, make_row
@@ -52,7 +52,7 @@ class Settings:
 
     def make_options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
         """The options of a simulated service with this policy."""
-        options = cluster_options(self.read_cluster_spec(), policy)
+        options = make_cluster_options(self.read_cluster_spec(), policy)
         if self.solve_limit_s is None:
             return options
         return replace(options, dispatch=replace(options.dispatch, time_limit_s=self.solve_limit_s))
@@ -125,7 +125,7 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     cluster = settings.read_cluster_spec()
     options = settings.make_options(cell.policy)
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
-    make_times = times_of(cluster, [settings.profiles])
+    make_times = load_times(cluster, [settings.profiles])
     start_s = time.perf_counter()
     simulation = assemble_simulation(
         arrivals, SimulationSetup(cluster.list_workers(), make_times, options, engine=engine)
@@ -145,8 +145,8 @@ def _make_trace(
 ) -> tuple[tuple[TimedRequest, ...], int]:
     """The trace with its deadlines, by the profile as it stands, and the bound: the same for all policies."""
     asked = None if model == MIXED else model
-    times = times_of(settings.read_cluster_spec(), [settings.profiles])()
+    times = load_times(settings.read_cluster_spec(), [settings.profiles])()
     requests = make_workload(workload, asked, seed, settings.duration_s, deadline_scale=slo_scale)
     scale = slo_scale * (WORKLOADS[workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
-    arrivals = with_deadlines(make_arrivals(requests, times.models), times, scale)
+    arrivals = set_deadlines(make_arrivals(requests, times.models), times, scale)
     return tuple(arrivals), bound_on_time(arrivals, times, settings.gpus)

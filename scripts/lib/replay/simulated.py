@@ -11,13 +11,13 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from deployments.assembly.options import options_line
+from deployments.assembly.options import format_options
 from deployments.assembly.simulation import (
     SimulationSetup,
     assemble_simulation,
-    cluster_options,
-    times_of,
-    with_deadlines,
+    load_times,
+    make_cluster_options,
+    set_deadlines,
 )
 from dispatch.options import DEFAULT_POLICY
 from dispatch.policies import find_policy
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
     policy = arguments.policy or DEFAULT_POLICY
     find_policy(policy)  # raises for an unknown one, before anything is read
     cluster = read_cluster(arguments.simulate)
-    make_times = times_of(cluster, arguments.profiles)
+    make_times = load_times(cluster, arguments.profiles)
     times = make_times()
     arrivals = make_arrivals(requests, times.models, arguments.model, arguments.speed)
     check_profiled(arrivals, times)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
         arguments.decision_log.parent.mkdir(parents=True, exist_ok=True)
     # Delayed: no bar stands above a message of bad usage.
     with tqdm(total=len(requests), unit="req", mininterval=0.2, delay=0.2, file=sys.stderr) as bar:
-        options = cluster_options(cluster, policy)
+        options = make_cluster_options(cluster, policy)
         if arguments.solve_limit_s is not None:
             options = replace(options, dispatch=replace(options.dispatch, time_limit_s=arguments.solve_limit_s))
         engine = SimulationOptions(
@@ -53,14 +53,14 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> list[Rep
             on_progress=lambda now_s, ended: _show(bar, now_s, ended),
         )
         began_s = time.perf_counter()
-        due = with_deadlines(arrivals, times)
+        due = set_deadlines(arrivals, times)
         simulation = assemble_simulation(
             due, SimulationSetup(cluster.list_workers(), make_times, options, engine=engine)
         )
         result = simulation.engine.run(due)
     written = json.dumps(simulation.describe(), indent=2)
     (arguments.out / "options.json").write_text(f"{written}\n", encoding="utf-8")
-    print(options_line(options), file=sys.stderr)
+    print(format_options(options), file=sys.stderr)
     _print_summary(result, cluster.gpu, time.perf_counter() - began_s)
     return make_results(requests, result)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deployments.assembly.options import ServiceOptions, describe_options, options_line, service_options
-from deployments.assembly.simulation import SimulationSetup, assemble_simulation, cluster_options, times_of
+from deployments.assembly.options import ServiceOptions, describe_options, format_options, make_service_options
+from deployments.assembly.simulation import SimulationSetup, assemble_simulation, load_times, make_cluster_options
 from deployments.config.app import AppArgs, HandoffArgs
 from deployments.config.base import MIB, list_option_keys
 from dispatch import DispatchOptions
@@ -34,7 +34,7 @@ LOAD = {"model": "m", "width": 512, "height": 512, "num_inference_steps": 8}
 
 
 def service(**changes: Any) -> ServiceOptions:
-    return service_options(AppArgs.model_validate({**MINIMAL, "expected_load": [LOAD], **changes}))
+    return make_service_options(AppArgs.model_validate({**MINIMAL, "expected_load": [LOAD], **changes}))
 
 
 def test_a_service_without_options_is_what_ships(tmp_path: Path) -> None:
@@ -51,15 +51,15 @@ def test_a_simulated_cluster_is_set_to_what_ships(gpu: str, reserve_bytes: int) 
     cluster = ClusterSpec(groups=(NodeGroup(nodes=1, gpus_per_node=8, gpu=gpu, memory_gb=48),))
     device = {"device": "cuda", "device_name": gpu} if gpu != "cpu" else {}
     configured = service(cluster={**MINIMAL["cluster"], **device}, dispatch={"policy": "b1"})
-    simulated = cluster_options(cluster, "b1")
+    simulated = make_cluster_options(cluster, "b1")
     assert describe_options(simulated) == describe_options(configured)
     assert (simulated.policy, simulated.worker.reserve_bytes) == ("b1", reserve_bytes)
-    assert options_line(simulated) == "options: as shipped (docs/configuration.md)"
+    assert format_options(simulated) == "options: as shipped (docs/configuration.md)"
 
 
 def test_what_is_not_as_shipped_is_said() -> None:
     options = ServiceOptions(dispatch=DispatchOptions(max_batch=4), engine=EngineOptions(tick_s=0.5))
-    assert options_line(options).endswith(", but dispatch.max_batch 4, engine.tick_s 0.5")
+    assert format_options(options).endswith(", but dispatch.max_batch 4, engine.tick_s 0.5")
     assert json.loads(json.dumps(describe_options(options))) == describe_options(options)
 
 
@@ -76,8 +76,8 @@ def test_a_simulation_says_what_its_policy_sets(policy: str, max_batch: int, dec
     cluster = ClusterSpec(groups=(NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48),))
     setup = SimulationSetup(
         cluster.list_workers(),
-        times_of(cluster, ["l20"]),
-        cluster_options(cluster, policy),
+        load_times(cluster, ["l20"]),
+        make_cluster_options(cluster, policy),
         engine=SimulationOptions(jitter=0.25),
     )
     described = assemble_simulation([(0.0, RequestSpec("r", "sd3-medium", Shape(512, 512), 20))], setup).describe()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.assembly.planning import assemble_service, worker_specs
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.planning import assemble_service, list_workers
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from deployments.config.planning import ReplanArgs
 from dispatch import DispatchOptions
@@ -42,7 +42,7 @@ def planned(**changes: Any) -> tuple[PlacementPlan, Scheduler]:
             **changes,
         }
     )
-    specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
+    specs, times = list_workers(args, ["node"] * 4), make_cost_model(args)
     planners = assemble_service(args, times, specs)
     for spec in specs:
         planners.scheduler.on(WorkerJoined(spec, 0), 0.0)
@@ -83,7 +83,7 @@ def test_which_policies_need_no_load(policy: str) -> None:
         {"models": [{"name": "tiny-sd3", "tiny": "sd3"}], "cluster": {"workers_per_node": 4, "memory_mb": 1024}}
         | {"placement": ["EDC"] * 4}
     )
-    specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
+    specs, times = list_workers(args, ["node"] * 4), make_cost_model(args)
     if not POLICIES[policy].needs_load:
         assert make_policy(policy, times, specs, [], DispatchOptions()).placement is None
     else:
@@ -158,7 +158,7 @@ def test_how_many_requests_share_steps(dispatch: dict[str, Any], members: int, t
             "dispatch": dispatch,
         }
     )
-    specs, times = worker_specs(args, ["node"]), cost_model(args)
+    specs, times = list_workers(args, ["node"]), make_cost_model(args)
     scheduler = assemble_service(args, times, specs).scheduler
     scheduler.on(WorkerJoined(specs[0], 0), 0.0)
     for index in range(4):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from lib.docs.configuration import SECTIONS, fill_tables
 
-from deployments.assembly.planning import assemble_service, worker_specs
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.planning import assemble_service, list_workers
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from dispatch.policies import POLICIES
 from tridentserve.errors import ConfigError
@@ -66,7 +66,7 @@ def follows_the_load(name: str) -> bool:
             "dispatch": {"policy": name},
         }
     )
-    specs, times = worker_specs(args, ["node"] * 4), cost_model(args)
+    specs, times = list_workers(args, ["node"] * 4), make_cost_model(args)
     return assemble_service(args, times, specs).policy.replanner_wanted
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.assembly.planning import service_placement, worker_specs
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.planning import list_workers, make_placement
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from deployments.validation.serve_file import check_config
 
@@ -17,9 +17,9 @@ CONFIGS = sorted((Path(__file__).parents[3] / "deployments").glob("*.yaml"))
 
 def placement_of(path: Path) -> list[str]:
     args = AppArgs.model_validate(yaml.safe_load(path.read_text())["applications"][0]["args"])
-    specs = worker_specs(args, ["node"] * args.cluster.num_workers)
-    times = cost_model(args)
-    plan = service_placement(args, times, specs)
+    specs = list_workers(args, ["node"] * args.cluster.num_workers)
+    times = make_cost_model(args)
+    plan = make_placement(args, times, specs)
     return [plan.describe(spec.worker_id) for spec in specs]
 
 

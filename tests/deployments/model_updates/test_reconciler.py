@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from deployments.assembly.planning import service_placement, service_workers
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.planning import list_service_workers, make_placement
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.catalogue_client import CatalogueClient
@@ -103,8 +103,8 @@ class Bench:
         for family in ("sd3", "flux"):
             tiny_folder(family, cache).mkdir(exist_ok=True)
         args = make_args(cache, SD3, **more)
-        times, specs = cost_model(args), service_workers(args)
-        placement = service_placement(args, times, specs)
+        times, specs = make_cost_model(args), list_service_workers(args)
+        placement = make_placement(args, times, specs)
         self.reconciler = ModelReconciler(args, cast(Any, self.changes), times, specs, placement)
 
     def want(self, *models: dict[str, Any], **more: Any) -> None:

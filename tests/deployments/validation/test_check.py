@@ -14,7 +14,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from deployments.validation.args import check_args
 from deployments.validation.serve_file import check_config
@@ -80,7 +80,7 @@ def test_a_good_file_has_no_problem(profile: str, tmp_path: Path) -> None:
 
 
 def test_profiles_are_read_under_the_name_of_the_model(profile: str) -> None:
-    times = cost_model(AppArgs.model_validate(make_good_config(profile)))
+    times = make_cost_model(AppArgs.model_validate(make_good_config(profile)))
     assert times.models == ("m",)
     assert times.seconds("m", Stage.DIFFUSE, Shape(512, 512)) == pytest.approx(0.512)
     assert times.weights_bytes("m", Stage.ENCODE) == 1 << 10
@@ -90,7 +90,7 @@ def test_profiles_are_read_under_the_name_of_the_model(profile: str) -> None:
     ("dispatch", "degrees"), [({}, (1, 2)), ({"max_degree": 1}, (1,)), ({"max_degree": 2}, (1, 2))]
 )
 def test_degrees_that_may_be_used(dispatch: dict[str, int], degrees: tuple[int, ...], profile: str) -> None:
-    times = cost_model(AppArgs.model_validate({**make_good_config(profile), "dispatch": dispatch}))
+    times = make_cost_model(AppArgs.model_validate({**make_good_config(profile), "dispatch": dispatch}))
     assert times.degrees("m", Stage.DIFFUSE) == degrees
 
 
@@ -244,12 +244,12 @@ def test_two_models_may_share_a_profile(profile: str) -> None:
     args = make_good_config(profile)
     args["models"].append({**args["models"][0], "name": "n"})
     args["placement"] = [{"m": "EDC"}, {"n": "EDC"}]
-    assert cost_model(AppArgs.model_validate(args)).models == ("m", "n")
+    assert make_cost_model(AppArgs.model_validate(args)).models == ("m", "n")
 
 
 def test_a_table_that_repeats_another_is_refused(profile: str) -> None:
     with pytest.raises(ProfileError, match=r"^profiles: "):
-        cost_model(AppArgs.model_validate({**make_good_config(profile), "profiles": [profile, profile]}))
+        make_cost_model(AppArgs.model_validate({**make_good_config(profile), "profiles": [profile, profile]}))
 
 
 @pytest.mark.parametrize(

@@ -24,4 +24,4 @@ def worker_configs(
 ) -> list[WorkerConfig]:
     """`changes`: further options of the workers."""
     options = WorkerOptions(handoff_bytes=handoff_bytes, host_dir=cache_dir / "host", **changes)
-    return workers.worker_configs(specs, placement, sources, ("127.0.0.1", store_port), options)
+    return workers.make_worker_configs(specs, placement, sources, ("127.0.0.1", store_port), options)

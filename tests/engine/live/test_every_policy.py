@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from deployments.assembly.planning import assemble_service
-from deployments.assembly.profiles import cost_model
+from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from dispatch.policies import POLICIES, Policy
 from profiler import CostModel
@@ -139,7 +139,7 @@ async def service(
 ) -> AsyncIterator[Service]:
     args = args_of("default")
     specs = [WorkerSpec(name, "node", MEMORY_MB << 20, "cpu", place) for place, name in enumerate(WORKERS)]
-    times = cost_model(args)
+    times = make_cost_model(args)
     planners = assemble_service(args, times, specs)
     dispatcher, placement = Switching(planners.policy), planners.placement
     store = connect_store(is_server=True)

@@ -1,4 +1,4 @@
-"""Plans on real stage workers (Ray actors, gloo, NIXL): the picture is the stock pipeline's wherever stages run."""
+"""Plans on real stage workers (Ray actors, gloo, NIXL): the image is the stock pipeline's wherever stages run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Plans:
     async def run(
         self, plan: DispatchPlan, inputs: GenerationInputs | dict[str, GenerationInputs] = INPUTS
     ) -> tuple[PlanReport, list[bytes], int]:
-        """The leader's report, the pictures, the number of steps told. Any member's failure raises."""
+        """The leader's report, the images, the number of steps told. Any member's failure raises."""
         content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
         calls = [self.fleet.run_plan(worker_id, plan, content) for worker_id in plan.workers]
         results = await asyncio.gather(*(self._listen(plan, call) for call in calls))
@@ -86,7 +86,7 @@ class Plans:
         return results[0]
 
     async def _listen(self, plan: DispatchPlan, call: Any) -> tuple[PlanReport, list[bytes], int]:
-        report, pictures, notes = None, [], 0
+        report, images, notes = None, [], 0
         async for reference in call:
             item = await reference
             if isinstance(item, StepNote):
@@ -98,10 +98,10 @@ class Plans:
             elif isinstance(item, ReplicaLoad):
                 continue
             else:
-                pictures.append(item)
+                images.append(item)
         assert report is not None
-        assert len(pictures) == sum(report.num_outputs.values())
-        return report, pictures, notes
+        assert len(images) == sum(report.num_outputs.values())
+        return report, images, notes
 
     async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
         return await getattr(self.fleet.get_handle(worker_id).actor, method).remote(*args)
@@ -139,7 +139,7 @@ def stock(tiny_cache: Path) -> dict[str, np.ndarray[Any, Any]]:
     import diffusers
 
     torch.set_num_threads(1)
-    pictures = {}
+    images = {}
     for name, kind in (("sd3", diffusers.StableDiffusion3Pipeline), ("flux", diffusers.FluxPipeline)):
         pipeline = kind.from_pretrained(ensure_tiny(name, tiny_cache), local_files_only=True)
         pipeline.set_progress_bar_config(disable=True)
@@ -152,18 +152,18 @@ def stock(tiny_cache: Path) -> dict[str, np.ndarray[Any, Any]]:
             guidance_scale=INPUTS.guidance_scale,
             generator=torch.Generator("cpu").manual_seed(INPUTS.seed),
         )
-        pictures[name] = np.asarray(result.images[0])
-    return pictures
+        images[name] = np.asarray(result.images[0])
+    return images
 
 
-def pixels(picture: bytes) -> np.ndarray[Any, Any]:
-    return np.asarray(Image.open(io.BytesIO(picture)))
+def pixels(image: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(image)))
 
 
 @pytest.mark.parametrize("model", ["sd3", "flux"])
 async def test_all_stages_on_one_worker(plans: Plans, stock: dict[str, Any], model: str) -> None:
-    report, (picture,), notes = await plans.run(plans.plan((E, D, C), "w0", model))
-    assert np.array_equal(pixels(picture), stock[model])
+    report, (image,), notes = await plans.run(plans.plan((E, D, C), "w0", model))
+    assert np.array_equal(pixels(image), stock[model])
     assert notes == INPUTS.num_inference_steps
     assert [span.stage for span in report.spans] == [E, D, C]
     assert report.peak_memory_bytes > 0
@@ -177,16 +177,16 @@ async def test_stages_apart(plans: Plans, stock: dict[str, Any], model: str, dif
     denoise = plans.plan((D,), diffuse, model, input_id=encode.plan_id, source="w0", push_to="w3")
     decode = plans.plan((C,), "w3", model, input_id=denoise.plan_id, source=leader)
     for plan in (encode, denoise):
-        _, pictures, _ = await plans.run(plan)
-        assert not pictures
-    _, (picture,), _ = await plans.run(decode)
+        _, images, _ = await plans.run(plan)
+        assert not images
+    _, (image,), _ = await plans.run(decode)
     exact = len(denoise.workers) == 1
-    difference = np.abs(pixels(picture).astype(int) - stock[model].astype(int)).max()
+    difference = np.abs(pixels(image).astype(int) - stock[model].astype(int)).max()
     assert difference <= (0 if exact else 1)
     await forget(plans)
 
 
-async def test_an_edit_whose_picture_only_encode_is_given(plans: Plans, tiny_cache: Path) -> None:
+async def test_an_edit_whose_image_only_encode_is_given(plans: Plans, tiny_cache: Path) -> None:
     inputs = replace(INPUTS, image=make_inputs(variant="flux_kontext").image)
     without = replace(inputs, image=None)
     encode = plans.plan((E,), "w0", "flux_kontext", push_to="w1")
@@ -212,8 +212,8 @@ async def test_stopped_after_every_step_and_resumed_elsewhere(plans: Plans, stoc
         await plans.run(plan)
         previous = plan
     decode = plans.plan((C,), "w1", model, input_id=previous.plan_id, source=previous.leader)
-    _, (picture,), _ = await plans.run(decode)
-    assert np.array_equal(pixels(picture), stock[model])
+    _, (image,), _ = await plans.run(decode)
+    assert np.array_equal(pixels(image), stock[model])
     await forget(plans)
 
 
@@ -225,8 +225,8 @@ async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, 
         wide = plans.plan((E, D), ("w0 w1", "w1 w2", "w2 w3")[index % 3], request_id=request_id)
         decode = plans.plan((C,), wide.leader, request_id=request_id, input_id=wide.plan_id, source=wide.leader)
         made.append(asyncio.gather(plans.run(wide), plans.run(decode)))
-    for _, (_, (picture,), _) in await asyncio.gather(*made):
-        assert np.abs(pixels(picture).astype(int) - stock["sd3"].astype(int)).max() <= 1
+    for _, (_, (image,), _) in await asyncio.gather(*made):
+        assert np.abs(pixels(image).astype(int) - stock["sd3"].astype(int)).max() <= 1
     for index in range(6):
         await forget(plans, f"r{index}")
 
@@ -246,21 +246,21 @@ async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> Non
 
 @pytest.mark.parametrize(("first", "then"), [("w0", "w1"), ("w0", "w2 w3"), ("w0 w1", "w3")])
 async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plans, first: str, then: str) -> None:
-    """The state is kept where it was; the picture is that of an undisturbed run."""
+    """The state is kept where it was; the image is that of an undisturbed run."""
     inputs = GenerationInputs("long", Shape(128, 128), LONG, 5.0, seed=1)
     _, (undisturbed,), _ = await plans.run(plans.plan((E, D, C), "w3", steps=(0, LONG)), inputs)
     begun = plans.plan((E, D) if " " in first else (E, D, C), first, steps=(0, LONG))
     running = asyncio.create_task(plans.run(begun, inputs))
     await until(lambda: plans.steps_told[begun.plan_id] > 0 or running.done())
     await plans.call("w0", "pause_plan", begun.plan_id)
-    report, pictures, notes = await running
-    assert (report.outcome, pictures) == ("finished", [])
+    report, images, notes = await running
+    assert (report.outcome, images) == ("finished", [])
     assert report.paused_after == notes < LONG
     rest = plans.plan((D,), then, steps=(notes, LONG), input_id=begun.plan_id, source="w0")
     await plans.run(rest, inputs)
     decode = plans.plan((C,), "w0", input_id=rest.plan_id, source=rest.leader)
-    _, (picture,), _ = await plans.run(decode, inputs)
-    difference = np.abs(pixels(picture).astype(int) - pixels(undisturbed).astype(int)).max()
+    _, (image,), _ = await plans.run(decode, inputs)
+    difference = np.abs(pixels(image).astype(int) - pixels(undisturbed).astype(int)).max()
     assert difference <= (0 if begun.degree == rest.degree == 1 else 1)
     await forget(plans)
 
@@ -268,7 +268,7 @@ async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plan
 @pytest.mark.parametrize("workers", ["w0", "w0 w1"])
 @pytest.mark.parametrize("model", ["sd3", "flux"])
 async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, workers: str) -> None:
-    """`late` joins after two steps of `early`; both have the pictures they would have alone."""
+    """`late` joins after two steps of `early`; both have the images they would have alone."""
     early, late = (f"{name}-{model}-{workers}" for name in ("early", "late"))
     contents = {
         early: GenerationInputs("a boat", Shape(128, 128), 5, 5.0, seed=1),
@@ -296,10 +296,10 @@ async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, 
     assert notes == 2 * 3
     after = tuple(PlanMember(name, None, both.plan_id, "w0") for name in both.request_ids)
     decode = replace(plans.plan((C,), "w1", model), members=after)
-    report, pictures, _ = await plans.run(decode, content)
+    report, images, _ = await plans.run(decode, content)
     assert report.num_outputs == {early + "2": 1, late + "2": 2}
-    for picture, expected in zip(pictures, [*alone[early], *alone[late]], strict=True):
-        assert np.abs(pixels(picture).astype(int) - pixels(expected).astype(int)).max() <= 1
+    for image, expected in zip(images, [*alone[early], *alone[late]], strict=True):
+        assert np.abs(pixels(image).astype(int) - pixels(expected).astype(int)).max() <= 1
     for name in content:
         await forget(plans, name)
 
@@ -313,28 +313,28 @@ async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[st
     )
     both = replace(plans.plan((D, C), "w1"), members=members)
     await forget(plans, "left")
-    report, (picture,), _ = await plans.run(both)
+    report, (image,), _ = await plans.run(both)
     assert report.num_outputs == {"stays": 1}
-    assert np.array_equal(pixels(picture), stock["sd3"])
+    assert np.array_equal(pixels(image), stock["sd3"])
     await forget(plans, "stays")
 
 
 async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:
     plan = plans.plan((E, D, C), "w0")
     await plans.call("w0", "pause_plan", plan.plan_id)
-    report, pictures, _ = await plans.run(plan)
-    assert (report.paused_after, [span.stage for span in report.spans], pictures) == (0, [E, D], [])
+    report, images, _ = await plans.run(plan)
+    assert (report.paused_after, [span.stage for span in report.spans], images) == (0, [E, D], [])
     rest = plans.plan((D, C), "w1", input_id=plan.plan_id, source="w0")
-    _, (picture,), _ = await plans.run(rest)
-    assert np.array_equal(pixels(picture), stock["sd3"])
+    _, (image,), _ = await plans.run(rest)
+    assert np.array_equal(pixels(image), stock["sd3"])
     await forget(plans)
 
 
 async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None:
     plan = plans.plan((E, D, C), "w0")
     await plans.call("w0", "stop_plan", plan.plan_id)
-    report, pictures, _ = await plans.run(plan)
-    assert (report.outcome, pictures) == ("stopped", [])
+    report, images, _ = await plans.run(plan)
+    assert (report.outcome, images) == ("stopped", [])
 
 
 async def test_a_plan_stopped_while_it_waits_for_its_inputs_does_not_fail(plans: Plans) -> None:
@@ -344,8 +344,8 @@ async def test_a_plan_stopped_while_it_waits_for_its_inputs_does_not_fail(plans:
     waiting = asyncio.create_task(plans.run(plan))
     await asyncio.sleep(0.2)  # most likely it waits by now; if not, it is stopped before its turn
     await plans.call("w1", "stop_plan", plan.plan_id)
-    report, pictures, _ = await waiting
-    assert (report.outcome, pictures) == ("stopped", [])
+    report, images, _ = await waiting
+    assert (report.outcome, images) == ("stopped", [])
     await plans.call("w1", "release_slot", key)
 
 
@@ -355,8 +355,8 @@ async def test_a_failing_plan_reports_its_error_and_the_next_one_runs(plans: Pla
         await plans.run(orphan)
     with pytest.raises(AssertionError, match="no model named 'nope'"):
         await plans.run(plans.plan((E,), "w0", "nope"))
-    _, (picture,), _ = await plans.run(plans.plan((E, D, C), "w0"))
-    assert np.array_equal(pixels(picture), stock["sd3"])
+    _, (image,), _ = await plans.run(plans.plan((E, D, C), "w0"))
+    assert np.array_equal(pixels(image), stock["sd3"])
 
 
 async def test_a_leader_that_fails_does_not_leave_its_group_waiting(plans: Plans) -> None:
@@ -371,8 +371,8 @@ async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any
     encode = plans.plan((E,), "w0", push_to="w1")
     denoise = plans.plan((D, C), "w1", input_id=encode.plan_id, source="w0")
     await plans.run(encode)
-    _, (picture,), _ = await plans.run(denoise)
-    assert np.array_equal(pixels(picture), stock["sd3"])
+    _, (image,), _ = await plans.run(denoise)
+    assert np.array_equal(pixels(image), stock["sd3"])
     await plans.call("w1", "release_slot", block)
     await forget(plans)
 

@@ -16,7 +16,7 @@ from lib.compare.samples import StagePoint, StageSample, list_stage_samples
 from lib.compare.warm_up import WarmUp
 from lib.compare.workload import make_traces
 
-from deployments.assembly.profiles import cost_model, served_tables
+from deployments.assembly.profiles import load_served_tables, make_cost_model
 from deployments.assembly.simulation import simulate_service
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
@@ -68,7 +68,9 @@ def served(args: AppArgs, sides: list[int], slo_ms: dict[int, float] | None = No
 
 
 def slow(args: AppArgs) -> CostModel:
-    tables = [replace(t, rows=tuple(replace(r, seconds=1.5 * r.seconds) for r in t.rows)) for t in served_tables(args)]
+    tables = [
+        replace(t, rows=tuple(replace(r, seconds=1.5 * r.seconds) for r in t.rows)) for t in load_served_tables(args)
+    ]
     return CostModel(tables, args.cluster.device_name)
 
 
@@ -155,17 +157,17 @@ def _ran(queues: list[list[int]], slowdown: list[float]) -> tuple[list[StageSamp
 
 def test_measured_tables_keep_the_proportions_of_wider_degrees(args: AppArgs) -> None:
     model, shape = args.models[0].name, Shape(512, 512)
-    before = cost_model(args)
+    before = make_cost_model(args)
     alone = before.seconds(model, Stage.DIFFUSE, shape)
     after = CostModel(
-        apply_measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu"
+        apply_measured(load_served_tables(args), {StagePoint(model, Stage.DIFFUSE, shape, 1): 3 * alone}), "cpu"
     )
     for degree in before.degrees(model, Stage.DIFFUSE):
         ratio = after.seconds(model, Stage.DIFFUSE, shape, degree) / before.seconds(model, Stage.DIFFUSE, shape, degree)
         assert ratio == pytest.approx(3.0)
     assert after.seconds(model, Stage.ENCODE, shape) == before.seconds(model, Stage.ENCODE, shape)
     with pytest.raises(ProfileError, match="was not profiled at 200x200"):
-        apply_measured(served_tables(args), {StagePoint(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
+        apply_measured(load_served_tables(args), {StagePoint(model, Stage.DIFFUSE, Shape(200, 200), 1): 1.0})
 
 
 def test_other_warm_ups_add_what_was_seen_of_crowds_and_of_wide_plans(args: AppArgs) -> None:

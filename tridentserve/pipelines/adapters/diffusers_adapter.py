@@ -23,7 +23,7 @@ from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.denoising_request import SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_layers import Loras
-from tridentserve.pipelines.tiling import tiled
+from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -156,7 +156,7 @@ class DiffusersAdapter(PipelineAdapter):
         return {"latents": state.tensors["latents"]}
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
-        with self._run_stage(Stage.DECODE), tiled(self.pipe.vae, tile):
+        with self._run_stage(Stage.DECODE), decode_tiled(self.pipe.vae, tile):
             unpacked = self._unpack(self._move_to_device(latents)["latents"], inputs.shape)
             decoded = self._decode(unpacked)
             if not is_first():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tridentserve.parallel import is_first
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.tiling import tiled
+from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -21,7 +21,7 @@ class VideoAdapter(DiffusersAdapter):
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         shape = inputs.shape
-        with self._run_stage(Stage.DECODE), tiled(self.pipe.vae, tile):
+        with self._run_stage(Stage.DECODE), decode_tiled(self.pipe.vae, tile):
             scaled = self._unpack(self._move_to_device(latents)["latents"], shape)
             video = self.pipe.vae.decode(scaled, return_dict=False)[0]
             if not is_first():

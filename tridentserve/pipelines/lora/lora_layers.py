@@ -83,7 +83,7 @@ class Loras:
         handles = [change.layer.register_forward_hook(change.make_hook()) for change in self._get_changes(name)]
         try:
             # Compiled code ignores hooks that are registered later.
-            with torch.compiler.set_stance("force_eager"), _frozen(getattr(self._pipe, self._component)):
+            with torch.compiler.set_stance("force_eager"), _freeze(getattr(self._pipe, self._component)):
                 yield
         finally:
             for handle in handles:
@@ -159,7 +159,7 @@ class Loras:
 
 
 @contextmanager
-def _frozen(model: torch.nn.Module) -> Iterator[None]:
+def _freeze(model: torch.nn.Module) -> Iterator[None]:
     """Inside the context no parameter requires a gradient, as in a model into which PEFT has put a LoRA, whose own
     matrices do. Nothing is trained here, but torch chooses by it whether an input that is not contiguous is multiplied
     as one matrix or sample by sample, and these round differently."""
