@@ -19,6 +19,8 @@ export HF_HUB_OFFLINE := 1
 export RAY_USAGE_STATS_ENABLED := 0
 # The proxy notices a dead replica in seconds (the default takes over 20).
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
+# Workers share the cores evenly with other programs (by Ray's default, niceness 15, they give way to all of them).
+export RAY_worker_niceness ?= 0
 
 .PHONY: serve demo evaluate evaluate-quick test test-all test-random fuzz lint types install check clean
 
