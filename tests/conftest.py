@@ -31,7 +31,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # The proxy notices a dead replica in seconds (the default takes over 20).
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
-# Ray gives its workers niceness 15: beside programs of niceness 0 that use all cores, they hardly run.
+# Ray gives its workers niceness 15: they give way to programs of niceness 0 that use all cores.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # On a busy machine, what Ray waits for takes longer than it would wait.
 for limit in ("SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "SERVE_PROXY_READY_CHECK_TIMEOUT_S", "gcs_server_port_wait_time_s"):
