@@ -22,6 +22,8 @@ from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 # The weight of a kept size, relative to all of the load: enough for a smallest workable set and no more.
 _KEPT_WEIGHT = 1e-9
+# Requests per second and worker of stages that take no time by the profile.
+_INSTANT_PER_S = 1e9
 
 # Requests per second of work and worker, per model and placement type, as measured.
 MeasuredRates = Mapping[tuple[str, PlacementType], float]
@@ -121,13 +123,13 @@ class ClusterCosts:
         if all((demand.model, kind) in measured for kind in demand.kinds):
             return {kind: measured[demand.model, kind] for kind in demand.kinds}
         requests = math.fsum(share.weight for share in demand.load)
-        return {
-            kind: requests
-            / math.fsum(
+        gpu_seconds = {
+            kind: math.fsum(
                 share.weight * self.compute_gpu_seconds(share, demand.fit, kind.stages) for share in demand.load
             )
             for kind in demand.kinds
         }
+        return {kind: requests / seconds if seconds else _INSTANT_PER_S for kind, seconds in gpu_seconds.items()}
 
     def group_demands(self, load: Sequence[LoadShare], keep: Sequence[LoadShare] = ()) -> list[ReplicaDemand]:
         """The virtual replicas that the load needs, in a fixed order. Sizes of `keep` need none of their own while one

@@ -26,10 +26,8 @@ class Orchestrator:
     share one, and where there are fewer workers than the models need, each holds what fits.
     """
 
-    def __init__(
-        self, times: StageTimes, handoff_reserve_bytes: int, degrees: Sequence[int], pooled: bool = True
-    ) -> None:
-        """`degrees` are the degrees of D in use. `pooled`: one virtual replica per model (see above); False: as in
+    def __init__(self, times: StageTimes, handoff_reserve_bytes: int, degrees: Sequence[int], one_pool: bool) -> None:
+        """`degrees` are the degrees of D in use. `one_pool`: one virtual replica per model (see above); False: as in
         Algorithm 2. Raises `PlacementError` for a negative reserve or bad degrees."""
         if handoff_reserve_bytes < 0:
             raise PlacementError(f"handoff_reserve_bytes is {handoff_reserve_bytes}; it must not be negative")
@@ -38,7 +36,7 @@ class Orchestrator:
         self._times = times
         self._handoff_reserve_bytes = handoff_reserve_bytes
         self._degrees = tuple(sorted(set(degrees)))
-        self._pooled = pooled
+        self._one_pool = one_pool
 
     def build_costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
         """The costs of requests on these workers. Raises `PlacementError` for none, or one without memory."""
@@ -65,7 +63,7 @@ class Orchestrator:
         if not any(share.weight > 0 for share in load):
             raise PlacementError("the load is empty; name at least one model and size with a weight above 0")
         asked = costs.group_demands(load, keep)
-        demands = costs.merge_demands(costs.pool_demands(asked) if self._pooled else asked, len(workers))
+        demands = costs.merge_demands(costs.pool_demands(asked) if self._one_pool else asked, len(workers))
         if sum(demand.minimum for demand in demands) > len(workers):
             return _stack(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]

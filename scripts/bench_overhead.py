@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from deployments.validation.args import check_args
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 _PROMPT, _SEED = "a lighthouse at dawn", 7
+# The name of the model in a service that the benchmark starts.
+_MODEL = "model"
 _PIPELINES = {"sd3": diffusers.StableDiffusion3Pipeline, "flux": diffusers.FluxPipeline}
 
 
@@ -44,7 +47,7 @@ def main() -> int:
     run = describe_run(f"threads {options.threads}", libraries=("ray", "torch", "diffusers"))
     torch.set_num_threads(options.threads)
     stock = _load_stock_pipeline(options.family, args.cache_dir)
-    with run_local_service(args) as url:
+    with nullcontext(options.url) if options.url else run_local_service(args) as url:
         pairs = [_measure_pair(stock, url, options) for _ in range(1 + options.runs)][1:]
     _report(run, pairs, options)
     return 0
@@ -62,10 +65,14 @@ def _parse_arguments() -> tuple[argparse.Namespace, AppArgs]:
     parser.add_argument(
         "--threads", type=parse_whole_number, default=1, help="torch threads of worker and stock pipeline"
     )
+    parser.add_argument("--url", help="a service that runs already; without it one is started")
+    parser.add_argument("--model", default=_MODEL, help="name of the tiny model of this family in the service at --url")
     parser.add_quick(side=64, steps=2, runs=1)
     options = parser.parse_args()
+    if options.model != _MODEL and options.url is None:
+        parser.error("--model is for a service that runs already: give its --url too")
     limits = {"min_side": options.side, "max_side": options.side, "max_pixels": options.side**2}
-    model = {"name": "model", "tiny": options.family, "profile_as": f"tiny-{options.family}"}
+    model = {"name": _MODEL, "tiny": options.family, "profile_as": f"tiny-{options.family}"}
     args = {
         "models": [{**model, "limits": {**limits, "max_steps": options.steps}}],
         "cluster": {"workers_per_node": 1, "memory_mb": 1024, "cpu_threads": options.threads},
@@ -95,6 +102,7 @@ def _measure_pair(stock: Any, url: str, options: argparse.Namespace) -> tuple[fl
     ).images[0]
     between_s = time.perf_counter()
     body = {
+        "model": options.model,
         "prompt": _PROMPT,
         "size": f"{options.side}x{options.side}",
         "num_inference_steps": options.steps,

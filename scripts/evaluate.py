@@ -22,7 +22,7 @@ from pathlib import Path
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
-from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells
+from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells, list_unseen_cells
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from tqdm import tqdm
@@ -30,6 +30,7 @@ from tqdm import tqdm
 from deployments.assembly.options import format_options
 from dispatch.policies import POLICIES
 from traces.workloads.named import DURATION_S, MODELS, WORKLOADS
+from traces.workloads.unseen import FIRST_PUBLISHED_SEED
 from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import TridentServeError
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
     from lib.evaluate.report import write_csv, write_markdown, write_report
     from lib.evaluate.tables import summarize
+    from lib.evaluate.unseen import compare_unseen
 
     command = " ".join(["python scripts/evaluate.py", *map(shlex.quote, sys.argv[1:] if argv is None else argv)])
     settings = Settings(
@@ -50,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.cluster,
         arguments.solve_time_s,
         arguments.solve_limit_s,
+        arguments.recorded and tuple(arguments.recorded),
     )
     try:
         settings.read_cluster_spec()
@@ -58,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
         cells = list(
             list_cells(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
+            if arguments.unseen is None
+            else list_unseen_cells(arguments.seed, arguments.unseen, arguments.policies, settings)
         )
         run = describe_run(command=command)
         status = _run(cells, settings, store, arguments.jobs, command)
@@ -71,8 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_markdown(arguments.markdown, store.results, command)
             print(f"tables: {arguments.markdown}")
         asked = {cell: result for cell, result in store.results.items() if cell in cells}
-        rows = summarize(asked, arguments.policies)
-        print_result(run, {"cells": len(cells), "finished": len(asked), "rows": rows})
+        figures = {"cells": len(cells), "finished": len(asked)}
+        if arguments.unseen is None:
+            print_result(run, {**figures, "rows": summarize(asked, arguments.policies)})
+        else:
+            tables = compare_unseen(asked, arguments.policies)
+            print("\n".join(table.to_markdown() for table in tables))
+            print_result(run, {**figures, "rows": [row for table in tables for row in table.to_records()]})
     except (TridentServeError, OSError) as error:
         print(f"evaluate: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -142,6 +152,16 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--gpus", type=whole, default=128, help="GPUs of the cluster (default 128)")
     add("--cluster", metavar="FILE", help="cluster as YAML (deployments/clusters); default: nodes of 8 NVIDIA L20")
     add("--seeds", type=whole, default=1, help="traces per model and workload (default 1)")
+    add(
+        "--unseen", type=whole, metavar="N", help="N cells whose parameters are all drawn, instead of workloads by name"
+    )
+    add("--seed", type=int, help=f"of unseen cells; {FIRST_PUBLISHED_SEED} and above are not tuned on")
+    add(
+        "--recorded",
+        nargs="+",
+        metavar="FILE",
+        help="published traces (docs/traces.md) whose arrivals unseen cells may have",
+    )
     add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
     add("--duration-s", type=real, default=DURATION_S, metavar="S", help="seconds of arrivals (default 1800)")
     add("--profiles", default=PROFILES, metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
@@ -171,7 +191,10 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_quick(
         models=["flux.1-dev"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if (arguments.unseen is None) != (arguments.seed is None):
+        parser.error("--unseen and --seed go together: cells are drawn from a seed")
+    return arguments
 
 
 def _find_file(text: str) -> Path:

@@ -77,7 +77,7 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
         f"{len(workers)} {cluster.gpu} in nodes of {sizes}; the load needs "
         f"{needed:.0%} of their GPU-seconds (every stage at the narrowest degree that was profiled)",
         "",
-        "Type and GB free beside the weights, per GPU:",
+        "Type and GB free in addition to the weights, per GPU:",
         *describe_placement(plan, workers, times),
         "",
         *plan.reason.split("; "),

@@ -159,10 +159,11 @@ def _plan_start(
     load: Sequence[LoadShare],
     policy: Policy,
 ) -> PlacementPlan:
-    """The placement that the policy stands for, else the Orchestrator's plan for this load."""
+    """The placement that the policy stands for, else the Orchestrator's plan for this load, under which kinds of weight
+    0 can be served too."""
     if policy.placement is not None:
         return policy.placement
-    return _make_orchestrator(options, times, workers, load, policy).plan(load, workers)
+    return _make_orchestrator(options, times, workers, load, policy).plan(load, workers, keep=load)
 
 
 def _make_replanner(

@@ -21,7 +21,7 @@ def make_cost_model(args: AppArgs) -> CostModel:
 
 
 def add_models(times: CostModel, args: AppArgs, tables: Sequence[ProfileTable]) -> None:
-    """Have a cost model cover the models of `args` that it does not cover yet, by their `served_tables`. Raises
+    """Have a cost model cover the models of `args` that it lacks, by the tables of `load_served_tables`. Raises
     `ProfileError` for tables that are wrong, and for a model that was profiled otherwise when it had the same name:
     what was planned with that stays in many places."""
     for index, model in enumerate(args.models):

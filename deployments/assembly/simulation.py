@@ -124,6 +124,16 @@ def list_mix(arrivals: Sequence[TimedRequest]) -> list[LoadShare]:
     return [LoadShare(*kind, weight=count / duration_s) for kind, count in sorted(kinds.items())]
 
 
+def list_first_mix(arrivals: Sequence[TimedRequest], known_s: float = 60.0) -> list[LoadShare]:
+    """What is known of a trace when its service starts: the mix of the first seconds, and the other kinds with weight
+    0, as a service is told the sizes that it must be able to serve."""
+    start_s = min(arrival_s for arrival_s, _ in arrivals)
+    first = list_mix([(arrival_s, spec) for arrival_s, spec in arrivals if arrival_s <= start_s + known_s])
+    seen = {replace(share, weight=0.0) for share in first}
+    unseen = [replace(share, weight=0.0) for share in list_mix(arrivals)]
+    return first + [share for share in unseen if share not in seen]
+
+
 def set_deadlines(
     arrivals: Sequence[TimedRequest], times: StageTimes, slo_scale: float | None = None
 ) -> list[TimedRequest]:

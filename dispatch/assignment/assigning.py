@@ -175,8 +175,8 @@ class Assigner:
         )
         if len(members) == 1:
             return members, choice.candidate
-        join_solutions = {member.spec.request_id for member in members}
-        left[:] = [request for request in left if request.spec.request_id not in join_solutions]
+        joined = {member.spec.request_id for member in members}
+        left[:] = [request for request in left if request.spec.request_id not in joined]
         candidate = self._fit_batch(work, choice.candidate, len(members))
         return members, candidate or choice.candidate
 

@@ -26,6 +26,7 @@ _SHIPPED = (
     "related.dit_serve",
     "related.patchedserve",
     "edf",
+    "segments",
 )
 
 for _module in _SHIPPED:

@@ -153,7 +153,7 @@ def _find_primary_types(replicas: Sequence[Replica]) -> dict[str, PlacementType]
 
 
 class IdleWorkers:
-    """Hands out the idle workers of one pool. Ask for wide groups first: then whatever `Problem.memory` is found."""
+    """Hands out the idle workers of one pool. Ask for wide groups first: then all that `Problem.fits` allows fits."""
 
     def __init__(self, pool: Pool) -> None:
         self._nodes = pool.nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,29 @@ from tests.scripts.quick_runs import run_quick
 pytestmark = pytest.mark.timeout(1000)  # beyond the patience of `run_quick`
 
 
-@pytest.mark.parametrize("script", ["bench_engine", "bench_batching"])
-def test_on_the_cluster_of_the_tests(script: str, ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> None:
+def test_batching_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> None:
+    run_quick("bench_batching", tmp_path, environment=make_environment(tiny_cache))
+
+
+# One after another, as each part starts workers of its own: together they would take more than 20 s.
+@pytest.mark.parametrize("parts", [("regroup", "handoff", "load"), ("pause_resume",), ("switch",)], ids="-".join)
+def test_the_engine_on_the_cluster_of_the_tests(
+    parts: Sequence[str], ray_cluster: None, tiny_cache: Path, tmp_path: Path
+) -> None:
+    run_quick("bench_engine", tmp_path, "--only", *parts, environment=make_environment(tiny_cache), parts=parts)
+
+
+def make_environment(tiny_cache: Path) -> dict[str, str]:
+    """The environment of a benchmark that joins the tests' Ray cluster."""
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    run_quick(
-        script, tmp_path, environment=os.environ | {"RAY_ADDRESS": address, "TRIDENTSERVE_CACHE": str(tiny_cache)}
-    )
+    return os.environ | {"RAY_ADDRESS": address, "TRIDENTSERVE_CACHE": str(tiny_cache)}
 
 
-def test_overhead_on_a_service_of_its_own(tmp_path: Path) -> None:
-    run_quick("bench_overhead", tmp_path)
+def test_overhead_of_the_service_of_the_tests(service: Service, tiny_cache: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"TRIDENTSERVE_CACHE": str(tiny_cache)}
+    run_quick("bench_overhead", tmp_path, "--url", service.url, "--model", "tiny-sd3", environment=environment)
 
 
 def test_requests_are_preempted_on_a_service_of_its_own(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def cluster(nodes: int, per_node: int, memory_bytes: int = EDC_BYTES) -> list[Wo
 
 
 def orchestrator(reserve_bytes: int = 10 * MIB, degrees: tuple[int, ...] = DEGREES) -> Orchestrator:
-    return Orchestrator(TIMES, reserve_bytes, degrees, pooled=False)
+    return Orchestrator(TIMES, reserve_bytes, degrees, one_pool=False)
 
 
 def types(plan: PlacementPlan, model: str = "one") -> Counter[PlacementType | None]:
@@ -116,10 +116,10 @@ def test_what_cannot_be_placed_is_a_named_error(load: list[LoadShare], workers: 
 
 def test_bad_settings_and_loads_are_refused() -> None:
     with pytest.raises(PlacementError, match="handoff_reserve_bytes is -1"):
-        Orchestrator(TIMES, -1, DEGREES)
+        Orchestrator(TIMES, -1, DEGREES, one_pool=True)
     for degrees in ([], [3], [0]):
         with pytest.raises(PlacementError, match="give powers of two"):
-            Orchestrator(TIMES, 0, degrees)
+            Orchestrator(TIMES, 0, degrees, one_pool=True)
     with pytest.raises(PlacementError, match=r"one was profiled at degrees \(1, 2, 4\), in use are \(8,\)"):
         orchestrator(degrees=(8,)).plan([LoadShare("one", SMALL, 20)], cluster(1, 8))
     with pytest.raises(PlacementError, match="weight is nan"):
@@ -133,7 +133,7 @@ def test_bad_settings_and_loads_are_refused() -> None:
 def test_memory_may_force_primaries_together() -> None:
     # Without the peaks of C, 2048x2048 needs 1300 + 1562 / k MiB for EDC and 800 + 1562 / k for D.
     rows = [replace(row, peak_bytes=MIB) if row.stage is Stage.DECODE else row for row in table().rows]
-    wide = Orchestrator(CostModel([replace(table(), rows=tuple(rows))], "gpu"), 0, DEGREES)
+    wide = Orchestrator(CostModel([replace(table(), rows=tuple(rows))], "gpu"), 0, DEGREES, one_pool=True)
     load = [LoadShare("one", LARGE, 20), LoadShare("two", SMALL, 20)]
     uneven = [WorkerSpec(f"n{n}-w{i}", f"n{n}", 2100 * MIB) for n, size in enumerate((1, 2, 1)) for i in range(size)]
     plan = wide.plan(load, uneven)
@@ -147,7 +147,7 @@ def test_memory_may_force_primaries_together() -> None:
 def test_what_is_planned_for_wide_degrees_can_run_there() -> None:
     times = CostModel([wide_only_table()], "gpu")
     workers = cluster(1, 4)
-    plan = Orchestrator(times, 0, DEGREES).plan([LoadShare("one", SHAPES[2], 20)], workers)
+    plan = Orchestrator(times, 0, DEGREES, one_pool=True).plan([LoadShare("one", SHAPES[2], 20)], workers)
     views = [
         WorkerView(w.worker_id, w.node_id, w.memory_bytes, plan.replicas[w.worker_id], idle=True, free_at_s=0.0)
         for w in workers
@@ -182,7 +182,7 @@ def test_models_are_stacked_where_workers_are_too_few() -> None:
     assert plan.reason.startswith("1 workers hold several models each")
     # Three models on two workers, of which each has room for two (3900 MiB of weights would be too much).
     names = ("one", "two", "three")
-    three = Orchestrator(cost_model(names), 10 * MIB, DEGREES)
+    three = Orchestrator(cost_model(names), 10 * MIB, DEGREES, one_pool=True)
     plan = three.plan([LoadShare(name, SMALL, 20) for name in names], cluster(1, 2))
     assert sorted(len(held) for held in plan.replicas.values()) == [6, 6]
     assert all(types(plan, name)[PlacementType.EDC] for name in names)
@@ -272,7 +272,7 @@ def test_c_stays_off_the_primaries_of_a_model_that_runs_wide() -> None:
     times = load_cost_model(["l20"], "NVIDIA L20")
     workers = [replace(worker, device="NVIDIA L20") for worker in cluster(4, 8, 48 * 10**9)]
     load = [LoadShare("hunyuanvideo", Shape(720, 1280, frames), 6) for frames in (65, 129)]
-    plan = Orchestrator(times, 2**30, (1, 2, 4, 8)).plan(load, workers)
+    plan = Orchestrator(times, 2**30, (1, 2, 4, 8), one_pool=True).plan(load, workers)
     held = {plan.type_of(worker.worker_id, "hunyuanvideo") for worker in workers}
     assert PlacementType.C in held
     assert PlacementType.DC not in held

@@ -35,7 +35,7 @@ def cluster(nodes: int = 4, per_node: int = 8) -> list[WorkerSpec]:
 
 
 def orchestrator() -> Orchestrator:
-    return Orchestrator(TIMES, 10 * MIB, DEGREES, pooled=False)
+    return Orchestrator(TIMES, 10 * MIB, DEGREES, one_pool=False)
 
 
 class Service:

@@ -108,7 +108,7 @@ def test_the_virtual_replica_is_the_first_whose_shards_fit(memory_mib: int, kind
 def test_workers_that_make_no_unit_hold_nothing() -> None:
     workers = cluster([3, 3], 1000)
     times = TIMES.divide({D: 2, E: 2})
-    plan = Orchestrator(times, RESERVE_BYTES, DEGREES).plan([LoadShare("one", SMALL, 20)], workers)
+    plan = Orchestrator(times, RESERVE_BYTES, DEGREES, one_pool=True).plan([LoadShare("one", SMALL, 20)], workers)
     assert [worker_id for worker_id, held in plan.replicas.items() if not held] == ["n0w2", "n1w2"]
     assert plan.reason.endswith("2 workers hold nothing: they make no whole unit in a node")
     assert describe_placement(plan, workers, times)[1].endswith("  - 1.0")

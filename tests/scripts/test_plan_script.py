@@ -25,7 +25,7 @@ def test_the_table_shows_every_gpu_and_the_reasons(capsys: pytest.CaptureFixture
     assert "1.5 requests/s of flux.1-dev" in out
     assert "the load needs 100% of their GPU-seconds" in out
     lines = out.splitlines()
-    table = lines[lines.index("Type and GB free beside the weights, per GPU:") + 2 : lines.index("", 4)]
+    table = lines[lines.index("Type and GB free in addition to the weights, per GPU:") + 2 : lines.index("", 4)]
     nodes = 0
     for line in table:
         assert line.count(".") == 8  # one number per GPU

@@ -58,6 +58,11 @@ def read_external(
     return DrawnTrace(requests, what)
 
 
+def read_arrivals(path: Path, seed: int = 0) -> list[Arrival]:
+    """All arrivals of a published trace, or of a directory of ServeGen chunks. Raises `TraceError`."""
+    return (_read_folder(path, seed) if path.is_dir() else _read_file(path, seed))[1]
+
+
 def _read_file(path: Path, seed: int) -> tuple[str, list[Arrival]]:
     text = read_text(path)
     line, first = next(list_csv_cells(text, path), (1, []))

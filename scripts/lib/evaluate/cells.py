@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from deployments.assembly.options import ServiceOptions
-from deployments.assembly.simulation import (
-    SimulationSetup,
-    assemble_simulation,
-    load_times,
-    make_cluster_options,
-    set_deadlines,
-)
+from deployments.assembly.simulation import make_cluster_options
 from dispatch.options import DEFAULT_POLICY
-from lib.evaluate.rows import CellResult, make_details, make_row
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
-from traces.reports.bound import bound_on_time
-from traces.simulated import make_arrivals
-from traces.workloads.named import WORKLOADS, make_workload
-from tridentserve.engine.simulated import SimulationOptions, TimedRequest
+from traces.workloads.named import WORKLOADS
+from traces.workloads.unseen import UnseenCell, draw_cell
+from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import ConfigError
-from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 PAPER_WORKLOADS = ("light", "medium", "heavy", "dynamic", "proprietary")
 BASELINES = ("b1", "b2", "b3", "b4", "b5", "b6")
 # In place of a model's name, for a workload of several.
 MIXED = "mixed"
+# In place of a workload's name, for one whose parameters are drawn.
+UNSEEN = "unseen"
 # The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).
 PAPER_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
 
@@ -49,6 +39,8 @@ class Settings:
     cluster: str | None = None
     solve_time_s: Literal["measured"] | float = SimulationOptions().solve_time
     solve_limit_s: float | None = None
+    recorded: tuple[str, ...] | None = None
+    """Files of published traces (or directories of ServeGen chunks) whose arrivals unseen cells may have."""
 
     def make_options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
         """The options of a simulated service with this policy."""
@@ -81,16 +73,27 @@ class Cell:
     slo_scale: float
     seed: int
     policy: str
+    index: int = 0
+    """The number of an unseen cell among those of its seed."""
 
     @property
     def trace_seed(self) -> int:
-        """The same for all policies and SLO scales; another for each model, workload and seed."""
-        text = f"{self.model}/{self.workload}/{self.seed}"
+        """The same for all policies and SLO scales; another for each model, workload, seed and index."""
+        text = f"{self.model}/{self.workload}/{self.seed}" + (f"/{self.index}" if self.is_unseen else "")
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
     @property
     def name(self) -> str:
         return "/".join(map(str, asdict(self).values()))
+
+    @property
+    def is_unseen(self) -> bool:
+        """True for a cell of `traces.workloads.unseen`."""
+        return self.workload == UNSEEN
+
+    def draw_unseen(self, settings: Settings) -> UnseenCell:
+        """The parameters of an unseen cell."""
+        return draw_cell(self.seed, self.index, has_recorded=bool(settings.recorded))
 
 
 def list_cells(
@@ -114,39 +117,14 @@ def list_cells(
                     yield Cell(model, workload, slo_scale, seed, policy)
 
 
+def list_unseen_cells(seed: int, number: int, policies: Sequence[str], settings: Settings) -> Iterator[Cell]:
+    """The first cells of a seed, those of one trace beside one another."""
+    for index in range(number):
+        drawn = draw_cell(seed, index, has_recorded=bool(settings.recorded))
+        for policy in policies:
+            yield Cell("+".join(part.model for part in drawn.models), UNSEEN, 1.0, seed, policy, index)
+
+
 def _find_own_model(workload: str) -> str:
     models = {model for mix in WORKLOADS[workload].load_mixes() for model in mix.models}
     return models.pop() if len(models) == 1 else MIXED
-
-
-def run_cell(cell: Cell, settings: Settings) -> CellResult:
-    """Simulates one cell. Raises what `simulate` raises."""
-    arrivals, bound = _make_trace(cell.model, cell.workload, cell.slo_scale, cell.trace_seed, settings)
-    cluster = settings.read_cluster_spec()
-    options = settings.make_options(cell.policy)
-    engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
-    make_times = load_times(cluster, [settings.profiles])
-    start_s = time.perf_counter()
-    simulation = assemble_simulation(
-        arrivals, SimulationSetup(cluster.list_workers(), make_times, options, engine=engine)
-    )
-    result = simulation.engine.run(arrivals)
-    wall_s = time.perf_counter() - start_s
-    parameters: dict[str, Any] = {**asdict(cell), "gpus": settings.gpus, "duration_s": settings.duration_s}
-    parameters["options"] = json.dumps(simulation.describe())
-    return CellResult(
-        parameters | make_row(result, settings.duration_s, bound, wall_s), make_details(result, settings.duration_s)
-    )
-
-
-@lru_cache(maxsize=2)
-def _make_trace(
-    model: str, workload: str, slo_scale: float, seed: int, settings: Settings
-) -> tuple[tuple[TimedRequest, ...], int]:
-    """The trace with its deadlines, by the profile as it stands, and the bound: the same for all policies."""
-    asked = None if model == MIXED else model
-    times = load_times(settings.read_cluster_spec(), [settings.profiles])()
-    requests = make_workload(workload, asked, seed, settings.duration_s, deadline_scale=slo_scale)
-    scale = slo_scale * (WORKLOADS[workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
-    arrivals = set_deadlines(make_arrivals(requests, times.models), times, scale)
-    return tuple(arrivals), bound_on_time(arrivals, times, settings.gpus)

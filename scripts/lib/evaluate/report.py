@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lib.evaluate.plots import draw_plots
 from lib.evaluate.tables import Results, Table, make_cells_table, make_claims_table, make_frame, make_ratios_table
+from lib.evaluate.unseen import compare_unseen
 from traces.reports.figures import write_png
 
 _STYLE = """
@@ -24,8 +25,12 @@ code { background: #f3f4f8; padding: 1px 4px; overflow-wrap: anywhere }
 
 
 def make_tables(results: Results) -> list[Table]:
-    """The tables that the results have figures for: ratios need the default and something to compare it with."""
+    """The tables that the results have figures for: ratios need the default and something to compare it with. Unseen
+    cells are compared in tables of their own."""
     policies = {cell.policy for cell in results}
+    if any(cell.is_unseen for cell in results):
+        first = [name for name in ("default",) if name in policies]
+        return [*compare_unseen(results, [*first, *sorted(policies - {"default"})]), make_cells_table(results)]
     compared = (
         [make_claims_table(results), make_ratios_table(results)] if "default" in policies and len(policies) > 1 else []
     )
@@ -74,7 +79,8 @@ def write_report(folder: Path, results: Results, command: str, bench: Path | Non
     output of scripts/bench_dispatch.py."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     shown = []
-    for name, caption, figure in draw_plots(results, bench):
+    named = {cell: result for cell, result in results.items() if not cell.is_unseen}
+    for name, caption, figure in draw_plots(named, bench):
         plot = write_png(figure)
         (folder / "figures" / f"{name}.png").write_bytes(plot)
         data = base64.b64encode(plot).decode()

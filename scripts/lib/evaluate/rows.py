@@ -22,14 +22,14 @@ COLUMNS = (
     *("mean_s", "p50_s", "p95_s", "p99_s", "mean_all_s", "p95_all_s", "completed", "failed", "ooms", "unfinished"),
     *("utilisation", "v0_share", "v1_share", "v2_share", "v3_share", "placement_switches", "moved_bytes"),
     *("bound_attainment", "end_s", "wall_s", "solve_mean_ms", "ticks", "cut_short"),
-    *("options", "version", "command"),
+    *("index", "parameters", "options", "version", "command"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
     """`row` has the keys of `COLUMNS` but version and command, `options` as JSON text; `details` is JSON-able, see
-    `details_of`."""
+    `make_details`."""
 
     row: dict[str, Any]
     details: dict[str, Any]

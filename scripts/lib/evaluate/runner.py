@@ -8,8 +8,9 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
-from lib.evaluate.cells import Cell, Settings, run_cell
+from lib.evaluate.cells import Cell, Settings
 from lib.evaluate.rows import CellResult
+from lib.evaluate.scenes import run_cell
 from tridentserve.errors import TridentServeError
 
 RunCell = Callable[[Cell, Settings], CellResult]

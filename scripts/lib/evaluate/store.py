@@ -22,7 +22,8 @@ class Store:
         compared."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._path = folder, folder / "cells.jsonl"
-        self._settings = asdict(settings) | {"options": describe_options(settings.make_options())}
+        stated = asdict(settings) | {"options": describe_options(settings.make_options())}
+        self._settings = json.loads(json.dumps(stated))  # as it is read: tuples are lists there
         self._cells: dict[Cell, CellResult] = {}
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]

@@ -55,6 +55,10 @@ class Table:
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         return "\n".join(lines) + "\n"
 
+    def to_records(self) -> list[dict[str, str]]:
+        """One dictionary for each row."""
+        return [dict(zip(self.header, row, strict=True)) for row in self.rows]
+
     def to_html(self) -> str:
         head = "".join(f"<th>{escape(text)}</th>" for text in self.header)
         rows = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in self.rows)
@@ -72,7 +76,7 @@ def make_frame(results: Results) -> pd.DataFrame:
 def compute_means(results: Results) -> pd.DataFrame:
     """One row for each setting and policy: the mean of each figure over the seeds, NaN where one of them has none.
     `seeds` is how many there are."""
-    rows = make_frame(results).drop(columns=["seed", "options", "version", "command"])
+    rows = make_frame(results).drop(columns=["seed", "index", "parameters", "options", "version", "command"])
     grouped = rows.groupby([*SETTING, "policy"], sort=False)
     # Unlike pandas' own mean, fmean rounds only once.
     return grouped.agg(fmean).assign(seeds=grouped.size()).reset_index()

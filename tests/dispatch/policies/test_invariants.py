@@ -51,7 +51,7 @@ def moments(draw: st.DrawFn) -> Moment:
 @given(moment=moments())
 def test_assignments_can_be_carried_out(name: str, moment: Moment) -> None:
     policy = make_policy(name, TIMES, moment.specs, LOAD, OPTIONS)
-    orchestrated = Orchestrator(TIMES, 0, DEGREES).plan(LOAD, moment.specs)
+    orchestrated = Orchestrator(TIMES, 0, DEGREES, one_pool=True).plan(LOAD, moment.specs)
     workers = views(moment.specs, policy.placement or orchestrated, moment.busy_until_s)
     view = ClusterView(moment.now_s, moment.pending, (), workers)
     decisions = policy.dispatcher.decide(view)
@@ -94,7 +94,7 @@ def _check_place(stage: Stage, workers: list[WorkerView]) -> None:
 @given(moment=moments(), lost=st.integers(0, 2))
 def test_what_was_seen_before_changes_nothing(name: str, moment: Moment, lost: int) -> None:
     policy = make_policy(name, TIMES, moment.specs, LOAD, OPTIONS)
-    placement = policy.placement or Orchestrator(TIMES, 0, DEGREES).plan(LOAD, moment.specs)
+    placement = policy.placement or Orchestrator(TIMES, 0, DEGREES, one_pool=True).plan(LOAD, moment.specs)
     before = ClusterView(moment.now_s - 1.0, moment.pending, (), views(moment.specs, placement))
     now = ClusterView(moment.now_s, moment.pending, (), views(moment.specs, placement, moment.busy_until_s)[lost:])
     policy.dispatcher.decide(before)
@@ -107,7 +107,7 @@ def test_an_idle_cluster_starts_what_can_ever_run(name: str) -> None:
     specs = cluster(8, 8)
     policy = make_policy(name, TIMES, specs, LOAD, OPTIONS)
     assert policy.name == name
-    workers = views(specs, policy.placement or Orchestrator(TIMES, 0, DEGREES).plan(LOAD, specs))
+    workers = views(specs, policy.placement or Orchestrator(TIMES, 0, DEGREES, one_pool=True).plan(LOAD, specs))
     for kind in LOAD:
         request = PendingRequest(RequestSpec("r", "one", kind.shape, 20), arrival_s=0.0, deadline_s=100.0)
         assert policy.dispatcher.can_ever_run(request.spec, workers) is None

@@ -46,6 +46,8 @@ def made(of: Cell, attainment: float = 0.5, mean_s: float | None = 2.0, **other:
         "solve_mean_ms": 1.5,
         "ticks": 50,
         "cut_short": 0,
+        "index": of.index,
+        "parameters": "",
         "options": json.dumps(describe_options(SETTINGS.make_options())),
         "version": "abc",
         "command": "evaluate",

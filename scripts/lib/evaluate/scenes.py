@@ -1,0 +1,123 @@
+"""What all policies of a cell serve: the cluster, the trace with its deadlines, and the bound. One policy serves it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from deployments.assembly.simulation import (
+    SimulationSetup,
+    assemble_simulation,
+    list_first_mix,
+    load_times,
+    set_deadlines,
+)
+from lib.evaluate.cells import MIXED, Cell, Settings
+from lib.evaluate.rows import CellResult, make_details, make_row
+from placement.cluster_file import ClusterSpec
+from profiler import CostModel, keep_diffuse_only, load_tables
+from profiler.loading import TableSource
+from traces.formats.external import read_arrivals
+from traces.reports.bound import bound_on_time
+from traces.simulated import make_arrivals
+from traces.workloads.arrivals import Arrival
+from traces.workloads.named import WORKLOADS, make_workload
+from traces.workloads.unseen import make_unseen_trace
+from tridentserve.engine.simulated import SimulationOptions, TimedRequest
+from tridentserve.load import LoadShare
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All of a cell but the policy."""
+
+    arrivals: tuple[TimedRequest, ...]
+    """The requests, each with its deadline by the profile as it stands."""
+    bound: int
+    """No schedule has more of them on time."""
+    cluster: ClusterSpec
+    make_times: Callable[[], CostModel]
+    engine: SimulationOptions
+    load: Sequence[LoadShare] | None
+    """The load that the placement at the start is made for; None: the mix of the whole trace."""
+    duration_s: float
+    """For how long requests arrive."""
+    parameters: str
+    """Those of an unseen cell, as JSON; else empty."""
+
+
+def run_cell(cell: Cell, settings: Settings) -> CellResult:
+    """Simulates one cell. Raises what `simulate` raises."""
+    scene = _make_scene(replace(cell, policy=""), settings)
+    options = settings.make_options(cell.policy)
+    start_s = time.perf_counter()
+    simulation = assemble_simulation(
+        scene.arrivals,
+        SimulationSetup(
+            scene.cluster.list_workers(),
+            scene.make_times,
+            options,
+            load=scene.load,
+            engine=scene.engine,
+        ),
+    )
+    result = simulation.engine.run(scene.arrivals)
+    wall_s = time.perf_counter() - start_s
+    parameters: dict[str, Any] = {**asdict(cell), "gpus": len(scene.cluster.list_workers())}
+    parameters |= {"duration_s": scene.duration_s, "parameters": scene.parameters}
+    parameters["options"] = json.dumps(simulation.describe())
+    return CellResult(
+        parameters | make_row(result, scene.duration_s, scene.bound, wall_s), make_details(result, scene.duration_s)
+    )
+
+
+@lru_cache(maxsize=2)
+def _make_scene(cell: Cell, settings: Settings) -> Scene:
+    """The same for all policies, so that it is made once for those of a cell that follow each other."""
+    return _make_unseen_scene(cell, settings) if cell.is_unseen else _make_named_scene(cell, settings)
+
+
+def _make_named_scene(cell: Cell, settings: Settings) -> Scene:
+    cluster = settings.read_cluster_spec()
+    make_times = load_times(cluster, [settings.profiles])
+    times = make_times()
+    asked = None if cell.model == MIXED else cell.model
+    requests = make_workload(cell.workload, asked, cell.trace_seed, settings.duration_s, deadline_scale=cell.slo_scale)
+    scale = cell.slo_scale * (WORKLOADS[cell.workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
+    arrivals = tuple(set_deadlines(make_arrivals(requests, times.models), times, scale))
+    bound = bound_on_time(arrivals, times, settings.gpus)
+    engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
+    return Scene(arrivals, bound, cluster, make_times, engine, None, settings.duration_s, "")
+
+
+def _make_unseen_scene(cell: Cell, settings: Settings) -> Scene:
+    drawn = cell.draw_unseen(settings)
+    cluster = replace(settings, gpus=drawn.gpus).read_cluster_spec()
+    profiles: list[TableSource] = [settings.profiles]
+    if drawn.diffuse_only:
+        profiles = [keep_diffuse_only(table) for table in load_tables(profiles)]
+    make_times = load_times(cluster, profiles)
+    times = make_times()
+    requests = make_unseen_trace(drawn, times, _read_recorded(settings.recorded) if settings.recorded else ())
+    arrivals = tuple(make_arrivals(requests, times.models))
+    engine = SimulationOptions(
+        solve_time=settings.solve_time_s,
+        seed=cell.trace_seed,
+        jitter=drawn.jitter,
+        plan_overhead_s=drawn.overhead_s,
+        report_overhead_s=drawn.overhead_s,
+    )
+    bound = bound_on_time(arrivals, times, drawn.gpus)
+    load = list_first_mix(arrivals)
+    return Scene(arrivals, bound, cluster, make_times, engine, load, arrivals[-1][0], json.dumps(asdict(drawn)))
+
+
+@lru_cache(maxsize=1)
+def _read_recorded(paths: Sequence[str]) -> tuple[tuple[Arrival, ...], ...]:
+    return tuple(tuple(read_arrivals(Path(path))) for path in paths)
