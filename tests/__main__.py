@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WITH_RAY = ("tests/engine/live", "tests/e2e")
 _COUNTS = re.compile(r"=* ?(\d+ \w+.*|no tests ran) in [\d.]+s")
+# Where pytest begins to say what failed, and how many lines of it are repeated at the end.
+_FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+")
+_MAX_REPEATED = 150
 # The longest line of output, in bytes.
 _MAX_LINE = 1 << 26
 
@@ -33,12 +37,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`counts`: what pytest says at its end, empty for other programs."""
+    """`counts`: what pytest says at its end, empty for other programs. `failures`: the last lines of what it says of
+    tests that failed, which its part of the output may hide among those of the other parts."""
 
     label: str
     passed: bool
     counts: str
     seconds: float
+    failures: tuple[str, ...] = ()
 
     def line(self) -> str:
         return f"{self.label:8}{'passed' if self.passed else 'FAILED':8}{self.seconds:7.0f} s   {self.counts}".rstrip()
@@ -58,6 +64,7 @@ def parts(everything: bool, seed: int | None) -> tuple[Part, list[list[Part]]]:
 async def run(part: Part) -> Outcome:
     """Runs the commands until one fails, and prints what they say line by line."""
     began_s, passed, counts = time.monotonic(), True, ""
+    failures: deque[str] = deque(maxlen=_MAX_REPEATED)
     for program, *arguments in part.commands:
         process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).with_name(Path(program).name)),
@@ -75,6 +82,8 @@ async def run(part: Part) -> Outcome:
                 print(f"{part.label:5}| {line}", flush=True)
                 if found := _COUNTS.match(line):
                     counts = found[1]
+                if failures or _FAILURES.match(line):
+                    failures.append(f"{part.label:5}| {line}")
             passed = await process.wait() == 0
         finally:
             if process.returncode is None:
@@ -82,7 +91,7 @@ async def run(part: Part) -> Outcome:
                 await process.wait()
         if not passed:
             break
-    return Outcome(part.label, passed, counts, time.monotonic() - began_s)
+    return Outcome(part.label, passed, counts, time.monotonic() - began_s, tuple(failures))
 
 
 async def run_lane(lane: Sequence[Part]) -> list[Outcome]:
@@ -102,6 +111,8 @@ async def run_all(everything: bool, seed: int | None) -> bool:
         for found in await asyncio.gather(*(run_lane(lane) for lane in lanes)):
             outcomes += found
     passed = all(outcome.passed for outcome in outcomes)
+    for line in (line for outcome in outcomes for line in ("", *outcome.failures) if outcome.failures):
+        print(line)
     print("", *(outcome.line() for outcome in outcomes), sep="\n")
     print(Outcome("all", passed, "", time.monotonic() - began_s).line(), flush=True)
     return passed
