@@ -4,6 +4,6 @@ Pure: no I/O, no clock, no randomness. `IlpDispatcher` satisfies `tridentserve.p
 """
 
 from dispatch.dispatcher import IlpDispatcher
-from dispatch.options import DispatchOptions, RewardOptions
+from dispatch.options import DispatchOptions, ValueOptions
 
-__all__ = ["DispatchOptions", "IlpDispatcher", "RewardOptions"]
+__all__ = ["DispatchOptions", "IlpDispatcher", "ValueOptions"]

@@ -15,6 +15,7 @@ from dispatch.candidates.classes import (
     group_by_work,
     hold_back,
 )
+from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
@@ -40,14 +41,16 @@ _NOTHING_TO_DECIDE = TickPlan((), gap=0.0)
 
 
 class IlpDispatcher:
-    """Satisfies `tridentserve.protocols.Dispatcher`. The same view gives the same assignments, unless the solver's time
-    limit cuts a search short; what is kept between calls only saves time."""
+    """Satisfies `tridentserve.protocols.Dispatcher`. The same views in the same order give the same assignments, unless
+    the solver's time limit cuts a search short. Of views that are past, only the latest arrivals count
+    (`dispatch.candidates.reserve`); what else is kept between calls saves time."""
 
     def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         self._times = times
         self._options = options or DispatchOptions()
         self._memory = MemoryCheck(times, self._options)
         self._snapshot: WorkerSnapshot | None = None
+        self._reserver = Reserver(self._options.segment_s)
 
     def decide(self, view: ClusterView) -> Decisions:
         """Assignments only, earliest deadline first: nothing is preempted or refused. A request that the profile
@@ -62,17 +65,21 @@ class IlpDispatcher:
         known, workers = self._snapshot, view.workers
         self._snapshot = known.update(workers) if known is not None else take_snapshot(workers, self._memory.find_unit)
         tick = self._build_tick(self._snapshot, view.now_s)
+        self._reserver.note(view.pending)
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
+        reserved = None
+        if self._options.keep_free and (reserved := self._reserver.keep(self._snapshot, tick)) is not None:
+            tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
         waiting = group_by_work(view.pending, tick.list_idle_models())
-        tick.narrowing = narrow = tick.choose_narrowing(waiting)
+        tick.set_horizon(waiting)
         overdue = []
         if self._options.overdue_first:
             firsts = sorted((requests[0] for requests in waiting.values()), key=by_deadline)
             overdue = find_longest_overdue(firsts, tick)
             if held := hold_back(overdue, tick):
-                tick = self._build_tick(self._snapshot.replace_views(held), view.now_s)
-                tick.narrowing = narrow
+                tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved)
+                tick.set_horizon(waiting)
         members, problem = build_problem(waiting, overdue, tick)
         if not problem.classes:
             return _NOTHING_TO_DECIDE
@@ -88,8 +95,9 @@ class IlpDispatcher:
             return None
         return f"{spec.model} cannot make {spec.shape} here: {'; '.join(survey.obstacles)}"
 
-    def _build_tick(self, snapshot: WorkerSnapshot, now_s: float) -> TickView:
-        return TickView(self._times, self._options, snapshot, now_s, self._memory)
+    def _build_tick(self, snapshot: WorkerSnapshot, now_s: float, reserved: ReservedTick | None = None) -> TickView:
+        kept, rules = (reserved.kept, reserved.rules) if reserved is not None else ((), {})
+        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules)
 
 
 def _list_choices(solution: Solution, members: Sequence[Members], tick: TickView) -> list[Choice]:

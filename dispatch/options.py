@@ -27,54 +27,31 @@ Degree = Annotated[int, AfterValidator(_check_power_of_two)]
 
 
 @options
-class RewardOptions:
-    """Weights of the objective (TridentServe, arXiv 2510.02838, section 6.2 and appendix C.2)."""
+class ValueOptions:
+    """What groups of workers are worth to requests (`dispatch.candidates.values`, docs/policy.md)."""
 
-    on_time: float = Field(
-        default=1000.0,
-        description="Reward for a request that will meet its deadline, and the most that an overdue one can age to.",
-    )
-    late: float = Field(
-        default=100.0,
+    horizon: float = Field(
+        default=1.0,
         gt=0,
-        description="Reward for a request whose deadline is out of reach, times one plus its overtime in units of its "
-        "own runtime.",
+        description="Time in which the urgency of a request falls by a factor of e while it has slack, in units of the "
+        "mean time from arrival to deadline of what waits.",
     )
-    condition_per_token: float = Field(
-        default=1e-5, description="Penalty for moving the condition (E runs elsewhere), per token of the request."
+    safety: float = Field(
+        default=0.5,
+        ge=0,
+        description="Power of the share of the time to the deadline that a group leaves to spare; 0: a group that only "
+        "just meets the deadline is worth as much as one that has time to spare.",
     )
-    latents_per_token: float = Field(
-        default=1e-4,
-        description="Penalty for moving the latents (C runs elsewhere), per token of the request. The latents outweigh "
-        "the condition, so types rank V0, V1, V2, V3.",
+    hopeless: float = Field(
+        default=1e-3,
+        gt=0,
+        description="Urgency of a request that cannot be in time any more; it falls with the logarithm of what is left "
+        "to do.",
     )
-    gpu_seconds: float = Field(
-        default=1.0,
-        description="Price of a plan's GPU-seconds, in units of the request's GPU-seconds at the narrowest degree: a "
-        "width beyond what is efficient must be worth it.",
-    )
-    latency: float = Field(
-        default=1.0,
-        description="Price of a plan's latency, in units of the request's latency at the narrowest degree: idle width "
-        "that is efficient is used. With both prices equal, and E, C and waiting aside, degree k costs less than "
-        "degree 1 when its efficiency is above (1 + 1/k) / 2: 0.75 at degree 2, 0.625 at degree 4.",
-    )
-    size: float = Field(
-        default=20.0,
-        description="Price of each doubling of a request's GPU-seconds: of requests that are worth the same, short "
-        "ones go first.",
-    )
-    narrowing: int = Field(
-        default=4,
-        description="A request is not run narrower than its optimal degree divided by this number, unless it is long "
-        "overdue (`TickView.choose_narrowing`). Narrow runs use up the slack to the last second, and fill workers "
-        "so that wide ones never find several idle at once.",
-    )
-    pressure: float = Field(
-        default=0.1,
-        description="Pressure is the time that all primaries together need for the D of what waits, divided by the "
-        "mean slack of these requests. Below this pressure `narrowing` counts half, and where C runs on auxiliaries it "
-        "counts half again.",
+    overdue_runs: float = Field(
+        default=50.0,
+        gt=0,
+        description="A request that is overdue by this many times its own shortest runtime goes before all others.",
     )
 
 
@@ -110,7 +87,7 @@ class DispatchOptions:
     overdue_first: bool = Field(
         default=True,
         description="Requests that are long overdue go first, one at a time, so that none starves "
-        "(`dispatch.candidates.classes`); without it their reward stays that of a request in time, as in the paper.",
+        "(`dispatch.candidates.classes`); without it they wait for as long as others come that can be in time.",
     )
     solver: SolverName = Field(default="highs", description="Solver of the integer program.")
     time_limit_s: float = Field(
@@ -126,7 +103,17 @@ class DispatchOptions:
         description="With more than 100 requests that compete, a solution is good enough when no other can be worth "
         "more than this share above it; with fewer, the best one is looked for.",
     )
-    rewards: RewardOptions = Field(default_factory=RewardOptions, description="Weights of the objective.")
+    keep_free: bool = Field(
+        default=True,
+        description="Where steps take longer than short requests can wait, as many workers as these need are kept from "
+        "work that takes long (`dispatch.candidates.reserve`).",
+    )
+    segment_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="Seconds of D after which it is decided anew which workers a request has; at least one step.",
+    )
+    values: ValueOptions = Field(default_factory=ValueOptions, description="What groups are worth to requests.")
 
     @property
     def batch_limit(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from placement.split import count_smallest_workable
 from placement.virtual_replicas import Fit, MemoryModel
-from profiler.memory import compute_stages_peak_bytes
+from profiler.memory import compute_stages_peak_bytes, sum_weights_bytes
 from profiler.monitor import StageSpeed
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
@@ -90,6 +90,10 @@ class ClusterCosts:
                 peak = compute_stages_peak_bytes(self._times, demand.model, kind.stages, shape, degree)
                 peak_bytes = max(peak_bytes, peak)
         return self._memory_bytes - self._handoff_reserve_bytes - sum(weights.values()) - peak_bytes
+
+    def compute_spare_bytes(self, replicas: Iterable[Replica]) -> int:
+        """Bytes that one worker has left beside these weights; negative when they do not all fit at once."""
+        return self._memory_bytes - self._handoff_reserve_bytes - sum_weights_bytes(self._times, replicas)
 
     def fit(self, model: str, replica: VirtualReplica, shape: Shape) -> Fit | None:
         """The way in which one virtual replica runs one size; None when it never fits."""
@@ -261,4 +265,8 @@ def _find_fit(share: LoadShare, holders: dict[tuple[str, PlacementType], int], c
             fit = costs.fit(share.model, replica, share.shape)
             if fit is not None:
                 return fit
+    if holders.get((share.model, PlacementType.EDC)):
+        fit = costs.find_memory_model(share.model).fit_apart(share.model, [share.shape])
+        if fit is not None:
+            return fit
     raise PlacementError(f"{share.model} at {share.shape} cannot run: no virtual replica of the placement fits it")

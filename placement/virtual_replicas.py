@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.split import Units
-from profiler.memory import compute_peak_bytes_by_degree, find_largest_unit, sum_weights_bytes
+from profiler.memory import (
+    compute_peak_bytes_by_degree,
+    find_largest_unit,
+    list_legs,
+    list_ways_apart,
+    sum_weights_bytes,
+)
 from tridentserve.errors import PlacementError
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
@@ -75,6 +81,34 @@ class MemoryModel:
             return None
         units = {kind: self.unit(model, kind) for kind in (replica.primary, *replica.auxiliaries)}
         return Fit(replica, {shape: min(degrees) for shape, degrees in fitting.items()}, units)
+
+    def fit_apart(self, model: str, shapes: Sequence[Shape]) -> Fit | None:
+        """The way in which workers that hold all stages run these shapes, with E and C as plans of their own where
+        memory asks for it; None where one of the shapes never fits so, or a stage's weights are divided."""
+        units = {PlacementType.EDC: self.unit(model, PlacementType.EDC)}
+        degrees = {shape: self._find_degrees_apart(model, shape) for shape in shapes}
+        if units[PlacementType.EDC] > 1 or not all(degrees.values()):
+            return None
+        return Fit(VirtualReplica.V0, {shape: min(ways) for shape, ways in degrees.items()}, units)
+
+    def find_stages_apart(self, model: str, shape: Shape) -> frozenset[Stage]:
+        """The stages that `fit_apart` keeps apart at the narrowest degree of a shape."""
+        ways = self._find_degrees_apart(model, shape)
+        return ways[min(ways)]
+
+    def _find_degrees_apart(self, model: str, shape: Shape) -> dict[int, frozenset[Stage]]:
+        """The stages that are apart at each degree that fits; the first way that does."""
+        found: dict[int, frozenset[Stage]] = {}
+        for apart in list_ways_apart(tuple(Stage)):
+            needed: dict[int, int] = {}
+            for leg in list_legs(tuple(Stage), apart):
+                weights_bytes = sum_weights_bytes(self.times, (Replica(model, stage) for stage in leg))
+                peaks = compute_peak_bytes_by_degree(self.times, model, leg, shape, self.degrees)
+                needed = {degree: max(needed.get(degree, 0), weights_bytes + peak) for degree, peak in peaks.items()}
+            for degree, need_bytes in needed.items():
+                if need_bytes + self.handoff_reserve_bytes <= self.memory_bytes:
+                    found.setdefault(degree, apart)
+        return found
 
     def find_first_fit(self, model: str, shapes: Sequence[Shape]) -> Fit:
         """The first virtual replica that runs all shapes. Raises `PlacementError` when even V3, with each stage on

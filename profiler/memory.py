@@ -42,6 +42,18 @@ def find_largest_unit(times: StageTimes, replicas: Iterable[Replica]) -> int:
     return max((times.unit(replica.model, replica.stage) for replica in replicas), default=1)
 
 
+def list_ways_apart(stages: Collection[Stage]) -> list[frozenset[Stage]]:
+    """The ways to run E and C as plans of their own on the workers of D, from neither to both, the cheapest first. Only
+    the weights of one plan have to be in memory at a time: others leave, and come back."""
+    optional = [stage for stage in (Stage.DECODE, Stage.ENCODE) if stage in stages and len(stages) > 1]
+    return [frozenset(), *(frozenset((stage,)) for stage in optional), *([frozenset(optional)] if optional[1:] else [])]
+
+
+def list_legs(stages: Collection[Stage], apart: Collection[Stage]) -> list[frozenset[Stage]]:
+    """The plans that these stages make where some are apart."""
+    return [frozenset(stages) - frozenset(apart), *(frozenset((stage,)) for stage in sorted(apart))]
+
+
 def compute_stages_peak_bytes(
     times: StageTimes, model: str, stages: Iterable[Stage], shape: Shape, degree: int = 1, batch: int = 1
 ) -> int:

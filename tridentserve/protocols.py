@@ -146,6 +146,9 @@ class Assignment:
     num_steps: int | None = None
     """D runs this number of steps of each member, which then wait for a new assignment. None: the number that the
     member with the fewest left has, which is all steps of a single request."""
+    apart: frozenset[Stage] = frozenset()
+    """E and C that are plans of their own also where they run on the workers of D, since the memory of these has no
+    room for all stages at once. Weights that are in the way leave it and come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class AssignmentBuilder:
         num_steps: int | None = None,
         fetch_s: tuple[float, float] = (0.0, 0.0),
         occupies: bool = True,
+        apart: frozenset[Stage] = frozenset(),
     ) -> Assignment:
         """The assignment of these requests to D's workers `diffuse`. `encode` is None when all members have their
         condition, `decode` when D stops before its last step (after `num_steps`). `reason` may be a function of the
@@ -92,6 +93,7 @@ class AssignmentBuilder:
             expected_finish_s=end_s,
             reason=reason if isinstance(reason, str) else reason(end_s),
             num_steps=num_steps,
+            apart=apart,
         )
 
 
@@ -110,6 +112,7 @@ class Assigner:
     def __init__(self, times: StageTimes, options: DispatchOptions, tick: TickView, waiting: Waiting) -> None:
         self._times = times
         self._max_batch = options.batch_limit
+        self._segment_s = options.segment_s
         self._tick = tick
         self._waiting = waiting
         self._now_s = tick.now_s
@@ -128,7 +131,8 @@ class Assigner:
             workers = idle[group.pool].take(group.degree, self._find_preferred(choice))
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
-                self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s))
+                segment = _cut_segment(choice.candidate, choice.work, self._segment_s)[0]
+                self._auxiliaries.occupy(workers, segment.diffuse_end_s(self._now_s))
         in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
         left = self._list_left(taken)
         assignments: list[Assignment] = []
@@ -212,22 +216,29 @@ class Assigner:
             encode = StageEstimate(candidate.encode_s, len(diffuse))
             if not candidate.encodes_there:
                 encode = self._estimate_elsewhere(together, Stage.ENCODE, candidate.condition_s)
-        decode = StageEstimate(candidate.decode_s, candidate.decode_degree)
-        if not candidate.decodes_there:
+        segment, num_steps = _cut_segment(candidate, work, self._segment_s)
+        decode: StageEstimate | None = StageEstimate(candidate.decode_s, candidate.decode_degree)
+        if num_steps is not None:
+            decode = None
+        elif not candidate.decodes_there:
             decode = self._estimate_elsewhere(together, Stage.DECODE, candidate.latents_s)
         return self._builder.build(
             members,
             candidate.primary,
             diffuse,
             encode,
-            candidate.diffuse_s,
+            segment.diffuse_s,
             decode,
-            reason=lambda end_s: _explain(members, candidate, end_s, found_by),
+            lambda end_s: _explain(
+                members, candidate, end_s if num_steps is None else candidate.finish_s(self._now_s), found_by
+            ),
+            num_steps,
             fetch_s=(
                 0.0 if work.needs_encode else self._estimate_fetch_s(members[0], together, diffuse),
                 candidate.load_s,
             ),
             occupies=False,  # that was done for all choices at once
+            apart=candidate.apart,
         )
 
     def _estimate_elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
@@ -244,6 +255,16 @@ class Assigner:
         node_of = self._auxiliaries.node_of
         same_node = node_of.get(held_by) == node_of[diffuse[0]]
         return self._times.transfer_seconds(work.model, Stage.DIFFUSE, work.shape, work.num_outputs, same_node)
+
+
+def _cut_segment(candidate: Candidate, work: Work, segment_s: float) -> tuple[Candidate, int | None]:
+    """The candidate for the next segment of D, and its number of steps; None where it is all that is left."""
+    if work.num_steps < 1 or candidate.diffuse_s <= segment_s:
+        return candidate, None
+    steps = max(1, round(segment_s * work.num_steps / candidate.diffuse_s))
+    if work.num_steps <= 1.5 * steps:
+        return candidate, None
+    return replace(candidate, diffuse_s=candidate.diffuse_s * steps / work.num_steps), steps
 
 
 def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:

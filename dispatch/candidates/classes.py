@@ -1,9 +1,8 @@
 """From waiting requests to the assignment problem: requests that are alike become one class, and nothing starves.
 
-The late reward of TridentServe (arXiv 2510.02838, appendix C.2) ends at that of a request in time. From there on prices
-would decide: a large request, which pays more for communication, would lose to every small one for as long as small
-ones come; and one that needs several workers at once would never find them idle in the same tick. So the longest
-overdue request goes first, and width that does not come by itself is kept for it.
+A hopeless request is worth next to nothing, so it would wait for as long as others come that can be in time; and one
+that needs several workers at once might never find them idle in the same tick. So the longest overdue request goes
+first, once it is overdue by many times its own runtime, and width that does not come by itself is kept for it.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.values import OVERDUE
 from dispatch.candidates.work import Waiting, Work
 from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import PendingRequest, WorkerView
 
-# Weight of the order of deadlines: it decides between requests that are worth the same, and nothing else.
-_ORDER_WEIGHT = 1e-3
+# The order of deadlines decides between requests that are worth the same to within this share, and nothing else.
+_ORDER_SHARE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def build_problem(
         if not appraisal.can_run_now:
             continue
         is_required = requests[0].spec.request_id in first
-        if is_required and (values := appraisal.compute_values(requests[0].deadline_s)):
+        if is_required and (values := appraisal.compute_values_at(OVERDUE)):
             found.append((Members(work, requests[:1]), values, True))
         rest = requests[1:] if is_required else requests
         for standing, alike in groupby(rest, key=lambda request: appraisal.find_standing(request.deadline_s)):
@@ -69,7 +69,7 @@ def build_problem(
     classes = [
         RequestClass(
             count=len(members.requests),
-            values={group: value + _ORDER_WEIGHT * (1 - rank / len(found)) for group, value in values.items()},
+            values={group: value * (1 + _ORDER_SHARE * (1 - rank / len(found))) for group, value in values.items()},
             required=is_required,
         )
         for rank, (members, values, is_required) in enumerate(found)
@@ -78,7 +78,7 @@ def build_problem(
 
 
 def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) -> list[PendingRequest]:
-    """Find each pool's request with the earliest deadline among those whose late reward cannot grow any more.
+    """Find each pool's request with the earliest deadline among those that are long overdue.
 
     No two of them could run in the same pool, so all of those that have a group now can have it at once. Only the first
     goes before all others: the rest still share the workers by value. That is enough, as deadlines do not change and
@@ -88,7 +88,7 @@ def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) 
     claimed: set[int] = set()
     for request in by_deadline:
         work = Work.from_pending(request)
-        if tick.appraise(work).is_fully_aged(request.deadline_s):
+        if tick.appraise(work).is_long_overdue(request.deadline_s):
             pools = {candidate.group.pool for candidate in tick.survey(work).candidates}
             if not pools & claimed:
                 chosen.append(request)
@@ -105,7 +105,7 @@ def hold_back(requests: Sequence[PendingRequest], tick: TickView) -> dict[Worker
     held: dict[WorkerId, WorkerView] = {}
     for request in requests:
         work = Work.from_pending(request)
-        if not tick.appraise(work).compute_values(request.deadline_s):
+        if not tick.appraise(work).compute_values_at(OVERDUE):
             earliest = min(
                 tick.survey(work).candidates,
                 key=lambda candidate: (candidate.earliest_start_s, candidate.group.degree, candidate.group.pool),

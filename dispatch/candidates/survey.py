@@ -2,13 +2,14 @@
 
 Every policy first asks for the route: the workers that can run the stages when D runs in one pool. The survey of all
 pools is the profile side of constraint C0 (TridentServe, arXiv 2510.02838, section 6.2); which candidates a deadline
-leaves is decided in `dispatch.candidates.rewards`.
+leaves is decided in `dispatch.candidates.values`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
@@ -102,6 +103,8 @@ class Candidate:
     """Number of workers that run C."""
     in_tiles: bool = False
     """True where the primary has the memory for C in tiles only."""
+    apart: frozenset[Stage] = frozenset()
+    """E and C that are plans of their own on the primary (`Assignment.apart`)."""
 
     @property
     def encodes_there(self) -> bool:
@@ -144,6 +147,13 @@ class Survey:
     obstacles: tuple[str, ...]
 
 
+class PoolRule(Protocol):
+    """Says which groups of a pool some work may use, beyond what profile and memory allow."""
+
+    def admits(self, work: Work, candidate: Candidate) -> bool:
+        """True where it may."""
+
+
 class Surveyor:
     """Finds candidates; surveys of equal work are made once."""
 
@@ -155,7 +165,10 @@ class Surveyor:
         auxiliaries: Auxiliaries,
         memory: MemoryCheck,
         now_s: float,
+        rules: Mapping[int, PoolRule],
     ) -> None:
+        """`rules`: those of some pools, by number."""
+        self._rules = rules
         self._times = times
         self._options = options
         self._pools = pools
@@ -182,6 +195,8 @@ class Surveyor:
                     found = self._survey_pool(work, costs, index, primary)
                     if isinstance(found, str):
                         obstacles.append(found)
+                    elif (rule := self._rules.get(index)) is not None:
+                        candidates.extend(candidate for candidate in found if rule.admits(work, candidate))
                     else:
                         candidates.extend(found)
         except ProfileError as error:
@@ -226,6 +241,7 @@ class Surveyor:
                 encode_degree=encode_degree,
                 decode_degree=decode_degree,
                 in_tiles=route.fitting.in_tiles,
+                apart=route.fitting.apart.get(degree, frozenset()),
             )
             for degree in route.fitting.degrees
             for group in (GroupKind(index, degree),)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from dispatch.options import DispatchOptions
 from dispatch.workers.pools import Pool
@@ -11,6 +11,8 @@ from profiler.memory import (
     compute_peak_bytes_by_degree,
     compute_stages_peak_bytes,
     find_largest_unit,
+    list_legs,
+    list_ways_apart,
     sum_weights_bytes,
 )
 from tridentserve.plans import Replica
@@ -30,6 +32,8 @@ class FittingDegrees:
     """The narrowest degree at which the size was profiled at all."""
     in_tiles: bool = False
     """True where they fit with C in tiles only."""
+    apart: Mapping[int, frozenset[Stage]] = field(default_factory=dict)
+    """The stages that have to be plans of their own at a degree, where there are any."""
 
 
 class MemoryCheck:
@@ -97,21 +101,46 @@ class MemoryCheck:
         batch: int,
     ) -> FittingDegrees | str:
         kind = pool.types[model]
-        free_bytes = self._compute_free_bytes(pool)
         profiled = self._times.degrees(model, Stage.DIFFUSE)
         degrees = [degree for degree in profiled if pool.unit <= degree <= widest]
         if not degrees:
             return f"{kind} workers can form degree {widest} at most, {model} was profiled from {profiled[0]} up"
         for in_tiles in (False, True) if Stage.DECODE in stages else (False,):
-            peaks = self._compute_peaks(model, stages, shape, degrees, num_outputs, batch, in_tiles)
-            fitting = tuple(degree for degree, peak_bytes in peaks.items() if peak_bytes <= free_bytes)
+            fitting: dict[int, frozenset[Stage]] = {}
+            least_bytes = 0
+            for apart in list_ways_apart(stages) if pool.unit == 1 else [frozenset[Stage]()]:
+                needed = self._compute_needs(pool, model, stages, apart, shape, degrees, num_outputs, batch, in_tiles)
+                least_bytes = min(needed.values())
+                for degree, need_bytes in needed.items():
+                    if need_bytes <= pool.memory_bytes - self._options.handoff_reserve_bytes:
+                        fitting.setdefault(degree, apart)
             if fitting:
-                return FittingDegrees(fitting, min(peaks), in_tiles)
-        if free_bytes < 0:
-            return f"the weights of {kind} workers exceed their memory by {-free_bytes} bytes; place stages apart"
-        return (
-            f"{kind} workers have {free_bytes} bytes free in addition to their weights and need {min(peaks.values())}"
-        )
+                ordered = dict(sorted(fitting.items()))
+                return FittingDegrees(tuple(ordered), min(needed), in_tiles, {k: v for k, v in ordered.items() if v})
+        usable_bytes = pool.memory_bytes - self._options.handoff_reserve_bytes
+        return f"{kind} workers have {usable_bytes} bytes in addition to the handoff buffer and need {least_bytes}"
+
+    def _compute_needs(
+        self,
+        pool: Pool,
+        model: str,
+        stages: frozenset[Stage],
+        apart: frozenset[Stage],
+        shape: Shape,
+        degrees: Collection[int],
+        num_outputs: int,
+        batch: int,
+        in_tiles: bool,
+    ) -> dict[int, int]:
+        """Bytes for weights and activations at each degree, with some stages as plans of their own. In units of several
+        workers no weights leave, so those of all replicas count."""
+        needs: dict[int, int] = {}
+        for leg in list_legs(stages, apart):
+            held = pool.replicas if pool.unit > 1 else [Replica(model, stage) for stage in leg]
+            weights_bytes = sum_weights_bytes(self._times, held)
+            peaks = self._compute_peaks(model, leg, shape, degrees, num_outputs, batch, in_tiles)
+            needs = {k: max(needs.get(k, 0), weights_bytes + peak) for k, peak in peaks.items()}
+        return needs
 
     def _compute_peaks(
         self,
@@ -124,7 +153,9 @@ class MemoryCheck:
         in_tiles: bool,
     ) -> dict[int, int]:
         together = [stage for stage in stages if (batch == 1 and not in_tiles) or stage is not Stage.DECODE]
-        peaks = compute_peak_bytes_by_degree(self._times, model, together, shape, degrees, num_outputs * batch)
+        peaks = dict.fromkeys(degrees, 0)
+        if together:
+            peaks = compute_peak_bytes_by_degree(self._times, model, together, shape, degrees, num_outputs * batch)
         if len(together) < len(stages):
             if in_tiles:
                 decode_bytes = frugal_decode_bytes(self._times, model, shape, batch=num_outputs)

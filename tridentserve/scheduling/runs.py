@@ -229,7 +229,8 @@ class Run:
 def merge_legs(assignment: Assignment, needs_encode: bool, finishing: int) -> list[Leg]:
     """Merge consecutive stages that have the same workers ("merging execute", section 5.2).
 
-    `finishing`: how many members reach their last step. C of some members only is a plan of its own.
+    `finishing`: how many members reach their last step. C of some members only is a plan of its own, and so are the
+    stages that the assignment keeps apart.
     """
     legs: list[Leg] = []
     for stage, workers in (
@@ -240,7 +241,8 @@ def merge_legs(assignment: Assignment, needs_encode: bool, finishing: int) -> li
         is_for_all = stage is not Stage.DECODE or finishing == len(assignment.request_ids)
         if not workers:
             continue
-        if legs and legs[-1].workers == workers and is_for_all:
+        may_merge = is_for_all and not assignment.apart.intersection((stage, *(legs[-1].stages if legs else ())))
+        if legs and legs[-1].workers == workers and may_merge:
             legs[-1] = Leg((*legs[-1].stages, stage), workers)
         else:
             legs.append(Leg((stage,), workers))

@@ -80,6 +80,8 @@ class BatchCandidate:
     """True where the degree's efficiency reaches `DispatchOptions.min_efficiency`."""
     groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]]
     """The auxiliaries for E and C, where these do not run with D."""
+    apart: frozenset[Stage]
+    """E and C that are plans of their own on the primary (`Assignment.apart`)."""
 
 
 class StepTick:
@@ -140,6 +142,7 @@ class StepTick:
                 encode_wait_s=0.0 if encode_free_s is None else max(0.0, encode_free_s - self.now_s),
                 efficient=narrowest_s >= self._options.min_efficiency * degree * step_s[degree],
                 groups=route.groups,
+                apart=route.fitting.apart.get(degree, frozenset()),
             )
             for degree in degrees
         }
@@ -218,5 +221,13 @@ class StepTick:
             decode = StageEstimate(candidate.decode_s, 1, candidate.groups.get(Stage.DECODE, ()))
         left = None if steps == fewest else steps
         return self._builder.build(
-            members, candidate.primary, workers, encode, steps * candidate.step_s, decode, reason, left
+            members,
+            candidate.primary,
+            workers,
+            encode,
+            steps * candidate.step_s,
+            decode,
+            reason,
+            left,
+            apart=candidate.apart,
         )

@@ -1,0 +1,144 @@
+"""The value of each group of workers to a request: what it does for it per second, how urgent that is, how safe.
+
+A tick's program chooses the groups with the largest sum of values. docs/policy.md has the reason for each factor.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dispatch.candidates.survey import Candidate
+from dispatch.options import ValueOptions
+from dispatch.solver.problem import GroupKind
+
+# Times to deadlines are rounded down to this part of the horizon, so that requests of like urgency share a variable;
+# those of more horizons than this are not told apart.
+_LEVELS_PER_HORIZON = 8
+_MOST_HORIZONS = 4.5
+# A group that would end at the deadline itself is not safe at all, and still better than none.
+_LEAST_SAFETY = 0.3
+# No work takes less: what is left of a stopped request may be nothing but a decode that costs nothing.
+_LEAST_S = 1e-6
+
+
+class Standing(NamedTuple):
+    """All that matters of a deadline: how many candidates make it, and its distance in levels. Requests with equal work
+    and standing are worth the same."""
+
+    in_time: int
+    level: int
+
+
+HOPELESS = Standing(0, -1)
+"""No candidate makes the deadline any more, now or later."""
+OVERDUE = Standing(0, -2)
+"""So long past the deadline that the request goes before all others, where its turn has come
+(`dispatch.candidates.classes`)."""
+
+
+class _PossibleGroup(NamedTuple):
+    """A group that idle workers can form now."""
+
+    finish_s: float
+    group: GroupKind
+    efficient: bool
+    per_s: float
+    """The share of all that is left of the request that the group does per second."""
+
+
+class Appraisal:
+    """The value of groups to requests with the same work, as a function of their deadline."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        idle: Sequence[int],
+        now_s: float,
+        horizon_s: float,
+        options: ValueOptions,
+    ) -> None:
+        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest group it can form.
+        `horizon_s`: the time in which urgency falls by a factor of e."""
+        self._options = options
+        self._now_s = now_s
+        self._horizon_s = horizon_s
+        self.best_finish_s = min((c.finish_s(c.earliest_start_s) for c in candidates), default=math.inf)
+        self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
+        self._least_gpu_seconds = min((c.gpu_seconds(now_s) for c in candidates), default=0.0)
+        self._optimal = max((c.group.degree for c in candidates if c.efficient), default=1)
+        self._possible = sorted(
+            _PossibleGroup(
+                c.finish_s(now_s), c.group, c.efficient, c.group.degree / max(_LEAST_S, c.gpu_seconds(now_s))
+            )
+            for c in candidates
+            if c.group.degree <= idle[c.group.pool]
+        )
+        self._finishes_s = [possible.finish_s for possible in self._possible]
+        self._values: dict[Standing, Mapping[GroupKind, float]] = {}
+
+    @property
+    def can_run_now(self) -> bool:
+        """True when idle workers form some group for this work."""
+        return bool(self._possible)
+
+    def is_long_overdue(self, deadline_s: float) -> bool:
+        """True when a request can only end `ValueOptions.overdue_runs` of its own runtimes after its deadline, or
+        later. Never without candidates."""
+        overtime_s = self.best_finish_s - deadline_s
+        return 0 < overtime_s < math.inf and overtime_s >= self._options.overdue_runs * self._best_run_s
+
+    def find_standing(self, deadline_s: float) -> Standing:
+        """The standing of a deadline now: the number of candidates that meet it, and its distance."""
+        if self.best_finish_s > deadline_s:
+            return HOPELESS
+        horizons = min((deadline_s - self._now_s) / self._horizon_s, _MOST_HORIZONS)
+        return Standing(bisect_right(self._finishes_s, deadline_s), math.floor(_LEVELS_PER_HORIZON * horizons))
+
+    def compute_values(self, deadline_s: float) -> Mapping[GroupKind, float]:
+        """The value of each group that may be used now.
+
+        While some candidate can still make the deadline, now or once busy workers are expected to be free, only groups
+        that make it count, of any degree: to start late what can be had in time is never better than to wait for it.
+        Hopeless requests run at their optimal degree alone, where a step, which nothing can stop, is over soon. Groups
+        that are worth no more than a narrower one of their pool are left out.
+        """
+        return self.compute_values_at(self.find_standing(deadline_s)) if self._possible else {}
+
+    def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
+        """`compute_values` of all deadlines that stand there; made once. `OVERDUE`: each efficient degree."""
+        if standing not in self._values:
+            if standing in (HOPELESS, OVERDUE):
+                urgency = self._options.hopeless / (1 + math.log1p(self._least_gpu_seconds))
+                narrowest = self._optimal if standing == HOPELESS else 1
+                values = {
+                    each.group: urgency * each.per_s
+                    for each in self._possible
+                    if each.efficient and each.group.degree >= narrowest
+                }
+            else:
+                left_s = (standing.level + 0.5) / _LEVELS_PER_HORIZON * self._horizon_s
+                urgency = math.exp(-max(0.0, left_s - (self.best_finish_s - self._now_s)) / self._horizon_s)
+                values = {
+                    each.group: urgency * each.per_s * self._compute_safety(each.finish_s - self._now_s, left_s)
+                    for each in self._possible[: standing.in_time]
+                }
+            self._values[standing] = _drop_dominated(values)
+        return self._values[standing]
+
+    def _compute_safety(self, run_s: float, left_s: float) -> float:
+        """From the share of the time to the deadline that is to spare if the group is kept to the end."""
+        spare: float = max(0.0, 1 - run_s / left_s) ** self._options.safety
+        return max(_LEAST_SAFETY, spare)
+
+
+def _drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
+    """Drop each group that is worth no more than a narrower one of its pool, which fits wherever it does."""
+    kept: dict[GroupKind, float] = {}
+    best: dict[int, float] = {}
+    for group in sorted(values):
+        if values[group] > best.get(group.pool, 0.0):
+            kept[group] = best[group.pool] = values[group]
+    return kept
