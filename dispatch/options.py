@@ -63,8 +63,9 @@ class DispatchOptions:
         default=EFFICIENCY_THRESHOLD,
         gt=0,
         le=1,
-        description="Lowest parallel efficiency, T(1) / (k T(k)), at which a wider degree is used although a narrower "
-        "one would meet the deadline (constraint C0). A higher value means narrower degrees.",
+        description="Lowest parallel efficiency, T(1) / (k T(k)), of degrees that count as efficient, of which the "
+        "widest is the optimal one. A higher value means narrower degrees where a policy asks for efficient ones; the "
+        "default runs a request that can be in time at any degree, and others at the optimal one.",
     )
     max_degree: Degree | None = Field(
         default=None,
@@ -113,7 +114,7 @@ class DispatchOptions:
         gt=0,
         description="Seconds of D after which it is decided anew which workers a request has; at least one step.",
     )
-    values: ValueOptions = Field(default_factory=ValueOptions, description="What groups are worth to requests.")
+    objective: ValueOptions = Field(default_factory=ValueOptions, description="What groups are worth to requests.")
 
     @property
     def batch_limit(self) -> int:

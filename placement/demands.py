@@ -95,6 +95,11 @@ class ClusterCosts:
         """Bytes that one worker has left beside these weights; negative when they do not all fit at once."""
         return self._memory_bytes - self._handoff_reserve_bytes - sum_weights_bytes(self._times, replicas)
 
+    def compute_peak_bytes(self, share: LoadShare, fit: Fit) -> int:
+        """Bytes of activations of the largest stage of a request, D at the narrowest degree that fits."""
+        degree = fit.min_degrees[share.shape]
+        return compute_stages_peak_bytes(self._times, share.model, Stage, share.shape, degree)
+
     def fit(self, model: str, replica: VirtualReplica, shape: Shape) -> Fit | None:
         """The way in which one virtual replica runs one size; None when it never fits."""
         key = (model, replica, shape)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from placement.demands import ClusterCosts, MeasuredRates, ReplicaDemand
 from placement.packing import Group, Portion, group_portions, pack_per_machine, stack_models
 from placement.split import pad_to_degrees, share_in_units, split
-from placement.together import compute_split_gpu_seconds, compute_together_gpu_seconds, place_together
+from placement.together import place_together, serves_as_much
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare
@@ -68,7 +67,7 @@ class Orchestrator:
         asked = costs.group_demands(load, keep)
         demands = costs.merge_demands(costs.pool_demands(asked) if self._one_pool else asked, len(workers))
         if sum(demand.minimum for demand in demands) > len(workers):
-            if self._is_together_better(demands, None, costs, len(workers)):
+            if self._one_pool and serves_as_much(demands, None, self._times, costs, len(workers)):
                 return place_together(demands, workers, costs, epoch)
             return _stack(demands, workers, costs, epoch)
         weights = [demand.gpu_seconds for demand in demands]
@@ -77,7 +76,7 @@ class Orchestrator:
         portions = [
             _build_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)
         ]
-        if self._is_together_better(demands, portions, costs, len(workers)):
+        if self._one_pool and serves_as_much(demands, portions, self._times, costs, len(workers)):
             return place_together(demands, workers, costs, epoch)
         groups = group_portions(portions, costs)
         placed = pack_per_machine(groups, workers)
@@ -86,17 +85,6 @@ class Orchestrator:
             _check_units(demand, placed)
         replicas = {w.worker_id: placed[w.worker_id].held if w.worker_id in placed else frozenset() for w in workers}
         return PlacementPlan(replicas, _explain(portions, groups, len(workers) - len(placed)), epoch)
-
-    def _is_together_better(
-        self, demands: Sequence[ReplicaDemand], portions: Sequence[Portion] | None, costs: ClusterCosts, num: int
-    ) -> bool:
-        """True when `num` workers that hold everything serve at least as much as portions of them (None: there are too
-        few for portions)."""
-        if not self._one_pool:
-            return False
-        split_s = math.inf if portions is None else compute_split_gpu_seconds(portions, num)
-        together_s = compute_together_gpu_seconds(demands, self._times, costs)
-        return together_s < math.inf and together_s <= split_s
 
 
 def _build_portion(demand: ReplicaDemand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:

@@ -12,11 +12,15 @@ from collections.abc import Sequence
 
 from placement.demands import ClusterCosts, ReplicaDemand
 from placement.packing import Portion
+from placement.virtual_replicas import Fit
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.stages import Stage
+
+# A type with fewer workers than this may have far more of them than it needs, or far fewer.
+_SEVERAL = 4
 
 
 def place_together(
@@ -25,15 +29,37 @@ def place_together(
     """The plan in which every worker holds everything."""
     held = _list_replicas(demands)
     reason = "every worker holds all stages"
-    if costs.compute_spare_bytes(held) < 0:
+    if not _fit_at_once(demands, costs):
         reason += "; weights that do not fit beside the others leave and come back"
     return PlacementPlan({worker.worker_id: held for worker in workers}, reason, epoch)
+
+
+def serves_as_much(
+    demands: Sequence[ReplicaDemand],
+    portions: Sequence[Portion] | None,
+    times: StageTimes,
+    costs: ClusterCosts,
+    num_workers: int,
+) -> bool:
+    """True when workers that hold everything serve at least as much as these portions of them; None: they are too few
+    for portions.
+
+    Where weights would leave, portions of which each type has several workers are preferred: they lose little by whole
+    numbers, and no group waits while its leader decodes.
+    """
+    together_s = compute_together_gpu_seconds(demands, times, costs)
+    if portions is None or together_s == math.inf:
+        return together_s < math.inf
+    is_coarse = any(count < _SEVERAL for portion in portions for count in portion.counts.values())
+    if not is_coarse and not _fit_at_once(demands, costs):
+        return False
+    return together_s <= compute_split_gpu_seconds(portions, num_workers)
 
 
 def compute_together_gpu_seconds(demands: Sequence[ReplicaDemand], times: StageTimes, costs: ClusterCosts) -> float:
     """GPU-seconds of the load where every worker holds everything, with the time in which weights come back; infinity
     where some request does not fit so."""
-    all_fit = costs.compute_spare_bytes(_list_replicas(demands)) >= 0
+    spare_bytes = costs.compute_spare_bytes(_list_replicas(demands))
     requests = sum(share.weight for demand in demands for share in demand.load)
     total_s = 0.0
     for demand in demands:
@@ -41,7 +67,7 @@ def compute_together_gpu_seconds(demands: Sequence[ReplicaDemand], times: StageT
             return math.inf
         own = sum(share.weight for share in demand.load) / requests
         for share in demand.load:
-            total_s += share.weight * _compute_gpu_seconds(share, times, costs, 0.0 if all_fit else 1 - own)
+            total_s += share.weight * _compute_gpu_seconds(share, times, costs, spare_bytes, 1 - own)
     return total_s
 
 
@@ -55,20 +81,33 @@ def compute_split_gpu_seconds(portions: Sequence[Portion], num_workers: int) -> 
     return busiest * num_workers
 
 
+def _fit_at_once(demands: Sequence[ReplicaDemand], costs: ClusterCosts) -> bool:
+    """True when all weights stay in memory, whatever runs. Each size fits a worker that holds everything."""
+    peaks = [costs.compute_peak_bytes(share, _fit(share, costs)) for demand in demands for share in demand.load]
+    return costs.compute_spare_bytes(_list_replicas(demands)) >= max(peaks)
+
+
 def _list_replicas(demands: Sequence[ReplicaDemand]) -> frozenset[Replica]:
     return frozenset(Replica(demand.model, stage) for demand in demands for stage in Stage)
 
 
-def _compute_gpu_seconds(share: LoadShare, times: StageTimes, costs: ClusterCosts, others: float) -> float:
-    """GPU-seconds of one request. `others`: the probability that the request before was of another model, whose
-    weights have driven out all of this one's."""
-    memory = costs.find_memory_model(share.model)
-    fit = memory.fit_apart(share.model, [share.shape])
-    if fit is None:
-        return math.inf
-    load_s = {stage: times.load_seconds(share.model, stage) for stage in Stage}
-    apart = memory.find_stages_apart(share.model, share.shape)
-    reload_s = fit.min_degree * others * sum(load_s.values())
+def _fit(share: LoadShare, costs: ClusterCosts) -> Fit:
+    fit = costs.find_memory_model(share.model).fit_apart(share.model, [share.shape])
+    assert fit is not None  # all shapes of its model were looked at before
+    return fit
+
+
+def _compute_gpu_seconds(
+    share: LoadShare, times: StageTimes, costs: ClusterCosts, spare_bytes: int, others: float
+) -> float:
+    """GPU-seconds of one request. Where its activations need more than `spare_bytes`, weights leave: those of its own
+    model that are not needed at the time, and all of them with the probability `others`, which is that the next request
+    is of another model."""
+    fit, load_s = _fit(share, costs), {stage: times.load_seconds(share.model, stage) for stage in Stage}
+    apart = costs.find_memory_model(share.model).find_stages_apart(share.model, share.shape)
+    reload_s = 0.0
+    if costs.compute_peak_bytes(share, fit) > spare_bytes:
+        reload_s += fit.min_degree * others * sum(load_s.values())
     if Stage.DECODE in apart:
         reload_s += load_s[Stage.DIFFUSE]  # of the leader, which decodes
     if Stage.ENCODE in apart:

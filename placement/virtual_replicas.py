@@ -100,11 +100,11 @@ class MemoryModel:
         """The stages that are apart at each degree that fits; the first way that does."""
         found: dict[int, frozenset[Stage]] = {}
         for apart in list_ways_apart(tuple(Stage)):
-            needed: dict[int, int] = {}
+            needed = dict.fromkeys(self.degrees, 0)
             for leg in list_legs(tuple(Stage), apart):
                 weights_bytes = sum_weights_bytes(self.times, (Replica(model, stage) for stage in leg))
-                peaks = compute_peak_bytes_by_degree(self.times, model, leg, shape, self.degrees)
-                needed = {degree: max(needed.get(degree, 0), weights_bytes + peak) for degree, peak in peaks.items()}
+                peaks = compute_peak_bytes_by_degree(self.times, model, leg, shape, list(needed))
+                needed = {degree: max(needed[degree], weights_bytes + peak) for degree, peak in peaks.items()}
             for degree, need_bytes in needed.items():
                 if need_bytes + self.handoff_reserve_bytes <= self.memory_bytes:
                     found.setdefault(degree, apart)

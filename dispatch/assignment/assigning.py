@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from dispatch.assignment.batching import form_batch
 from dispatch.candidates.classes import by_deadline
@@ -15,12 +16,16 @@ from dispatch.candidates.survey import Candidate
 from dispatch.candidates.tick_view import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
+from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import find_resident
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import PlacementType, Stage
+
+# What is left of D is one segment where it is no longer than this many.
+_LAST_SEGMENTS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,14 @@ class Choice:
     candidate: Candidate
 
 
+class _Segment(NamedTuple):
+    """The part of D that a choice runs now."""
+
+    seconds: float
+    num_steps: int | None
+    """None: all that is left."""
+
+
 class Assigner:
     """Makes the assignments of one tick."""
 
@@ -113,6 +126,7 @@ class Assigner:
         self._times = times
         self._max_batch = options.batch_limit
         self._segment_s = options.segment_s
+        self._segments: dict[tuple[Work, GroupKind], _Segment] = {}
         self._tick = tick
         self._waiting = waiting
         self._now_s = tick.now_s
@@ -131,8 +145,8 @@ class Assigner:
             workers = idle[group.pool].take(group.degree, self._find_preferred(choice))
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
-                segment = _cut_segment(choice.candidate, choice.work, self._segment_s)[0]
-                self._auxiliaries.occupy(workers, segment.diffuse_end_s(self._now_s))
+                unused_s = choice.candidate.diffuse_s - self._cut_segment(choice.candidate, choice.work).seconds
+                self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s) - unused_s)
         in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
         left = self._list_left(taken)
         assignments: list[Assignment] = []
@@ -216,7 +230,7 @@ class Assigner:
             encode = StageEstimate(candidate.encode_s, len(diffuse))
             if not candidate.encodes_there:
                 encode = self._estimate_elsewhere(together, Stage.ENCODE, candidate.condition_s)
-        segment, num_steps = _cut_segment(candidate, work, self._segment_s)
+        diffuse_s, num_steps = self._cut_segment(candidate, together)
         decode: StageEstimate | None = StageEstimate(candidate.decode_s, candidate.decode_degree)
         if num_steps is not None:
             decode = None
@@ -227,7 +241,7 @@ class Assigner:
             candidate.primary,
             diffuse,
             encode,
-            segment.diffuse_s,
+            diffuse_s,
             decode,
             lambda end_s: _explain(
                 members, candidate, end_s if num_steps is None else candidate.finish_s(self._now_s), found_by
@@ -240,6 +254,15 @@ class Assigner:
             occupies=False,  # that was done for all choices at once
             apart=candidate.apart,
         )
+
+    def _cut_segment(self, candidate: Candidate, work: Work) -> _Segment:
+        key = (work, candidate.group)
+        if key not in self._segments:
+            step_s = candidate.diffuse_s / max(1, work.num_steps)
+            steps = count_segment_steps(work.num_steps, step_s, self._segment_s)
+            whole = steps == work.num_steps
+            self._segments[key] = _Segment(candidate.diffuse_s if whole else steps * step_s, None if whole else steps)
+        return self._segments[key]
 
     def _estimate_elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
         """E or C on auxiliaries."""
@@ -257,14 +280,12 @@ class Assigner:
         return self._times.transfer_seconds(work.model, Stage.DIFFUSE, work.shape, work.num_outputs, same_node)
 
 
-def _cut_segment(candidate: Candidate, work: Work, segment_s: float) -> tuple[Candidate, int | None]:
-    """The candidate for the next segment of D, and its number of steps; None where it is all that is left."""
-    if work.num_steps < 1 or candidate.diffuse_s <= segment_s:
-        return candidate, None
-    steps = max(1, round(segment_s * work.num_steps / candidate.diffuse_s))
-    if work.num_steps <= 1.5 * steps:
-        return candidate, None
-    return replace(candidate, diffuse_s=candidate.diffuse_s * steps / work.num_steps), steps
+def count_segment_steps(steps_left: int, step_s: float, segment_s: float) -> int:
+    """The steps of a request's next segment: about `segment_s` seconds, at least one where any are left."""
+    if steps_left * step_s <= segment_s:
+        return steps_left
+    steps = max(1, round(segment_s / step_s))
+    return steps_left if steps_left <= _LAST_SEGMENTS * steps else steps
 
 
 def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:

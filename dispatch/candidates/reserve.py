@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ _MOST_KNOWN, _FEWEST_KNOWN = 200, 10
 _KEPT_S = 5.0
 
 
-class Arrival(NamedTuple):
+class RecentArrival(NamedTuple):
     """A request that has arrived, and how long after that its deadline is."""
 
     arrival_s: float
@@ -109,17 +109,20 @@ class Reserver:
 
     def __init__(self, segment_s: float) -> None:
         self._segment_s = segment_s
-        self._arrivals: deque[Arrival] = deque(maxlen=_MOST_KNOWN)
+        self._arrivals: deque[RecentArrival] = deque(maxlen=_MOST_KNOWN)
         self._latest_s = -math.inf
         self._found: Mapping[int, Reserve] = {}
-        self._found_s, self._found_pools = -math.inf, 0
+        self._found_s = -math.inf
+        self._found_pools: list[tuple[frozenset[Replica], int]] = []
+        self._waiting: Collection[PendingRequest] = ()
 
-    def note(self, pending: Iterable[PendingRequest]) -> None:
+    def note(self, pending: Collection[PendingRequest]) -> None:
         """Remember the requests that have arrived since the last call."""
+        self._waiting = pending
         new = [request for request in pending if request.arrival_s > self._latest_s]
         for request in sorted(new, key=lambda request: (request.arrival_s, request.spec.request_id)):
             patience_s = request.deadline_s - request.arrival_s
-            self._arrivals.append(Arrival(request.arrival_s, Work.from_spec(request.spec), patience_s))
+            self._arrivals.append(RecentArrival(request.arrival_s, Work.from_spec(request.spec), patience_s))
             self._latest_s = request.arrival_s
 
     def keep(self, snapshot: WorkerSnapshot, tick: TickView) -> ReservedTick | None:
@@ -144,11 +147,12 @@ class Reserver:
 
     def _find_reserves(self, tick: TickView) -> Mapping[int, Reserve]:
         """The reserves by pool."""
-        is_old = tick.now_s >= self._found_s + _KEPT_S or len(tick.pools) != self._found_pools
+        pools = [(pool.replicas, sum(len(node) for node in pool.nodes)) for pool in tick.pools]
+        is_old = tick.now_s >= self._found_s + _KEPT_S or pools != self._found_pools
         if len(self._arrivals) >= _FEWEST_KNOWN and is_old:
             found = {index: self._find_reserve(tick, index) for index in range(len(tick.pools))}
             self._found = {index: reserve for index, reserve in found.items() if reserve is not None}
-            self._found_s, self._found_pools = tick.now_s, len(tick.pools)
+            self._found_s, self._found_pools = tick.now_s, pools
         return self._found
 
     def _find_reserve(self, tick: TickView, index: int) -> Reserve | None:
@@ -173,6 +177,10 @@ class Reserver:
             if in_time:
                 first = min(in_time, key=lambda c: c.group.degree)
                 waits.append((arrival.patience_s - first.run_s, first.group.degree * first.run_s, arrival.work.model))
+        # What has waited for longer than all of these must find as many workers as it needs, too.
+        for work in {Work.from_spec(request.spec) for request in self._waiting}:
+            degrees = [c.group.degree for c in tick.survey(work).candidates if c.group.pool == index]
+            narrowest = max(narrowest, min(degrees, default=1))
         # Where all are busy, this is the mean time until some worker is free: half of what runs, over their number.
         wait_s = blocked / (2 * gpu_seconds * num_workers) if gpu_seconds else 0.0
         short = sorted(wait for wait in waits if wait[0] < wait_s)

@@ -37,7 +37,7 @@ class TickView:
         self.idle = tuple(pool.idle_per_node for pool in self.pools)
         self._widest = [max(nodes) for nodes in self.idle]
         self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s, rules or {})
-        self._values = options.values
+        self._values = options.objective
         self._appraisals: dict[Work, Appraisal] = {}
         self._horizon_s = 1.0  # the dispatcher sets another, by what waits
 

@@ -14,7 +14,7 @@ from dispatch.candidates.survey import Candidate
 from dispatch.options import ValueOptions
 from dispatch.solver.problem import GroupKind
 
-# Times to deadlines are rounded down to this part of the horizon, so that requests of like urgency share a variable;
+# Times to deadlines are rounded to this part of the horizon, so that requests of like urgency share a variable;
 # those of more horizons than this are not told apart.
 _LEVELS_PER_HORIZON = 8
 _MOST_HORIZONS = 4.5

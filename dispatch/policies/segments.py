@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from dispatch.assignment.assigning import count_segment_steps
 from dispatch.candidates.classes import by_deadline
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
@@ -17,9 +18,6 @@ from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDis
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest
 
-SEGMENT_S = 1.0
-# What is left of a run is one segment where it is no longer than this many.
-_LAST_SEGMENTS = 1.5
 # A narrower degree must cost at most this share of the GPU-seconds, and leave this share of the time from arrival to
 # deadline: narrow runs that save nothing spend slack for nothing.
 _SAVING = 0.97
@@ -96,7 +94,7 @@ class Segments(StepLevelDispatcher):
         for each in (*hopeful, *hopeless):
             first = each.choose_cheap() if is_pressed and each.in_time else each.wanted
             ways = [first, *(way for way in each.narrower if way.degree < first.degree)]
-            if (assignment := _start(tick, pickers, each.pending, ways)) is not None:
+            if (assignment := _start(tick, pickers, each.pending, ways, self._options.segment_s)) is not None:
                 assignments.append(assignment)
         return Decisions(tuple(assignments))
 
@@ -121,21 +119,19 @@ def _survey(tick: StepTick, pending: PendingRequest) -> _Contender | None:
 
 
 def _start(
-    tick: StepTick, pickers: Sequence[WorkerPicker], pending: PendingRequest, ways: Sequence[_Way]
+    tick: StepTick,
+    pickers: Sequence[WorkerPicker],
+    pending: PendingRequest,
+    ways: Sequence[_Way],
+    segment_s: float,
 ) -> Assignment | None:
     """The next segment on the first of these ways for which workers are idle."""
     for way in ways:
         picker = pickers[way.pool]
         if picker.num_idle >= way.degree and (workers := picker.take(way.degree)) is not None:
-            steps = count_segment_steps(count_steps_left(pending), way.candidate.step_s)
+            steps = count_segment_steps(count_steps_left(pending), way.candidate.step_s, segment_s)
             slack_s = pending.deadline_s - way.finish_s
             verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
             reason = f"segments: {steps} step{'s' * (steps != 1)} at degree {way.degree}, {verdict}"
             return tick.build_assignment([pending], way.candidate, workers, reason, steps)
     return None
-
-
-def count_segment_steps(steps_left: int, step_s: float) -> int:
-    """The steps of a request's next segment: about `SEGMENT_S` seconds, at least one where any are left."""
-    steps = max(1, round(SEGMENT_S / step_s)) if steps_left * step_s > SEGMENT_S else steps_left
-    return steps_left if steps_left <= _LAST_SEGMENTS * steps else steps

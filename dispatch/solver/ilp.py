@@ -41,8 +41,7 @@ _TIME_LIMIT = "time limit"
 # A lack that is nothing but rounding.
 _GAP_ABS, _GAP_REL = 1e-6, 1e-9
 
-# Up to this many requests the optimum is found as fast as anything close to it, and prices are not small against the
-# gap.
+# Up to this many requests the optimum is found as fast as anything close to it.
 _SMALL = 100
 
 _Variables = dict[tuple[int, GroupKind], Any]

@@ -118,7 +118,10 @@ class MemoryCheck:
                 ordered = dict(sorted(fitting.items()))
                 return FittingDegrees(tuple(ordered), min(needed), in_tiles, {k: v for k, v in ordered.items() if v})
         usable_bytes = pool.memory_bytes - self._options.handoff_reserve_bytes
-        return f"{kind} workers have {usable_bytes} bytes in addition to the handoff buffer and need {least_bytes}"
+        return (
+            f"{kind} workers have {usable_bytes} bytes beside the handoff buffer and need {least_bytes} for weights "
+            f"and activations"
+        )
 
     def _compute_needs(
         self,
@@ -134,12 +137,12 @@ class MemoryCheck:
     ) -> dict[int, int]:
         """Bytes for weights and activations at each degree, with some stages as plans of their own. In units of several
         workers no weights leave, so those of all replicas count."""
-        needs: dict[int, int] = {}
+        needs = dict.fromkeys(degrees, 0)
         for leg in list_legs(stages, apart):
             held = pool.replicas if pool.unit > 1 else [Replica(model, stage) for stage in leg]
             weights_bytes = sum_weights_bytes(self._times, held)
-            peaks = self._compute_peaks(model, leg, shape, degrees, num_outputs, batch, in_tiles)
-            needs = {k: max(needs.get(k, 0), weights_bytes + peak) for k, peak in peaks.items()}
+            peaks = self._compute_peaks(model, leg, shape, list(needs), num_outputs, batch, in_tiles)
+            needs = {degree: max(needs[degree], weights_bytes + peak) for degree, peak in peaks.items()}
         return needs
 
     def _compute_peaks(

@@ -38,7 +38,7 @@ def view(name: str, stages: str, memory_bytes: int = 10**9) -> WorkerView:
 
 def decide(times: Times, *workers: WorkerView) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The workers of D and of C; None where nothing can run."""
-    dispatcher = IlpDispatcher(times, DispatchOptions(handoff_reserve_bytes=0))
+    dispatcher = IlpDispatcher(times, DispatchOptions(handoff_reserve_bytes=0, segment_s=1e9))
     spec = RequestSpec("r", MODEL, LARGE, 4)
     if dispatcher.can_ever_run(spec, workers) is not None:
         return None

@@ -6,20 +6,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dispatch import DispatchOptions, IlpDispatcher
+from dispatch import DispatchOptions, IlpDispatcher, ValueOptions
 from profiler import CostModel
 from profiler.memory import compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker, workers
-from tests.profiler.synthetic import EDC_BYTES, MIB, SHAPES, cost_model, step_seconds, wide_only_table
+from tests.profiler.synthetic import EDC_BYTES, SHAPES, cost_model, step_seconds, wide_only_table
 from tridentserve.plans import Replica
 from tridentserve.protocols import Dispatcher, PendingRequest, WorkerView
 from tridentserve.requests import Shape
-from tridentserve.scheduling.estimation.plan_estimates import frugal_decode_bytes
 from tridentserve.stages import PlacementType, Stage
 
 SMALL, MIDDLE, LARGE = SHAPES[0], SHAPES[1], SHAPES[2]
 TIMES = cost_model()
 IDLE: Dispatcher = IlpDispatcher(TIMES, DispatchOptions(time_limit_s=30.0))
+# Runs all steps of D at once.
+WHOLE: Dispatcher = IlpDispatcher(TIMES, DispatchOptions(time_limit_s=30.0, segment_s=1e9))
 ENCODE_S = 0.02
 
 
@@ -28,7 +29,7 @@ def decode_s(shape: Shape) -> float:
 
 
 def test_a_lone_request_runs_together_on_one_worker() -> None:
-    (assignment,) = decide(IDLE, [request("r", SMALL)], workers(2, "EDC"), now_s=3.0)
+    (assignment,) = decide(IDLE, [request("r", SMALL)], workers(1, "EDC"), now_s=3.0)
     assert assignment.primary is PlacementType.EDC
     assert assignment.encode == assignment.diffuse == assignment.decode == ("n0-w0",)
     run_s = ENCODE_S + 20 * step_seconds(SMALL, 1) + decode_s(SMALL)
@@ -36,11 +37,17 @@ def test_a_lone_request_runs_together_on_one_worker() -> None:
     assert assignment.reason == f"EDC degree 1, {1000 - 3 - run_s:.2f} s to spare, uncontended"
 
 
-def test_a_large_request_uses_efficient_width_and_decodes_on_the_leader() -> None:
-    (assignment,) = decide(IDLE, [request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
+def test_a_large_request_uses_idle_width_and_decodes_on_the_leader() -> None:
+    (assignment,) = decide(WHOLE, [request("r", LARGE)], workers(4, "EDC"), now_s=0.0)
     assert assignment.diffuse == ("n0-w0", "n0-w1", "n0-w2", "n0-w3")
     assert assignment.encode == assignment.diffuse
     assert assignment.decode == ("n0-w0",)
+
+
+def test_idle_width_is_used_as_far_as_it_is_faster() -> None:
+    assert step_seconds(SMALL, 4) > step_seconds(SMALL, 1) > step_seconds(SMALL, 2)
+    (assignment,) = decide(IDLE, [request("r", SMALL)], workers(4, "EDC"), now_s=0.0)
+    assert len(assignment.diffuse) == 2
 
 
 def test_the_degree_can_be_limited() -> None:
@@ -49,34 +56,43 @@ def test_the_degree_can_be_limited() -> None:
     assert len(assignment.diffuse) == 2
 
 
-def test_width_is_shared_out_under_load() -> None:
-    slo_s = 2.5 * (ENCODE_S + 20 * step_seconds(LARGE, 1) + decode_s(LARGE))
-    pending = [request(f"r{i}", LARGE, slo_s) for i in range(4)]
-    assignments = decide(IDLE, pending, workers(4, "EDC"), now_s=0.0)
+def large(n: int, slo_s: float = 1000.0) -> list[PendingRequest]:
+    return [request(f"r{i}", LARGE, slo_s) for i in range(n)]
+
+
+@pytest.mark.parametrize("views", [workers(4, "EDC"), [*workers(4, "ED"), worker("c", "C")]], ids=["V0", "V2"])
+def test_with_time_to_spare_each_has_the_width_that_does_the_most_per_worker(views: list[WorkerView]) -> None:
+    assignments = decide(IDLE, large(4), views, now_s=0.0)
     assert [len(assignment.diffuse) for assignment in assignments] == [1, 1, 1, 1]
     assert {assignment.diffuse[0] for assignment in assignments} == {f"n0-w{i}" for i in range(4)}
     assert all(assignment.reason.endswith(", ilp") for assignment in assignments)
 
 
-def test_where_c_runs_elsewhere_requests_wait_for_width_rather_than_share_it_out() -> None:
+def test_width_that_is_left_over_is_used() -> None:
+    assignments = decide(IDLE, large(2), workers(4, "EDC"), now_s=0.0)
+    assert [len(assignment.diffuse) for assignment in assignments] == [2, 2]
+
+
+def test_near_deadlines_two_that_are_safe_are_worth_more_than_four_that_are_not() -> None:
     slo_s = 2.5 * (ENCODE_S + 20 * step_seconds(LARGE, 1) + decode_s(LARGE))
-    pending = [request(f"r{i}", LARGE, slo_s) for i in range(4)]
-    assignments = decide(IDLE, pending, [*workers(4, "ED"), worker("c", "C")], now_s=0.0)
+    assignments = decide(IDLE, large(4, slo_s), workers(4, "EDC"), now_s=0.0)
     assert [len(assignment.diffuse) for assignment in assignments] == [2, 2]
-
-
-def test_without_pressure_width_is_not_given_away() -> None:
-    """Deadlines are far off: two at a time, each twice as fast."""
-    assignments = decide(IDLE, [request(f"r{i}", LARGE) for i in range(4)], workers(4, "EDC"), now_s=0.0)
-    assert [len(assignment.diffuse) for assignment in assignments] == [2, 2]
+    fearless = IlpDispatcher(TIMES, DispatchOptions(time_limit_s=30.0, objective=ValueOptions(safety=0.0)))
+    assert len(decide(fearless, large(4, slo_s), workers(4, "EDC"), now_s=0.0)) == 4
 
 
 def test_a_deadline_calls_for_width() -> None:
     tight_s = ENCODE_S + 20 * step_seconds(MIDDLE, 4) + decode_s(MIDDLE) + 0.01
-    (assignment,) = decide(IDLE, [request("r", MIDDLE, tight_s)], workers(4, "EDC"), now_s=0.0)
-    assert len(assignment.diffuse) == 4
-    (relaxed,) = decide(IDLE, [request("r", MIDDLE)], workers(4, "EDC"), now_s=0.0)
-    assert len(relaxed.diffuse) < 4
+    others = [request(f"o{i}", MIDDLE) for i in range(4)]
+    (assignment,) = decide(IDLE, [*others, request("r", MIDDLE, tight_s)], workers(4, "EDC"), now_s=0.0)
+    assert (assignment.request_ids, len(assignment.diffuse)) == (("r",), 4)
+    assert len(decide(IDLE, others, workers(4, "EDC"), now_s=0.0)) == 4
+
+
+def test_what_can_be_in_time_goes_before_what_cannot() -> None:
+    pending = [request("hopeless", SMALL, 0.01), request("in time", LARGE, 60.0)]
+    (assignment,) = decide(IDLE, pending, workers(1, "EDC"), now_s=0.0)
+    assert assignment.request_ids == ("in time",)
 
 
 def test_auxiliaries_take_the_stages_that_the_primary_lacks() -> None:
@@ -116,30 +132,6 @@ def test_a_stopped_request_resumes_without_encoding() -> None:
     assert assignment.expected_finish_s == pytest.approx(5 * step_seconds(SMALL, 1) + decode_s(SMALL))
 
 
-def test_memory_decides_the_type_and_the_degree() -> None:
-    # At 1024x1024: E 400 MiB, D 800 and 391 / k, C 100 and 1536, or less in tiles. DC needs 2436 for C as it is.
-    in_tiles = frugal_decode_bytes(TIMES, "one", LARGE)
-    assert 391 * MIB < in_tiles < 1536 * MIB
-    tight = workers(1, "EDC", memory_bytes=1300 * MIB + in_tiles - 1)
-    spec = request("r", LARGE).spec
-    assert decide(IDLE, [request("r", LARGE)], tight, 0.0) == []
-    assert IDLE.can_ever_run(spec, tight) == (
-        f"one cannot make 1024x1024 here: EDC workers have {in_tiles - 1} bytes free in addition to their weights and "
-        f"need {in_tiles}"
-    )
-    dc = worker("dc", "DC", memory_bytes=2436 * MIB)
-    assert IDLE.can_ever_run(spec, [*tight, dc, worker("e", "E")]) is None
-    one_more = DispatchOptions().handoff_reserve_bytes + 1
-    reserved = IlpDispatcher(TIMES, DispatchOptions(handoff_reserve_bytes=one_more))
-    assert reserved.can_ever_run(spec, workers(1, "EDC", memory_bytes=1300 * MIB + in_tiles)) is not None
-    # D alone: 800 + 196 MiB at degree 2 fits, 800 + 391 at degree 1 does not.
-    pair = [*workers(2, "D", memory_bytes=1100 * MIB), worker("e", "E"), worker("c", "C")]
-    (assignment,) = decide(IDLE, [request("r", LARGE)], pair, 0.0)
-    assert len(assignment.diffuse) == 2
-    small_c = [*pair[:3], worker("c", "C", memory_bytes=100 * MIB + in_tiles - 1)]
-    assert "no auxiliary has the memory for decode" in str(IDLE.can_ever_run(spec, small_c))
-
-
 def test_a_size_that_was_profiled_at_wide_degrees_only_is_served() -> None:
     times = CostModel([wide_only_table()], "gpu")
     dispatcher = IlpDispatcher(times)
@@ -168,7 +160,8 @@ def test_several_outputs_need_their_memory_and_time() -> None:
     (assignment,) = decide(IDLE, [request("r", SMALL, num_outputs=3)], workers(1, "EDC"), 0.0)
     expected_s = ENCODE_S + 3 * (20 * step_seconds(SMALL, 1) + decode_s(SMALL))
     assert assignment.expected_finish_s == pytest.approx(expected_s)
-    assert IDLE.can_ever_run(request("r", LARGE, num_outputs=5).spec, workers(1, "EDC")) is not None
+    assert IDLE.can_ever_run(request("r", LARGE, num_outputs=5).spec, workers(1, "EDC")) is None
+    assert IDLE.can_ever_run(request("r", LARGE, num_outputs=6).spec, workers(1, "EDC")) is not None
 
 
 def test_the_earliest_deadline_goes_first_among_equals() -> None:

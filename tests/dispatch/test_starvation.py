@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatch import DispatchOptions, IlpDispatcher
+from dispatch import DispatchOptions, IlpDispatcher, ValueOptions
 from dispatch.candidates.classes import find_longest_overdue, hold_back
 from dispatch.candidates.tick_view import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
@@ -17,19 +17,23 @@ from tridentserve.stages import Stage
 
 SMALL, LARGE = SHAPES[0], SHAPES[2]
 TIMES = cost_model()
-DISPATCHER = IlpDispatcher(TIMES)
+# So that tests are short: by default it is 50 runtimes.
+OBJECTIVE = ValueOptions(overdue_runs=9.0)
+OPTIONS = DispatchOptions(objective=OBJECTIVE, segment_s=1e9)
+DISPATCHER = IlpDispatcher(TIMES, OPTIONS)
+WITHOUT_RULE = IlpDispatcher(TIMES, replace(OPTIONS, overdue_first=False))
 # For 1024x1024, D alone needs 800 + 391 MiB at degree 1 and 800 + 196 at degree 2; 256x256 fits at any degree.
 WIDE_ONLY_BYTES = 1100 * MIB
-# A reward stops growing at 9 times the shortest runtime after the deadline.
+# It could end 9 of its own runtimes after its deadline at best.
 RUN_S = 0.02 + 20 * step_seconds(LARGE, 1) + TIMES.seconds("one", Stage.DECODE, LARGE)
-FULLY_AGED_S = 1.0 + 10 * RUN_S
+LONG_OVERDUE_S = 1.0 + 10 * RUN_S
 
 
-def leaves_at_s(cluster: list[WorkerView], slo_s: float, horizon_s: float = 2 * FULLY_AGED_S) -> float:
+def leaves_at_s(cluster: list[WorkerView], slo_s: float, dispatcher: IlpDispatcher = DISPATCHER) -> float:
     """The time at which an overdue large request is dispatched while three small ones with this SLO always wait."""
     pending, made, now_s = [request("large", LARGE, 1.0)], 0, 0.0
     free_s = {view.worker_id: 0.0 for view in cluster}
-    while now_s < horizon_s:
+    while now_s < 2 * LONG_OVERDUE_S:
         while sum(entry.spec.request_id != "large" for entry in pending) < 3:
             made += 1
             pending.append(request(f"s{made}", SMALL, slo_s, steps=100 + made % 3 * 30, arrival_s=now_s))
@@ -37,7 +41,7 @@ def leaves_at_s(cluster: list[WorkerView], slo_s: float, horizon_s: float = 2 * 
             replace(view, idle=free_s[view.worker_id] <= now_s, free_at_s=max(now_s, free_s[view.worker_id]))
             for view in cluster
         ]
-        for assignment in decide(DISPATCHER, pending, views, now_s):
+        for assignment in decide(dispatcher, pending, views, now_s):
             if assignment.request_ids[0] == "large":
                 return now_s
             chosen = next(entry for entry in pending if entry.spec.request_id == assignment.request_ids[0])
@@ -59,12 +63,13 @@ def apart(n: int, kind: str, *auxiliaries: str, memory_bytes: int = 3000 * MIB) 
 )
 @pytest.mark.parametrize("slo_s", [30.0, 0.0], ids=["in time", "late"])
 def test_small_requests_that_keep_coming_do_not_starve_a_large_one(cluster: list[WorkerView], slo_s: float) -> None:
-    assert leaves_at_s(cluster, slo_s) < FULLY_AGED_S + 1.0
+    assert leaves_at_s(cluster, slo_s) < LONG_OVERDUE_S + 1.0
+    assert leaves_at_s(cluster, slo_s, WITHOUT_RULE) == float("inf")
 
 
 @pytest.mark.parametrize("slo_s", [30.0, 0.0], ids=["in time", "late"])
 def test_width_that_never_comes_by_itself_is_kept_for_a_request_that_needs_it(slo_s: float) -> None:
-    assert leaves_at_s(apart(2, "D", "E", "C", memory_bytes=WIDE_ONLY_BYTES), slo_s) < FULLY_AGED_S + 1.0
+    assert leaves_at_s(apart(2, "D", "E", "C", memory_bytes=WIDE_ONLY_BYTES), slo_s) < LONG_OVERDUE_S + 1.0
 
 
 def served(pending: list[PendingRequest], views: list[WorkerView], now_s: float = 1000.0) -> dict[str, tuple[str, ...]]:
@@ -114,7 +119,7 @@ def test_the_kept_worker_is_used_as_soon_as_the_other_is_free() -> None:
 
 def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
     views, large = half_busy({"b": 1005.0}), request("large", LARGE, 1.0)
-    tick = TickView(TIMES, DispatchOptions(), views, 1000.0)
+    tick = TickView(TIMES, OPTIONS, views, 1000.0)
     overdue = find_longest_overdue([large], tick)
     assert overdue == [large]
     kept = {view.worker_id: view for view in views} | hold_back(overdue, tick)
@@ -129,10 +134,9 @@ def test_what_no_worker_can_run_holds_nothing_back() -> None:
     assert served(pending, apart(1, "D", "E", "C")) == {"fresh 0": ("n0-w0",)}
 
 
-def test_without_the_rule_rewards_alone_decide() -> None:
-    """The large one pays more for communication, and its reward grows no more."""
-    alone = IlpDispatcher(TIMES, DispatchOptions(overdue_first=False))
+def test_without_the_rule_values_alone_decide() -> None:
+    """A hopeless request is worth next to nothing beside one that can be in time."""
     pending = [request("large", LARGE, 1.0), request("small", SMALL, arrival_s=1000.0)]
     (with_rule,) = decide(DISPATCHER, pending, apart(1, "D", "E", "C"), 1000.0)
-    (without,) = decide(alone, pending, apart(1, "D", "E", "C"), 1000.0)
+    (without,) = decide(WITHOUT_RULE, pending, apart(1, "D", "E", "C"), 1000.0)
     assert (with_rule.request_ids, without.request_ids) == (("large",), ("small",))

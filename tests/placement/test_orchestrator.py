@@ -180,12 +180,12 @@ def test_models_are_stacked_where_workers_are_too_few() -> None:
     plan = orchestrator().plan(load, cluster(1, 1))
     assert plan.describe("n0-w0") == "one:EDC+two:EDC"
     assert plan.reason.startswith("1 workers hold several models each")
-    # Three models on two workers, of which each has room for two (3900 MiB of weights would be too much).
+    # Three models on two workers, of which each has room for two at a time: the third one's weights come and go.
     names = ("one", "two", "three")
     three = Orchestrator(cost_model(names), 10 * MIB, DEGREES, one_pool=True)
     plan = three.plan([LoadShare(name, SMALL, 20) for name in names], cluster(1, 2))
-    assert sorted(len(held) for held in plan.replicas.values()) == [6, 6]
-    assert all(types(plan, name)[PlacementType.EDC] for name in names)
+    assert all(types(plan, name) == {PlacementType.EDC: 2} for name in names)
+    assert "leave and come back" in plan.reason
 
 
 def test_auxiliaries_that_are_hardly_used_share_a_worker() -> None:
@@ -199,10 +199,10 @@ def test_auxiliaries_that_are_hardly_used_share_a_worker() -> None:
 
 
 def test_kept_sizes_stay_servable_with_next_to_no_workers() -> None:
-    # EDC has 340 MiB beside its weights: enough for 256x256, and too little for 1024x1024 even with C in tiles.
+    # EDC has 340 MiB beside its weights: enough for 256x256, and too little for 1024x1024 unless weights leave.
     workers = cluster(1, 8, (1300 + 340 + 10) * MIB)
     light, heavy = LoadShare("one", SMALL, 20, 100.0), LoadShare("one", SHAPES[2], 20, 5.0)
-    assert not can_run(orchestrator().plan([light], workers), workers, heavy)
+    assert types(orchestrator().plan([light], workers)) == {PlacementType.EDC: 8}
     kept = orchestrator().plan([light], workers, keep=[heavy])
     assert types(kept) == {PlacementType.EDC: 6, PlacementType.ED: 1, PlacementType.C: 1}
     assert can_run(kept, workers, heavy)

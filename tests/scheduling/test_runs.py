@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.auxiliary_queues import DecodeOrder
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
+from tridentserve.scheduling.runs import merge_legs
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 from tridentserve.testing import MODEL, make_request
@@ -192,6 +194,34 @@ def test_c_of_some_members_is_a_plan_of_its_own_even_on_the_same_worker() -> Non
     assert plan.stages == (E, D)
     (effect,) = bench.finish(plan, 3.0)
     assert plan_of(effect).request_ids == ("short",)
+
+
+@pytest.mark.parametrize(
+    ("apart", "expected"),
+    [((), [(E, D, C)]), ((C,), [(E, D), (C,)]), ((E,), [(E,), (D, C)]), ((E, C), [(E,), (D,), (C,)])],
+)
+def test_stages_that_are_kept_apart_are_plans_of_their_own_on_the_same_worker(
+    apart: tuple[Stage, ...], expected: list[tuple[Stage, ...]]
+) -> None:
+    where = replace(assignment(), apart=frozenset(apart))
+    legs = merge_legs(where, needs_encode=True, finishing=1)
+    assert [leg.stages for leg in legs] == expected
+    assert {leg.workers for leg in legs} == {("a",)}
+    without_e = [tuple(stage for stage in stages if stage is not E) for stages in expected]
+    assert [leg.stages for leg in merge_legs(where, needs_encode=False, finishing=1)] == [s for s in without_e if s]
+
+
+def test_c_that_is_kept_apart_follows_on_the_worker_that_has_the_latents() -> None:
+    bench = Bench()
+    bench.arrive("r", "waits")
+    (effect,) = bench.decide(Decisions([replace(assignment(), apart=frozenset((C,)))]))
+    first = plan_of(effect)
+    assert (first.stages, sole(first).push_to) == ((E, D), "a")
+    (effect,) = bench.finish(first, 3.0)
+    decode = plan_of(effect)
+    assert (decode.stages, decode.workers, sole(decode).source) == ((C,), ("a",), "a")
+    assert isinstance(bench.finish(decode, 5.0)[0], ev.Finish)
+    assert bench.idle() == set(TYPES)
 
 
 def test_only_members_without_a_condition_are_encoded() -> None:

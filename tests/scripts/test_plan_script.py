@@ -39,7 +39,7 @@ def test_several_models_are_numbered(capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = run(capsys, "--cluster", str(CLUSTERS / "l20-8.yaml"), "--workload", "genserve")
     assert code == 0
     assert "1: cogvideox1.5-5b\n2: sd3-medium\n" in out
-    assert "1:EDC 29.1" in out
+    assert "1:EDC+2:EDC 15.3" in out
 
 
 def test_the_placement_is_that_of_the_policy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,8 @@ class GreedyCandidate:
     """The time at which the request would end if it started now."""
     groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]] = field(default_factory=dict)
     """The auxiliaries for E and C, where these do not run with D."""
+    apart: frozenset[Stage] = frozenset()
+    """E and C that are plans of their own on the primary (`Assignment.apart`)."""
 
 
 class BucketView:

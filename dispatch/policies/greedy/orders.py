@@ -15,8 +15,8 @@ from dispatch.policies.greedy.work import WorkTimes, make_fresh_request
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest
 
-# Overtime in runtimes from which on a request is as urgent as one that can be in time: where the late reward of the
-# default (appendix C.2) ends. Appendix D.2 names the scale and no figure.
+# Overtime in runtimes from which on a request is as urgent as one that can be in time: where the paper's late
+# reward (TridentServe, arXiv 2510.02838, appendix C.2) ends. Appendix D.2 names the scale and no figure.
 FULLY_AGED = 9
 
 

@@ -40,7 +40,14 @@ class StageLevel:
         if isinstance(route, str):
             return route
         return [
-            GreedyCandidate(index, degree, route.primary, self._finish_s(request, route, degree), route.groups)
+            GreedyCandidate(
+                index,
+                degree,
+                route.primary,
+                self._finish_s(request, route, degree),
+                route.groups,
+                route.fitting.apart.get(degree, frozenset()),
+            )
             for degree in route.fitting.degrees
         ]
 
@@ -64,4 +71,6 @@ class StageLevel:
         decode_s = self.work.decode_s(request, candidate.degree)
         decode = StageEstimate(decode_s, leaders, candidate.groups.get(Stage.DECODE, ()))
         diffuse_s = self.work.diffuse_s(request, candidate.degree)
-        return self._builder.build([request], candidate.primary, workers, encode, diffuse_s, decode, why)
+        return self._builder.build(
+            [request], candidate.primary, workers, encode, diffuse_s, decode, why, apart=candidate.apart
+        )

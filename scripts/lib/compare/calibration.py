@@ -172,11 +172,12 @@ def _measure_spread(stages: dict[StagePoint, list[float]]) -> float:
 
 
 def _list_gaps(results: Sequence[ReplayResult]) -> list[float]:
+    """Seconds between two plans of a request. E on the leader of D's workers is in one plan with D."""
     return [
         max(0.0, after.start_s - before.end_s)
         for result in results
         for before, after in pairwise(sorted(result.facts.timeline, key=lambda span: span.start_s))
-        if before.workers != after.workers
+        if not set(before.workers) <= set(after.workers)
     ]
 
 

@@ -223,7 +223,7 @@ def test_quickstart_with_too_little_memory_is_reported() -> None:
     args["cluster"]["memory_mb"] = 79
     found = check_args(args)
     assert found
-    assert all("bytes free in addition to their weights and need" in line for line in found)
+    assert all("bytes beside the handoff buffer and need" in line for line in found)
 
 
 def test_a_cache_directory_of_an_unknown_home_is_refused(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,10 +104,20 @@ def test_the_late_share_with_the_late_only() -> None:
 
 
 def test_memory_limits_the_batch() -> None:
-    # D of 256x256 takes 24.4 MiB a member; E needs 50 MiB, C 96 MiB for one member at a time.
-    views = workers(1, "EDC", memory_bytes=1300 * MIB + 96 * MIB)
+    # D of 256x256 takes 800 MiB and 24.4 a member; that is more than E or C needs, which can be apart from it.
+    views = workers(1, "EDC", memory_bytes=800 * MIB + 96 * MIB)
     assert ids(small(4), views) == [("r0", "r1", "r2")]
-    assert ids(small(4), workers(1, "EDC", memory_bytes=1300 * MIB + 98 * MIB)) == [("r0", "r1", "r2", "r3")]
+    assert ids(small(4), workers(1, "EDC", memory_bytes=800 * MIB + 98 * MIB)) == [("r0", "r1", "r2", "r3")]
+
+
+def test_a_batch_may_have_less_room_for_all_stages_at_once_than_one_request() -> None:
+    """All weights are 1300 MiB; C needs 96 MiB for one member at a time, and D of four 98."""
+    views = workers(1, "EDC", memory_bytes=1300 * MIB + 97 * MIB)
+    (four,) = decide(BATCHED, small(4), views, 0.0)
+    assert len(four.request_ids) == 4
+    assert four.apart == {Stage.DECODE}
+    (one,) = decide(BATCHED, small(1), views, 0.0)
+    assert one.apart == set()
 
 
 def cluster_of(entries: list[tuple[str, int, float | None]]) -> list[WorkerView]:

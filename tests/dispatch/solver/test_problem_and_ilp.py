@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch import DispatchOptions, RewardOptions
+from dispatch import DispatchOptions
 from dispatch.solver import ilp
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Problem, RequestClass, choose_best_groups, is_feasible, plan_greedily
-from tridentserve.errors import ConfigError
 
 OPTIONS = DispatchOptions(time_limit_s=30.0, gap=0.0)
 
@@ -327,27 +326,3 @@ def test_an_incumbent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     solution = solve(contended(), OPTIONS)
     assert (solution.method, sum(solution.counts.values())) == ("incumbent", 3)
     assert is_feasible(contended(), solution.counts)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"min_efficiency": 0.0}, "min_efficiency is 0.0"),
-        ({"max_degree": 0}, "max_degree is 0"),
-        ({"handoff_reserve_bytes": -1}, "handoff_reserve_bytes is -1"),
-        ({"solver": "Gurobi"}, "solver is 'Gurobi'; Input should be 'highs' or 'cbc'"),
-        ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
-        ({"max_batch": 0}, "max_batch is 0"),
-        ({"gap": 1.0}, "gap is 1.0"),
-    ],
-)
-def test_bad_options_are_named(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        DispatchOptions(**settings)
-
-
-def test_a_late_reward_of_nothing_is_refused() -> None:
-    """The dispatcher divides by it."""
-    for late in (0.0, -1.0):
-        with pytest.raises(ConfigError, match=f"late is {late}"):
-            RewardOptions(late=late)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dispatch import IlpDispatcher
+from dispatch import DispatchOptions, IlpDispatcher
 from profiler import CostModel
 from profiler.tables.links import LinkSpeeds
 from profiler.tables.rows import LinksRow
@@ -69,7 +69,7 @@ def test_a_stopped_request_resumes_where_its_state_is_or_fetches_it() -> None:
         [replace(table(), links=(LinksRow("gpu", replace(LINKS, transfer_latency_s=0.5), "modelled"),))], "gpu"
     )
     stopped = replace(request("r", SMALL, steps_done=15), held_by="n0-w2")
-    dispatcher = IlpDispatcher(times)
+    dispatcher = IlpDispatcher(times, DispatchOptions(max_degree=1))
     (kept,) = decide(dispatcher, [stopped], workers(4, "EDC"), 0.0)
     assert kept.diffuse == ("n0-w2",)
     decode_s = times.seconds("one", Stage.DECODE, SMALL)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch import IlpDispatcher
+from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.workers.pools import take_snapshot
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import SHAPES, cost_model
@@ -30,12 +30,14 @@ def first_views() -> list[WorkerView]:
 def test_a_dispatcher_that_has_seen_other_ticks_decides_like_a_new_one(
     changes: list[list[tuple[int, str, float | None]]],
 ) -> None:
-    kept, views = IlpDispatcher(TIMES), first_views()
+    """Past arrivals are another matter: they say which workers to keep free."""
+    options = DispatchOptions(keep_free=False)
+    kept, views = IlpDispatcher(TIMES, options), first_views()
     for tick in changes:
         for place, kind, free_at_s in tick:
             old = views[place]
             views[place] = worker(old.worker_id, kind, node=old.node_id, free_at_s=free_at_s)
-        assert decide(kept, PENDING, views, 4.0) == decide(IlpDispatcher(TIMES), PENDING, views, 4.0)
+        assert decide(kept, PENDING, views, 4.0) == decide(IlpDispatcher(TIMES, options), PENDING, views, 4.0)
         seen = take_snapshot(first_views()).update(views)
         assert (seen.all_pools, list(seen.workers)) == (take_snapshot(views).all_pools, views)
 

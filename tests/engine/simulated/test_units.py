@@ -142,4 +142,4 @@ def test_a_live_service_refuses_what_only_several_workers_hold() -> None:
     assert "4 of them would hold them together, which a live service does not do" in found
     pinned = check_args({**args, "placement": ["EDC"] * 4})
     assert pinned
-    assert all("the weights of EDC workers exceed their memory by" in line for line in pinned)
+    assert all("EDC workers have 5242880 bytes beside the handoff buffer and need" in line for line in pinned)

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.segments import SEGMENT_S, Segments, count_segment_steps
+from dispatch.assignment.assigning import count_segment_steps
+from dispatch.options import DispatchOptions
+from dispatch.policies.segments import Segments
 from tests.dispatch.cluster import decide, request, workers
 from tests.dispatch.policies.step_engine import HUGE, LARGE, SMALL, TIMES, StepEngine
 from tests.profiler.synthetic import step_seconds
@@ -67,13 +69,13 @@ def test_a_request_goes_on_after_each_segment_until_its_end() -> None:
     engine = StepEngine(Segments(TIMES), workers(2, "EDC"))
     engine.play([request("r", LARGE, steps=50)])
     step_s = step_seconds(LARGE, len(engine.log[0][1].diffuse))
-    assert len(engine.log) == pytest.approx(50 * step_s / SEGMENT_S, abs=1)
+    assert len(engine.log) == pytest.approx(50 * step_s / DispatchOptions().segment_s, abs=1)
     assert [bool(each.decode) for _, each in engine.log] == [False] * (len(engine.log) - 1) + [True]
 
 
 @given(st.integers(0, 200), st.floats(0.0, 100.0))
 def test_segments_are_of_whole_steps_and_the_last_is_not_tiny(left: int, step_s: float) -> None:
-    steps = count_segment_steps(left, step_s)
+    steps = count_segment_steps(left, step_s, 1.0)
     assert min(left, 1) <= steps <= left
     after = left - steps
     assert after == 0 or after * step_s >= 0.4 * steps * step_s
