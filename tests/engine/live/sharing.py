@@ -55,7 +55,7 @@ class Scene:
 
     def __init__(self) -> None:
         self._greedy = Greedy(degree=1)
-        self._ilp = IlpDispatcher(Times(), DispatchOptions(handoff_reserve_bytes=0))
+        self._ilp = IlpDispatcher(Times(), DispatchOptions(handoff_reserve_bytes=0, segment_s=1e9))
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return self._ilp.can_ever_run(spec, workers)
