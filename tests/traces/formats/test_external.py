@@ -42,10 +42,23 @@ def test_a_window_of_a_trace() -> None:
 def test_alibaba_requests_keep_their_steps_and_are_one_per_image() -> None:
     drawn = read_external(SAMPLES / "alibaba-like.csv", MIX)
     assert [(one.timestamp_s, one.num_inference_steps) for one in drawn.requests] == [
-        *((0.0, 20), (3.0, 30), (3.0, 30), (3.0, 4)),
+        *((0.0, 20), (3.0, 30), (3.0, 30)),
         *[(9.0, 25)] * 4,
+        (12.0, 4),
     ]
     assert drawn.provenance.startswith("times and steps from alibaba-like.csv")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("IMG_2_IMG", "SUCCEED"), ("inpainting", "SUCCEED"), ("TXT_2_IMG", "PENDING")]
+)
+def test_requests_that_made_no_image_from_text_alone_are_left_out(tmp_path: Path, kind: str, status: str) -> None:
+    head = "gmt_create,num_inference_steps,num_images_per_prompt,predict_type,predict_status\n"
+    row = f"2024-05-01 10:00:03,30,1,{kind},{status}\n"
+    drawn = read_external(write(tmp_path, f"{head}2024-05-01 10:00:00,20,1,TXT_2_IMG,SUCCEED\n{row}"), MIX)
+    assert [one.num_inference_steps for one in drawn.requests] == [20]
+    with pytest.raises(TraceError, match=r"line 2: each of the 1 requests failed, waited, or starts"):
+        read_external(write(tmp_path, head + row), MIX)
 
 
 def test_servegen_bins_are_sampled_at_their_rate() -> None:
