@@ -386,9 +386,9 @@ async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: H
     await begun.wait()
     assert two.a.count_readers(D) == 1
     leaving = asyncio.create_task(two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E)))
+    await until(lambda: two.a.count_readers(D) is None)  # nobody else is offered it
     await asyncio.sleep(0.05)
     assert not leaving.done()
-    assert two.a.count_readers(D) is None, "nobody else is offered it"
     go_on.set()
     (load,) = await fetching
     await leaving
