@@ -16,7 +16,7 @@ from dispatch.candidates.classes import (
     hold_back,
 )
 from dispatch.candidates.reserve import ReservedTick, Reserver
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.ilp import solve

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from placement.split import count_smallest_workable
+from placement.units import count_smallest_workable
 from placement.virtual_replicas import Fit, MemoryModel
 from profiler.memory import compute_stages_peak_bytes, sum_weights_bytes
 from profiler.monitor import StageSpeed

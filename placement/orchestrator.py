@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from placement.demands import ClusterCosts, MeasuredRates, ReplicaDemand
 from placement.packing import Group, Portion, group_portions, pack_per_machine, stack_models
-from placement.split import pad_to_degrees, share_in_units, split
-from placement.together import place_together, serves_as_much
+from placement.split import pad_to_degrees, place_together, serves_as_much, share_in_units, split
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.load import LoadShare
@@ -20,7 +19,7 @@ class Orchestrator:
     """Makes placement plans from stage times and a load. Pure: the same input gives the same plan.
 
     Differs from Algorithm 2 in four points. Every worker holds all stages where that serves at least as much
-    (`placement.together`). Else all requests of a model use one virtual replica, the first that runs them
+    (`placement.split`). Else all requests of a model use one virtual replica, the first that runs them
     all: with several, each has its own primaries, and some wait while others are idle. What is saved by running each
     request on its own first one is a transfer of milliseconds, where a request takes seconds. Workers are shared in
     proportion to the GPU-seconds that requests bring, not to their number: otherwise a rare heavy model next to a light

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from placement.demands import ClusterCosts, ReplicaDemand
-from placement.split import WorkerCounts
+from placement.units import WorkerCounts
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.stages import PlacementType, VirtualReplica

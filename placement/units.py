@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from profiler.memory import compute_peak_bytes_by_degree
 from tridentserve.cluster import WorkerSpec
@@ -17,7 +18,17 @@ from tridentserve.load import LoadShare
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import Shape
-from tridentserve.stages import Stage
+from tridentserve.stages import PlacementType, Stage, VirtualReplica
+
+WorkerCounts = dict[PlacementType, int]
+# The number of workers of a type that hold a stage's weights together (appendix E.2); 1 for types that are not in it.
+Units = Mapping[PlacementType, int]
+ALONE: Units = MappingProxyType({})
+
+
+def count_smallest_workable(replica: VirtualReplica, min_primaries: int = 1, units: Units = ALONE) -> int:
+    """The fewest workers that cover E, D and C: enough primaries for the narrowest degree, a unit of each auxiliary."""
+    return min_primaries + sum(units.get(kind, 1) for kind in replica.auxiliaries)
 
 
 def choose_units(

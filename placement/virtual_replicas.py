@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from placement.split import Units
+from placement.units import Units
 from profiler.memory import (
     compute_peak_bytes_by_degree,
     find_largest_unit,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dispatch.assignment.batching import form_batch
+from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import by_deadline
-from dispatch.candidates.survey import Candidate
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.solver.problem import GroupKind

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dispatch.candidates.survey import Candidate
+from dispatch.candidates.candidate import Candidate
 from tridentserve.protocols import PendingRequest
 
 # The candidate for this many members in the group that was chosen, as queues stand now; None where memory forbids it.

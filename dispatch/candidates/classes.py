@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.survey import TickView
 from dispatch.candidates.values import OVERDUE
 from dispatch.candidates.work import Waiting, Work
 from dispatch.solver.problem import GroupKind, Problem, RequestClass

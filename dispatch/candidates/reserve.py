@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dispatch.candidates.survey import Candidate, PoolRule
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.candidate import Candidate, PoolRule
+from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Work
 from dispatch.workers.pools import Pool, WorkerSnapshot
 from tridentserve.plans import Replica, WorkerId

@@ -1,26 +1,27 @@
-"""Finds the ways in which a request could run at all, and their times: types, degrees, memory, auxiliaries.
+"""Finds the ways in which requests could run in one tick, and their times: types, degrees, memory, auxiliaries.
 
 Every policy first asks for the route: the workers that can run the stages when D runs in one pool. The survey of all
 pools is the profile side of constraint C0 (TridentServe, arXiv 2510.02838, section 6.2); which candidates a deadline
-leaves is decided in `dispatch.candidates.values`.
+leaves is decided in `dispatch.candidates.values`, which the view of a tick asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from dispatch.candidates.work import Work
+from dispatch.candidates.candidate import MERGED_S, Candidate, PoolRule, Survey
+from dispatch.candidates.values import Appraisal
+from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
 from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
-from dispatch.workers.pools import Pool
+from dispatch.workers.pools import Pool, WorkerSnapshot, take_snapshot
 from dispatch.workers.residency import compute_load_seconds
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
-from tridentserve.protocols import StageTimes
+from tridentserve.protocols import StageTimes, WorkerView
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree
 from tridentserve.stages import PlacementType, Stage
 
@@ -62,96 +63,6 @@ def find_route(
     stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
     fitting = memory.find_degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
     return fitting if isinstance(fitting, str) else Route(primary, fitting, groups)
-
-
-_MERGED_S = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way in which some work could run: a group for D, and where E and C go then."""
-
-    group: GroupKind
-    """The workers of D: their pool, and the degree."""
-    primary: PlacementType
-    """The placement type that these workers have for the model."""
-    efficient: bool
-    """True where the degree is efficient enough to be used without need (`DispatchOptions.min_efficiency`)."""
-    encode_s: float
-    """Seconds of E; 0 for work that has its condition."""
-    diffuse_s: float
-    """Seconds of all steps of D that are left."""
-    decode_s: float
-    """Seconds of C."""
-    encode_free_s: float
-    """The time at which the auxiliary for E is free; minus infinity where the primary holds E."""
-    decode_free_s: float
-    """The time at which the auxiliary for C is free; minus infinity where the primary holds C."""
-    earliest_start_s: float
-    """The earliest time at which the group can be formed, now or later."""
-    load_s: float = 0.0
-    """Seconds in which the primaries fetch weights first."""
-    condition_s: TransferSeconds = (0.0, 0.0)
-    """Seconds to send the condition from E's auxiliary, within a node and between nodes. The longer one counts until
-    the workers are known."""
-    latents_s: TransferSeconds = (0.0, 0.0)
-    """Seconds to send the latents to C's auxiliary, likewise."""
-    encode_degree: int = 1
-    """Number of auxiliaries that run E together. Where the primary holds E, all of its workers run it, whatever this
-    says."""
-    decode_degree: int = 1
-    """Number of workers that run C."""
-    in_tiles: bool = False
-    """True where the primary has the memory for C in tiles only."""
-    apart: frozenset[Stage] = frozenset()
-    """E and C that are plans of their own on the primary (`Assignment.apart`)."""
-
-    @property
-    def encodes_there(self) -> bool:
-        """True when E, if it is due, runs on the primary."""
-        return self.encode_free_s == _MERGED_S
-
-    @property
-    def decodes_there(self) -> bool:
-        """True when C runs on the primary."""
-        return self.decode_free_s == _MERGED_S
-
-    @property
-    def run_s(self) -> float:
-        """Seconds of the three stages without any waiting."""
-        return self.encode_s + self.diffuse_s + self.decode_s
-
-    def diffuse_end_s(self, start_s: float) -> float:
-        """The time at which D ends if the group's workers are reserved at `start_s`."""
-        encode_end_s = max(start_s, self.encode_free_s) + self.encode_s + max(self.condition_s)
-        return encode_end_s + self.load_s + self.diffuse_s
-
-    def finish_s(self, start_s: float) -> float:
-        """The time at which the request ends if the group's workers are reserved at `start_s`, after the queues at its
-        auxiliaries."""
-        return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
-
-    def gpu_seconds(self, start_s: float) -> float:
-        """Seconds for which workers are taken: all of the group until D ends (also while it waits for E), and those of
-        E elsewhere and of C."""
-        elsewhere_s = 0.0 if self.encodes_there else self.encode_degree * self.encode_s
-        diffuse_s = self.group.degree * (self.diffuse_end_s(start_s) - start_s)
-        return diffuse_s + elsewhere_s + self.decode_degree * self.decode_s
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """All candidates for some work, and for each pool without one the reason."""
-
-    candidates: tuple[Candidate, ...]
-    obstacles: tuple[str, ...]
-
-
-class PoolRule(Protocol):
-    """Says which groups of a pool some work may use, beyond what profile and memory allow."""
-
-    def admits(self, work: Work, candidate: Candidate) -> bool:
-        """True where it may."""
 
 
 class Surveyor:
@@ -232,8 +143,8 @@ class Surveyor:
                 encode_s=encode_s,
                 diffuse_s=work.num_steps * costs.step_s(degree),
                 decode_s=costs.stage_s(Stage.DECODE, decode_degree),
-                encode_free_s=_MERGED_S if encode_free_s is None else encode_free_s,
-                decode_free_s=_MERGED_S if decode_free_s is None else decode_free_s,
+                encode_free_s=MERGED_S if encode_free_s is None else encode_free_s,
+                decode_free_s=MERGED_S if decode_free_s is None else decode_free_s,
                 earliest_start_s=self._earliest_start_s(group),
                 load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
                 condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
@@ -260,6 +171,62 @@ class Surveyor:
         if key not in self._loads_s:
             self._loads_s[key] = compute_load_seconds(self._pools[index], model, stages, degree, self._times)
         return self._loads_s[key]
+
+
+class TickView:
+    """The workers at `now_s`, grouped and surveyed. The pools and their order depend on what the workers hold, not on
+    which of them are idle."""
+
+    def __init__(
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        workers: Sequence[WorkerView] | WorkerSnapshot,
+        now_s: float,
+        memory: MemoryCheck | None = None,
+        kept: Sequence[Pool] = (),
+        rules: Mapping[int, PoolRule] | None = None,
+    ) -> None:
+        """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing."""
+        self.now_s = now_s
+        memory = memory or MemoryCheck(times, options)
+        self.snapshot = workers if isinstance(workers, WorkerSnapshot) else take_snapshot(workers, memory.find_unit)
+        self.pools = (*self.snapshot.pools, *kept)
+        self.auxiliaries = Auxiliaries(self.snapshot.all_pools, memory, times, now_s)
+        self.idle = tuple(pool.idle_per_node for pool in self.pools)
+        self._widest = [max(nodes) for nodes in self.idle]
+        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s, rules or {})
+        self._values = options.objective
+        self._appraisals: dict[Work, Appraisal] = {}
+        self._horizon_s = 1.0  # the dispatcher sets another, by what waits
+
+    @property
+    def any_idle(self) -> bool:
+        """True when some primary could start something now."""
+        return any(self._widest)
+
+    def list_idle_models(self) -> frozenset[str]:
+        """The models of which some primary is idle."""
+        return frozenset(
+            model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
+        )
+
+    def set_horizon(self, waiting: Waiting) -> None:
+        """Urgency falls in proportion to the mean time from arrival to deadline of what waits."""
+        patience_s = [max(0.0, r.deadline_s - r.arrival_s) for requests in waiting.values() for r in requests]
+        mean_s = sum(patience_s) / len(patience_s) if patience_s else 1.0
+        self._horizon_s = max(1e-6, self._values.horizon * mean_s)
+
+    def survey(self, work: Work) -> Survey:
+        """The ways in which the work could run, now or later."""
+        return self._surveyor.survey(work)
+
+    def appraise(self, work: Work) -> Appraisal:
+        """The value of each group to requests with this work; computed once."""
+        if work not in self._appraisals:
+            candidates = self.survey(work).candidates
+            self._appraisals[work] = Appraisal(candidates, self._widest, self.now_s, self._horizon_s, self._values)
+        return self._appraisals[work]
 
 
 class _WorkCosts:

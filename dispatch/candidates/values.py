@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dispatch.candidates.survey import Candidate
+from dispatch.candidates.candidate import Candidate
 from dispatch.options import ValueOptions
 from dispatch.solver.problem import GroupKind
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Work
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.engine.simulated.scenario import Watched

@@ -8,7 +8,7 @@ import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher, ValueOptions
 from dispatch.candidates.classes import find_longest_overdue, hold_back
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.survey import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
 from tridentserve.protocols import PendingRequest, WorkerView

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.split import count_smallest_workable, keeps_up, pad_to_degrees, split
+from placement.split import keeps_up, pad_to_degrees, split
+from placement.units import count_smallest_workable
 from tridentserve.errors import PlacementError
 from tridentserve.stages import PlacementType, VirtualReplica
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from placement import LoadShare, Orchestrator, align, count_moved_bytes
 from placement.describe import describe_placement
 from placement.packing import Group, pack_per_machine
-from placement.split import count_smallest_workable, keeps_up, split
-from placement.units import choose_units, describe_divided_stages, list_block_sizes
+from placement.split import keeps_up, split
+from placement.units import choose_units, count_smallest_workable, describe_divided_stages, list_block_sizes
 from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, WEIGHTS_BYTES, cost_model
 from tridentserve.cluster import WorkerSpec

@@ -9,7 +9,7 @@ import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.candidates.reserve import ReservedTick, Reserver
-from dispatch.candidates.tick_view import TickView
+from dispatch.candidates.survey import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES
 from tests.scheduling.fakes import FakeTimes

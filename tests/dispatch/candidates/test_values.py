@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import ValueOptions
-from dispatch.candidates.survey import Candidate
+from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.values import HOPELESS, OVERDUE, Appraisal
 from dispatch.solver.problem import GroupKind
 from tridentserve.stages import PlacementType
