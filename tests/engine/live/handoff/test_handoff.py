@@ -114,6 +114,16 @@ async def test_asking_joins_the_push_under_way(pair: Pair) -> None:
     assert pair.paths == ["nixl"]
 
 
+async def test_what_has_arrived_is_not_sent_again(pair: Pair) -> None:
+    """A consumer that is slow to notice asks for what was pushed while it asked."""
+    pair.a.keep_output(KEY, parcel_of())
+    await pair.a.push_output(KEY, "b")
+    await pair.a.send_output(KEY, "b")
+    assert pair.paths == ["nixl"]
+    assert_same(await pair.b.fetch_parcel(KEY, "a"), parcel_of())
+    assert (pair.a.used_bytes, pair.b.used_bytes, pair.b.num_parcels) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("full", ["producer", "consumer"])
 async def test_a_full_buffer_goes_through_host_memory(pair: Pair, full: str) -> None:
     blocked = HandoffKey("other", 1)

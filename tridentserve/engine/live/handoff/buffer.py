@@ -12,18 +12,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import Literal
 
 import torch
 
 from tridentserve.engine.live.handoff.checkpoint_store import CheckpointStore
 from tridentserve.engine.live.handoff.inbox import Inbox
 from tridentserve.engine.live.handoff.outgoing import Outgoing, prepare_outgoing
-from tridentserve.engine.live.handoff.peer import CompletedTransfer, HandoffKey, Peer
+from tridentserve.engine.live.handoff.peer import ALREADY_HERE, CompletedTransfer, HandoffKey, Peer
 from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, TransferStuckError
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 from tridentserve.errors import HandoffError
 from tridentserve.plans import WorkerId
+
+_PushOutcome = Literal["sent", "already there", "failed"]
 
 # Far more than can have a push under way when they end.
 REMEMBERED_REQUESTS = 4096
@@ -96,8 +99,10 @@ class HandoffBuffer:
     async def _push(self, key: HandoffKey, to: WorkerId) -> None:
         parcel, start_s = self._find_parcel(key), time.perf_counter()
         layout, peer = parcel.layout(), self._peers[to]
-        if await self._push_through_nixl(key, parcel, layout, peer):
+        outcome = await self._push_through_nixl(key, parcel, layout, peer)
+        if outcome == "sent":
             self._on_transfer(CompletedTransfer("nixl", layout.nbytes, time.perf_counter() - start_s))
+        if outcome != "failed":
             return
         buffer = await asyncio.to_thread(parcel.pack, layout)
         await peer.deliver_parcel(key, layout, buffer)
@@ -110,21 +115,24 @@ class HandoffBuffer:
             raise HandoffError(f"{self._worker_id} holds no output of plan {key.plan_id}: it has been dropped")
         return parcel
 
-    async def _push_through_nixl(self, key: HandoffKey, parcel: Parcel, layout: ParcelLayout, peer: Peer) -> bool:
-        """False when there is no room on either side, or NIXL fails."""
+    async def _push_through_nixl(
+        self, key: HandoffKey, parcel: Parcel, layout: ParcelLayout, peer: Peer
+    ) -> _PushOutcome:
+        """It fails where there is no room on either side, or NIXL does. A consumer that asks while the push ends
+        may have the parcel before its question is here."""
         if self._link is None or peer.link_name is None:
-            return False
+            return "failed"
         outgoing = prepare_outgoing(parcel, layout, self._slab, self._allocator)
         if outgoing is None:
-            return False
+            return "failed"
         try:
             target = await peer.reserve_slot(key, self._worker_id, layout)
         except BaseException:
             outgoing.close()
             raise
-        if target is None:
+        if target is None or target == ALREADY_HERE:
             outgoing.close()
-            return False
+            return "failed" if target is None else "already there"
         try:
             parts = outgoing.parts()
         except BaseException:
@@ -136,13 +144,13 @@ class HandoffBuffer:
             await asyncio.wrap_future(ended)
         except TransferStuckError:
             self._release_when_settled(settled, key, outgoing, peer)
-            return False
+            return "failed"
         except HandoffError:
             outgoing.close()
             await peer.release_slot(key)
-            return False
+            return "failed"
         outgoing.close()
-        return True
+        return "sent"
 
     def _release_when_settled(self, settled: Future[None], key: HandoffKey, outgoing: Outgoing, peer: Peer) -> None:
         """Give both sides of a write that took too long back when its bytes can no longer move."""
@@ -173,6 +181,9 @@ class HandoffBuffer:
     # The consumer's side.
 
     async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
+        # The producer hears of the end of a write before this side does.
+        if await self._inbox.wait_for_arrival(key, _PATIENCE_S):
+            return ALREADY_HERE
         return None if self._has_ended(key) else self._inbox.reserve_slot(key, producer, layout)
 
     async def release_slot(self, key: HandoffKey) -> None:

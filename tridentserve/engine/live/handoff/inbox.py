@@ -51,7 +51,7 @@ class Inbox:
         return len(self._slots) + len(self._host)
 
     def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
-        """Reserve a slot for a parcel; its offset, or None without room, or when the parcel is here already."""
+        """Reserve a slot for a parcel; its offset, or None without room, or when the parcel has one already."""
         if self._link is None or key in self._slots or key in self._host:
             return None
         offset = self._allocator.allocate(layout.nbytes)

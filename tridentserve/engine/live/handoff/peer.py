@@ -11,6 +11,8 @@ from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.plans import WorkerId
 
 Path = Literal["nixl", "host", "local"]
+# In place of a slot: the parcel has arrived already, and need not be sent again.
+ALREADY_HERE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class Peer(Protocol):
         """Name of the worker's NIXL agent; None when it has none."""
 
     async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
-        """Reserve a slot in the peer's slab; its offset, or None when the slab has no room or the parcel is there
-        already. The note of the write tells the peer when the bytes are there."""
+        """Reserve a slot in the peer's slab; its offset, None when the slab has no room or the parcel has a slot, or
+        `ALREADY_HERE` when the parcel is there. The note of the write tells the peer when the bytes are there."""
 
     async def release_slot(self, key: HandoffKey) -> None:
         """Give the slot back, because the bytes will not come."""
