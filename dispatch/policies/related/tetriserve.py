@@ -15,7 +15,7 @@ from dispatch.policies.related.round_packing import RoundRequest, count_steps_in
 from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, find_batch_kind
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
-from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, RunningRequest, StageTimes
 
 # Steps of the largest size that a round lasts, as a share of its steps: the paper finds 5 of 50 best (section 6.4).
 ROUND_SHARE = 0.1
@@ -97,7 +97,7 @@ class TetriServe(StepLevelDispatcher):
 
     def _find_longest_round(self, view: ClusterView) -> float:
         """What the shortest time from arrival to deadline leaves for a round."""
-        active = (*view.pending, *view.running)
+        active: list[PendingRequest | RunningRequest] = [*view.pending, *view.running]
         self._slos_s.update((each.spec.request_id, each.deadline_s - each.arrival_s) for each in active)
         known = {each.spec.request_id for each in active}
         for request_id in [name for name in self._slos_s if name not in known][:-REMEMBERED]:
