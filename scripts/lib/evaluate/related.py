@@ -83,12 +83,15 @@ def _lead_at(*slo_scales: float) -> Measure:
     return measure
 
 
+def _read_model(model: str, figure: str) -> Callable[[CellResult], Any]:
+    return lambda result: result.details["models"][model][figure]
+
+
 def _split_by_model(slo_scale: float, baseline: str | None = None) -> Measure:
     def measure(found: _SettingResults, policy: str) -> str:
         name = baseline or policy
-        parts = [found.on_time(name, slo_scale)]
-        for model in ("sd3-medium", "cogvideox1.5-5b"):
-            parts.append(found.average(name, slo_scale, 0, lambda r, m=model: r.details["models"][m]["slo_attainment"]))  # type: ignore[misc]
+        reads = [_read_model(model, "slo_attainment") for model in ("sd3-medium", "cogvideox1.5-5b")]
+        parts = [found.on_time(name, slo_scale), *(found.average(name, slo_scale, 0, read) for read in reads)]
         return " / ".join(f"{part:.2f}" for part in parts)
 
     return measure
@@ -96,8 +99,7 @@ def _split_by_model(slo_scale: float, baseline: str | None = None) -> Measure:
 
 def _image_wait(baseline: str | None = None) -> Measure:
     def measure(found: _SettingResults, policy: str) -> str:
-        wait_s = found.average(baseline or policy, 1.0, 0, lambda r: r.details["models"]["sd3-medium"]["wait_s"])
-        return f"{wait_s:.2f} s"
+        return f"{found.average(baseline or policy, 1.0, 0, _read_model('sd3-medium', 'wait_s')):.2f} s"
 
     return measure
 
