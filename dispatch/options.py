@@ -92,12 +92,12 @@ class DispatchOptions:
         description="Requests that are long overdue go first, one at a time, so that none starves "
         "(`dispatch.candidates.classes`); without it they wait for as long as others come that can be in time.",
     )
-    weights: Mapping[str, Positive] | None = Field(
+    request_weights: Mapping[str, Positive] | None = Field(
         default=None,
         description="What a request for a model is worth to the default policy, by the model's name, relative to one "
         "for a model that is not named, which is worth 1.",
     )
-    shares: Mapping[str, Positive] | None = Field(
+    fair_shares: Mapping[str, Positive] | None = Field(
         default=None,
         description="Fair shares of the GPU-seconds, by the model's name, relative to each other: while models that "
         "are named compete, one that had less than its share lately is worth more to the default policy, and one that "

@@ -52,8 +52,8 @@ class DispatchArgs(Args):
     max_degree: Degree | None = make_option(DispatchOptions, "max_degree")
     max_batch: int | None = make_option(DispatchOptions, "max_batch")
     min_efficiency: float = make_option(DispatchOptions, "min_efficiency")
-    weights: Mapping[str, Positive] | None = make_option(DispatchOptions, "weights")
-    shares: Mapping[str, Positive] | None = make_option(DispatchOptions, "shares")
+    request_weights: Mapping[str, Positive] | None = make_option(DispatchOptions, "request_weights")
+    fair_shares: Mapping[str, Positive] | None = make_option(DispatchOptions, "fair_shares")
     overdue_first: bool = make_option(
         DispatchOptions,
         "overdue_first",

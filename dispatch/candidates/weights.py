@@ -23,8 +23,8 @@ class ModelWeights:
     """Remembers the GPU-seconds of D that models with shares were given while they competed."""
 
     def __init__(self, options: DispatchOptions) -> None:
-        self._weights = options.weights or {}
-        self._shares = options.shares or {}
+        self._own = options.request_weights or {}
+        self._shares = options.fair_shares or {}
         self._given: dict[str, float] = defaultdict(float)
         self._noted_s = 0.0
 
@@ -32,7 +32,7 @@ class ModelWeights:
         """The weight of each model that is asked for."""
         lacks = self._compute_lacks(waiting)
         return {
-            model: self._weights.get(model, 1.0) * min(max(lacks.get(model, 1.0) ** _POWER, 1 / _MOST), _MOST)
+            model: self._own.get(model, 1.0) * min(max(lacks.get(model, 1.0) ** _POWER, 1 / _MOST), _MOST)
             for model in {work.model: None for work in waiting}
         }
 

@@ -11,10 +11,6 @@ from placement.cluster_file import ClusterSpec
 from profiler import ProfileRow, ProfileTable
 from tridentserve.stages import Stage
 
-# One node of 8, in all papers.
-_GPUS = 8
-
-
 # Layers and width of the transformers that the settings run in parallel (`profiler/data/published`): in each layer,
 # Ulysses exchanges queries, keys, values and outputs among the members of a group.
 _LAYERS = {"flux.1-dev": (57, 3072), "cogvideox1.5-5b": (42, 3072), "sd3-medium": (24, 1536)}
@@ -38,9 +34,8 @@ class ModelledGpu:
     the exchanges. None: wide degrees are as efficient as on L20, which has no NVLink."""
 
     def make_cluster(self) -> ClusterSpec:
-        """One node, whose GPUs bear the name that they have in the table."""
-        changed = {"gpus_per_node": _GPUS, "memory_gb": self.memory_gb}
-        return ClusterSpec(groups=(PAPER_NODE.model_copy(update=changed),))
+        """One node of 8, as in all papers. Its GPUs bear the name that they have in the table."""
+        return ClusterSpec(groups=(PAPER_NODE.model_copy(update={"memory_gb": self.memory_gb}),))
 
     def model_table(self, table: ProfileTable) -> ProfileTable:
         """The table of this GPU."""

@@ -61,28 +61,28 @@ def measure_shares(result: SimulationResult, since_s: float = 10.0) -> dict[str,
 def test_under_overload_the_model_of_more_weight_has_more_on_time(seed: int) -> None:
     arrivals = overload(seed, 4.0, one=LARGE, two=LARGE)
     for heavy, light in (("one", "two"), ("two", "one")):
-        counts = count_on_time(serve(arrivals, DispatchOptions(weights={heavy: 2.0})))
+        counts = count_on_time(serve(arrivals, DispatchOptions(request_weights={heavy: 2.0})))
         assert counts[heavy] > 1.5 * counts[light]
 
 
 def test_equal_weights_change_no_decision_and_nor_do_shares_of_one_model() -> None:
     arrivals = overload(3, 4.0, one=LARGE, two=LARGE)
     plain = list_starts(serve(arrivals, DispatchOptions()))
-    assert list_starts(serve(arrivals, DispatchOptions(weights={"one": 1.0, "two": 1.0}))) == plain
-    assert list_starts(serve(arrivals, DispatchOptions(shares={"one": 0.1}))) == plain
+    assert list_starts(serve(arrivals, DispatchOptions(request_weights={"one": 1.0, "two": 1.0}))) == plain
+    assert list_starts(serve(arrivals, DispatchOptions(fair_shares={"one": 0.1}))) == plain
 
 
 @pytest.mark.parametrize("slo_s", [4.0, 20.0])
 @pytest.mark.parametrize(("one", "two"), [(1.0, 1.0), (2.0, 1.0), (1.0, 3.0)])
 def test_models_that_compete_have_gpu_seconds_by_their_shares(one: float, two: float, slo_s: float) -> None:
     """Whether requests are hopeless (a deadline of 4 s) or not, and although those of `two` are much shorter."""
-    options = DispatchOptions(shares={"one": one, "two": two})
+    options = DispatchOptions(fair_shares={"one": one, "two": two})
     shares = measure_shares(serve(overload(4, slo_s, one=LARGE, two=MIDDLE), options))
     assert shares["one"] == pytest.approx(one / (one + two), abs=0.08)
 
 
 def test_no_worker_idles_because_of_a_share() -> None:
-    options = DispatchOptions(shares={"one": 0.01, "two": 1.0})
+    options = DispatchOptions(fair_shares={"one": 0.01, "two": 1.0})
     both = [f"{model}:EDC" for model in ("one", "two")]
     alone = [request(f"r{i}", LARGE, 3.0, model="one") for i in range(8)]
     for dispatcher in (IlpDispatcher(cost_model(), options), IlpDispatcher(cost_model())):
@@ -98,7 +98,7 @@ def test_no_worker_idles_because_of_a_share() -> None:
 
 
 def test_what_a_model_has_while_it_is_alone_is_not_held_against_it() -> None:
-    dispatcher = IlpDispatcher(cost_model(), DispatchOptions(shares={"one": 1.0, "two": 1.0}))
+    dispatcher = IlpDispatcher(cost_model(), DispatchOptions(fair_shares={"one": 1.0, "two": 1.0}))
     both = workers(1, "one:EDC", "two:EDC", memory_bytes=6 * EDC_BYTES)
     dispatcher.decide(ClusterView(0.0, [request("alone", LARGE, model="one")], (), both))
     # The shorter request of `one` goes first, as it would without shares.
