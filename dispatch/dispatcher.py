@@ -17,6 +17,7 @@ from dispatch.candidates.classes import (
 )
 from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
+from dispatch.candidates.weights import ModelWeights
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.ilp import solve
@@ -42,8 +43,9 @@ _NOTHING_TO_DECIDE = TickPlan((), gap=0.0)
 
 class IlpDispatcher:
     """Satisfies `tridentserve.protocols.Dispatcher`. The same views in the same order give the same assignments, unless
-    the solver's time limit cuts a search short. Of views that are past, only the latest arrivals count
-    (`dispatch.candidates.reserve`); what else is kept between calls saves time."""
+    the solver's time limit cuts a search short. Of what is past, only the latest arrivals count
+    (`dispatch.candidates.reserve`), and what was given to models with shares (`dispatch.candidates.weights`); what else
+    is kept between calls saves time."""
 
     def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         self._times = times
@@ -51,6 +53,7 @@ class IlpDispatcher:
         self._memory = MemoryCheck(times, self._options)
         self._snapshot: WorkerSnapshot | None = None
         self._reserver = Reserver(self._options.segment_s)
+        self._weights = ModelWeights(self._options)
 
     def decide(self, view: ClusterView) -> Decisions:
         """Assignments only, earliest deadline first: nothing is preempted or refused. A request that the profile
@@ -75,17 +78,19 @@ class IlpDispatcher:
         tick.set_horizon(waiting)
         overdue = []
         if self._options.overdue_first:
-            firsts = sorted((requests[0] for requests in waiting.values()), key=by_deadline)
-            overdue = find_longest_overdue(firsts, tick)
+            ahead = self._weights.find_ahead(waiting)
+            firsts = [requests[0] for work, requests in waiting.items() if work.model not in ahead]
+            overdue = find_longest_overdue(sorted(firsts, key=by_deadline), tick)
             if held := hold_back(overdue, tick):
                 tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved)
                 tick.set_horizon(waiting)
-        members, problem = build_problem(waiting, overdue, tick)
+        members, problem = build_problem(waiting, overdue, tick, self._weights.weigh(waiting))
         if not problem.classes:
             return _NOTHING_TO_DECIDE
         solution = solve(problem, self._options)
         assigner = Assigner(self._times, self._options, tick, waiting)
         assignments = assigner.assign(_list_choices(solution, members, tick), solution.found_by)
+        self._weights.note(waiting, assignments, view.now_s)
         return TickPlan(assignments, solution.compute_gap(problem))
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -24,6 +25,7 @@ def _check_power_of_two(degree: int) -> int:
 
 
 Degree = Annotated[int, AfterValidator(_check_power_of_two)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 @options
@@ -89,6 +91,17 @@ class DispatchOptions:
         default=True,
         description="Requests that are long overdue go first, one at a time, so that none starves "
         "(`dispatch.candidates.classes`); without it they wait for as long as others come that can be in time.",
+    )
+    request_weights: Mapping[str, Positive] | None = Field(
+        default=None,
+        description="What a request for a model is worth to the default policy, by the model's name, relative to one "
+        "for a model that is not named, which is worth 1.",
+    )
+    fair_shares: Mapping[str, Positive] | None = Field(
+        default=None,
+        description="Fair shares of the GPU-seconds, by the model's name, relative to each other: while models that "
+        "are named compete, one that had less than its share lately is worth more to the default policy, and one that "
+        "had more is worth less. No worker idles because of it.",
     )
     solver: SolverName = Field(default="highs", description="Solver of the integer program.")
     time_limit_s: float = Field(

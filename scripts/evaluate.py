@@ -15,7 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from pathlib import Path
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells, list_unseen_cells
+from lib.evaluate.related_settings import list_related_cells
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from tqdm import tqdm
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse_arguments(argv)
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
+    from lib.evaluate.related import make_related_table, write_related
     from lib.evaluate.report import write_csv, write_markdown, write_report
     from lib.evaluate.tables import summarize
     from lib.evaluate.unseen import compare_unseen
@@ -59,11 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         store = Store(arguments.out, settings)
         if arguments.markdown is not None:
             arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
-        cells = list(
-            list_cells(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
-            if arguments.unseen is None
-            else list_unseen_cells(arguments.seed, arguments.unseen, arguments.policies, settings)
-        )
+        cells = list(_list_cells(arguments, settings))
         run = describe_run(command=command)
         status = _run(cells, settings, store, arguments.jobs, command)
         if not store.results:
@@ -77,16 +75,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"tables: {arguments.markdown}")
         asked = {cell: result for cell, result in store.results.items() if cell in cells}
         figures = {"cells": len(cells), "finished": len(asked)}
-        if arguments.unseen is None:
+        if arguments.unseen is None and not arguments.related:
             print_result(run, {**figures, "rows": summarize(asked, arguments.policies)})
         else:
-            tables = compare_unseen(asked, arguments.policies)
+            tables = [make_related_table(asked)] if arguments.related else compare_unseen(asked, arguments.policies)
+            if arguments.related:
+                print(f"related systems: {write_related(arguments.out, tables[0])}")
             print("\n".join(table.to_markdown() for table in tables))
             print_result(run, {**figures, "rows": [row for table in tables for row in table.to_records()]})
     except (TridentServeError, OSError) as error:
         print(f"evaluate: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return status
+
+
+def _list_cells(arguments: argparse.Namespace, settings: Settings) -> Iterator[Cell]:
+    if arguments.related:
+        return list_related_cells(arguments.seeds)
+    if arguments.unseen is not None:
+        return list_unseen_cells(arguments.seed, arguments.unseen, arguments.policies, settings)
+    return list_cells(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
 
 
 def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, command: str) -> int:
@@ -155,6 +163,12 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--unseen", type=whole, metavar="N", help="N cells whose parameters are all drawn, instead of workloads by name"
     )
+    add(
+        "--related",
+        action="store_true",
+        help="the settings of the papers of related systems, with models, workloads, policies, GPUs and deadlines of "
+        "their own; --duration-s scales the length of all (1800: as in the papers)",
+    )
     add("--seed", type=int, help=f"of unseen cells; {FIRST_PUBLISHED_SEED} and above are not tuned on")
     add(
         "--recorded",
@@ -194,6 +208,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     if (arguments.unseen is None) != (arguments.seed is None):
         parser.error("--unseen and --seed go together: cells are drawn from a seed")
+    if arguments.related and arguments.unseen is not None:
+        parser.error("--related and --unseen do not go together")
     return arguments
 
 

@@ -233,6 +233,9 @@ class AppArgs(Args):
         for index, load in enumerate(self.expected_load):
             if load.model not in names:
                 raise make_config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")
+        for key in ("request_weights", "fair_shares"):
+            if unknown := sorted((getattr(self.dispatch, key) or {}).keys() - set(names)):
+                raise make_config_error(f"dispatch.{key}.{unknown[0]}", f"unknown model; there are {', '.join(names)}")
         degree = self.dispatch.max_degree
         if degree is not None and degree > self.cluster.workers_per_node:
             raise make_config_error(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import Field, field_validator, model_validator
 
 from deployments.config.base import MILLISECONDS, Args, Name, collect_values, make_config_error, make_option
 from dispatch import DispatchOptions
-from dispatch.options import DEFAULT_POLICY, Degree, SolverName
+from dispatch.options import DEFAULT_POLICY, Degree, Positive, SolverName
 from dispatch.policies import find_policy
 from placement import ReplanOptions
 from tridentserve.engine.options import EngineOptions
@@ -50,6 +52,8 @@ class DispatchArgs(Args):
     max_degree: Degree | None = make_option(DispatchOptions, "max_degree")
     max_batch: int | None = make_option(DispatchOptions, "max_batch")
     min_efficiency: float = make_option(DispatchOptions, "min_efficiency")
+    request_weights: Mapping[str, Positive] | None = make_option(DispatchOptions, "request_weights")
+    fair_shares: Mapping[str, Positive] | None = make_option(DispatchOptions, "fair_shares")
     overdue_first: bool = make_option(
         DispatchOptions,
         "overdue_first",

@@ -48,10 +48,11 @@ def group_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -> 
 
 
 def build_problem(
-    waiting: Waiting, required: Iterable[PendingRequest], tick: TickView
+    waiting: Waiting, required: Iterable[PendingRequest], tick: TickView, weights: Mapping[str, float]
 ) -> tuple[list[Members], Problem]:
     """The classes of identical requests, by earliest deadline, and the members of each. Each of `required` that has a
-    group now is a class of its own, which must get one; they are the first of their work."""
+    group now is a class of its own, which must get one; they are the first of their work. `weights`: by model, what
+    values are multiplied by."""
     first = {request.spec.request_id for request in required}
     found: list[tuple[Members, Mapping[GroupKind, float], bool]] = []
     for work, requests in waiting.items():
@@ -69,7 +70,10 @@ def build_problem(
     classes = [
         RequestClass(
             count=len(members.requests),
-            values={group: value * (1 + _ORDER_SHARE * (1 - rank / len(found))) for group, value in values.items()},
+            values={
+                group: weights[members.work.model] * value * (1 + _ORDER_SHARE * (1 - rank / len(found)))
+                for group, value in values.items()
+            },
             required=is_required,
         )
         for rank, (members, values, is_required) in enumerate(found)

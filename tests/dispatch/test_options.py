@@ -21,6 +21,8 @@ from tridentserve.errors import ConfigError
         ({"max_batch": 0}, "max_batch is 0"),
         ({"gap": 1.0}, "gap is 1.0"),
         ({"segment_s": 0.0}, "segment_s is 0.0"),
+        ({"request_weights": {"one": 0.0}}, "request_weights.one is 0.0"),
+        ({"fair_shares": {"one": -1.0}}, "fair_shares.one is -1.0"),
     ],
 )
 def test_bad_options_are_named(settings: dict[str, Any], message: str) -> None:

@@ -45,7 +45,9 @@ class DitServe(StepLevelDispatcher):
     workers are too few for a ring and nothing can be stopped, one step is run on a narrower ring.
 
     Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
-    themselves), and C split over workers (appendix A.2). A ring is never wider than the fastest degree.
+    themselves), so that only requests of one shape share a batch, which rarely pays for videos; and C split over
+    workers (appendix A.2). A ring is never wider than the fastest degree. The largest batch is 8, the paper's is 5
+    (4.2).
     """
 
     def decide(self, view: ClusterView) -> Decisions:

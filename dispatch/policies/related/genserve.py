@@ -42,12 +42,15 @@ class GenServe(StepLevelDispatcher):
     """Slack-ranked preemption of videos, another degree of parallelism for them when GPUs are scarce or idle, images in
     batches by earliest deadline, decided together by a dynamic program (section 4 of the paper).
 
-    A request of one frame is an image, one of more frames is a video. Images run on the narrowest degree that
-    fits, to their end. A video runs until it ends or is preempted: a paused one competes again at each call, so it
-    resumes when its budget gets tight or when GPUs are idle. The sources at hand state the candidates and the algorithm
-    and leave their scores open, so the scores are ours; see `dispatch.policies.related.video_rounds`. Left out: the
-    limit of one paused video per GPU, as states here are in the handoff buffer. C runs on one worker as in the paper,
-    yet on a worker of the video. The pools of a mixed cluster are planned one after the other.
+    A request of one frame is an image, one of more frames is a video. Images run on the narrowest degree that fits, to
+    their end, as in the talk, whose parallelism is for videos. So where all requests are images, this policy is SP 1
+    with batches, and a size that one GPU cannot make in time is late under any load: judge it on a mix with videos
+    (`scripts/evaluate.py --related`). A video runs until it ends or is preempted: a paused one competes again at each
+    call, so it resumes when its budget gets tight or when GPUs are idle. The source at hand is a talk on the paper: it
+    states the candidates and the algorithm and leaves their scores open, so the scores are ours; see
+    `dispatch.policies.related.video_rounds`. Left out: the limit of one paused video per GPU, as states here are in the
+    handoff buffer. C runs on one worker as in the paper, yet on a worker of the video. The pools of a mixed cluster are
+    planned one after the other.
     """
 
     def decide(self, view: ClusterView) -> Decisions:

@@ -42,7 +42,9 @@ class PatchedServe(StepLevelDispatcher):
     step boundary and resumes on its workers, with the new member.
 
     Left out: batches of mixed sizes by patches and the patch cache (sections 4 and 5), which change the result; batches
-    here are of equal shape. The cost model takes the place of the latency predictor (section 6.1).
+    here are of equal shape, and what this policy gains it gains by its order, its schedulability test and its refusals.
+    Each worker set takes from one queue; the paper gives a request to a GPU when it arrives (8.2). The cost model takes
+    the place of the latency predictor (section 6.1).
     """
 
     def decide(self, view: ClusterView) -> Decisions:

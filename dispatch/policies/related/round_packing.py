@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import permutations
 
 from dispatch.policies.related.group_knapsack import GroupKnapsack
@@ -64,24 +64,23 @@ def find_minimal_allocation(request: RoundRequest) -> dict[int, int]:
 
 
 def count_steps_in_round(request: RoundRequest, degree: int, round_s: float) -> int:
-    """The number of steps at this degree that end within the round, after E. No more than are left."""
+    """The number of steps at this degree that end within the round, after E; no more than are left. At least one, where
+    any are left: a step that is longer than the round spans several."""
     whole = math.floor((round_s - request.encode_s + _EPSILON_S) / request.step_s[degree])
-    return max(0, min(request.steps_left, whole))
+    return min(request.steps_left, max(1, whole))
 
 
 def list_options(request: RoundRequest, round_s: float) -> list[RoundOption]:
-    """The degrees of the minimal allocation that make progress in the round.
+    """The degrees of the minimal allocation, each with the steps that it does in the round.
 
     The paper runs no more steps at a degree than its allocation says; here the workers, which are taken for the round
-    anyway, continue to its end. That never hurts: fewer steps are left at the same time. Where no degree makes a step
-    in the round, the fastest one makes one and overruns it.
+    anyway, continue to its end. That never hurts: fewer steps are left at the same time. The paper's rounds are longer
+    than a step at any degree that it uses; where ours are not, a step holds its workers beyond the round.
     """
-    usable = [degree for degree in request.step_s if count_steps_in_round(request, degree, round_s) > 0]
-    if not usable:
-        fastest = min(request.step_s, key=lambda degree: (request.step_s[degree], degree))
-        return [RoundOption(fastest, min(1, request.steps_left))]
-    allocation = find_minimal_allocation(replace(request, step_s={degree: request.step_s[degree] for degree in usable}))
-    return [RoundOption(degree, count_steps_in_round(request, degree, round_s)) for degree in sorted(allocation)]
+    return [
+        RoundOption(degree, count_steps_in_round(request, degree, round_s))
+        for degree in sorted(find_minimal_allocation(request))
+    ]
 
 
 def survives(request: RoundRequest, option: RoundOption | None, round_s: float) -> bool:
@@ -108,7 +107,7 @@ def pack_round(requests: Sequence[RoundRequest], capacity: int, round_s: float) 
         group = []
         for option in choices:
             alive = survives(request, option, round_s)
-            advances = option is not None and option.steps > 0
+            advances = option is not None
             value = float(alive) * (n + 1) ** 2 + advances * ((n + 1 if alive else 1) + (1 - rank / n) / (n + 1))
             group.append((option.degree if option else 0, value))
         groups.append(group)

@@ -15,10 +15,16 @@ from dispatch.policies.related.round_packing import RoundRequest, count_steps_in
 from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, find_batch_kind
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
-from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, StageTimes
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, RunningRequest, StageTimes
 
 # Steps of the largest size that a round lasts, as a share of its steps: the paper finds 5 of 50 best (section 6.4).
 ROUND_SHARE = 0.1
+# No round lasts longer than this share of the shortest time from arrival to deadline of what waits, runs or came
+# lately. In the paper's own setting (section 6.1) a round is at most a tenth of the largest size's 5 s, which is a
+# third of the smallest size's 1.5 s.
+SLO_SHARE = 1 / 3
+# The number of latest requests that are remembered for it, so that rounds stay short between two short requests.
+REMEMBERED = 100
 
 
 @dataclass(slots=True)
@@ -44,23 +50,33 @@ class TetriServe(StepLevelDispatcher):
 
     A round begins when all segments of the last one that fit in it have ended, so a late one does not lose a round. It
     is as long as a tenth of the steps of the largest size that waits or runs (the paper's 5 of 50), and at least one
-    step at its optimal degree. Left out: selective batching of small sizes (section 5), which the paper does not
-    specify. The pools of a mixed cluster are packed one after the other. Remembered between calls: the requests of the
-    last round, and the workers each request had.
+    step at its optimal degree; yet never longer than a third of the shortest SLO (time from arrival to deadline) of
+    what waits, runs or came lately. Paper: "short enough to avoid excessive queueing delay" (4.2.2), with sizes whose
+    SLOs differ by a factor of 3.3; where they differ more, a round of the largest size's steps is longer than the
+    smallest size's SLO. A step that is longer than the round holds its workers beyond it, and a request whose SLO asks
+    for a shorter round than the one that lasts ends it: the next one begins on the idle workers.
+
+    Left out: selective batching of small sizes (section 5), which the paper does not specify. The pools of a mixed
+    cluster are packed one after the other. Remembered between calls: the requests of the last round and its end, the
+    workers each request had, and the latest SLOs.
     """
 
     def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         super().__init__(times, options)
         self._in_round: frozenset[str] = frozenset()
+        self._round_end_s = 0.0
+        self._slos_s: dict[str, float] = {}
         self._had: dict[str, tuple[WorkerId, ...]] = {}
 
     def decide(self, view: ClusterView) -> Decisions:
         """The segments of a new round; nothing while a round lasts."""
         running = {request.spec.request_id for request in view.running}
-        if not view.pending or self._in_round & running:
+        longest_s = self._find_longest_round(view)
+        # A request that cannot wait for the end of a round that began before it came ends that round.
+        if not view.pending or (self._in_round & running and self._round_end_s <= view.now_s + longest_s):
             return Decisions()
         tick = self._build_tick(view)
-        round_s = self._choose_round_seconds(tick, view)
+        round_s = min(longest_s, self._choose_round_seconds(tick, view))
         waiting = sorted(view.pending, key=by_deadline)
         known = running | {request.spec.request_id for request in waiting}
         self._had = {request_id: had for request_id, had in self._had.items() if request_id in known}
@@ -68,16 +84,25 @@ class TetriServe(StepLevelDispatcher):
         for index, pool in enumerate(tick.pools):
             chosen = _choose(tick, waiting, index, round_s)
             _scale_up(chosen, pool.idle_per_node)
-            for each, workers in self._place(chosen, WorkerPicker(pool), round_s):
+            for each, workers in self._place(chosen, WorkerPicker(pool)):
                 request_id = each.pending.spec.request_id
                 assignments.append(_build_segment(tick, index, each, workers, round_s))
                 waiting.remove(each.pending)
                 self._had[request_id] = workers
-        end_s = view.now_s + round_s * (1 + 1e-9)
+        end_s = self._round_end_s = view.now_s + round_s * (1 + 1e-9)
         self._in_round = frozenset(
             request_id for each in assignments if each.expected_finish_s <= end_s for request_id in each.request_ids
         )
         return Decisions(assignments=tuple(assignments))
+
+    def _find_longest_round(self, view: ClusterView) -> float:
+        """What the shortest time from arrival to deadline leaves for a round."""
+        active: list[PendingRequest | RunningRequest] = [*view.pending, *view.running]
+        self._slos_s.update((each.spec.request_id, each.deadline_s - each.arrival_s) for each in active)
+        known = {each.spec.request_id for each in active}
+        for request_id in [name for name in self._slos_s if name not in known][:-REMEMBERED]:
+            del self._slos_s[request_id]
+        return SLO_SHARE * max(0.0, min(self._slos_s.values(), default=0.0))
 
     def _choose_round_seconds(self, tick: StepTick, view: ClusterView) -> float:
         """The longest of what each size asks of a round."""
@@ -91,9 +116,7 @@ class TetriServe(StepLevelDispatcher):
                 asked_s = max(asked_s, max(1, round(ROUND_SHARE * spec.num_inference_steps)) * fastest_s, optimal_s)
         return asked_s
 
-    def _place(
-        self, chosen: Sequence[_Chosen], picker: WorkerPicker, round_s: float
-    ) -> list[tuple[_Chosen, tuple[WorkerId, ...]]]:
+    def _place(self, chosen: Sequence[_Chosen], picker: WorkerPicker) -> list[tuple[_Chosen, tuple[WorkerId, ...]]]:
         """Place the requests: one that can keep the workers of the last round keeps them; the others follow, the widest
         first, near the workers that they had. Where idle workers lie apart, a narrower degree is used."""
         placed: list[tuple[_Chosen, tuple[WorkerId, ...]]] = []
@@ -107,8 +130,7 @@ class TetriServe(StepLevelDispatcher):
         for each in sorted(moving, key=lambda each: -each.degree):
             had = self._had.get(each.pending.spec.request_id, ())
             for degree in sorted(each.request.step_s, reverse=True):
-                usable = degree == each.degree or count_steps_in_round(each.request, degree, round_s) > 0
-                if degree <= each.degree and usable and (workers := picker.take(degree, had)) is not None:
+                if degree <= each.degree and (workers := picker.take(degree, had)) is not None:
                     each.degree = degree
                     placed.append((each, workers))
                     break
@@ -172,7 +194,7 @@ def _build_segment(
 ) -> Assignment:
     """The steps of the round, at least one where any are left."""
     candidate = tick.find_batch_candidates([each.pending], pool)[each.degree]
-    steps = min(max(1, count_steps_in_round(each.request, each.degree, round_s)), count_steps_left(each.pending))
+    steps = count_steps_in_round(each.request, each.degree, round_s)
     slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, candidate)
     reason = (
         f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"

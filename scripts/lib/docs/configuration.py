@@ -70,7 +70,7 @@ def _format_type(schema: dict[str, Any]) -> str:
         return _format_type(next(one for one in schema["anyOf"] if one.get("type") != "null"))
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
-    if "$ref" in schema:
+    if "$ref" in schema or schema["type"] == "object":
         return "mapping"
     if schema["type"] == "array":
         items = _format_type(schema["items"])

@@ -74,7 +74,7 @@ class Cell:
     seed: int
     policy: str
     index: int = 0
-    """The number of an unseen cell among those of its seed."""
+    """The number of an unseen cell among those of its seed; of a paper's setting, the number of its rate."""
 
     @property
     def trace_seed(self) -> int:
@@ -109,7 +109,7 @@ def list_cells(
         if workload not in WORKLOADS:
             raise ConfigError(f"no workload is named {workload!r}; there are: {', '.join(WORKLOADS)}")
     pairs = [(model, name) for model in models for name in workloads if WORKLOADS[name].per_model]
-    pairs += [(_find_own_model(name), name) for name in workloads if not WORKLOADS[name].per_model]
+    pairs += [(find_own_model(name), name) for name in workloads if not WORKLOADS[name].per_model]
     for model, workload in pairs:
         for seed in range(seeds):
             for slo_scale in slo_scales:
@@ -125,6 +125,7 @@ def list_unseen_cells(seed: int, number: int, policies: Sequence[str], settings:
             yield Cell("+".join(part.model for part in drawn.models), UNSEEN, 1.0, seed, policy, index)
 
 
-def _find_own_model(workload: str) -> str:
+def find_own_model(workload: str) -> str:
+    """The model of a workload of its own model; `mixed` where it has several."""
     models = {model for mix in WORKLOADS[workload].load_mixes() for model in mix.models}
     return models.pop() if len(models) == 1 else MIXED

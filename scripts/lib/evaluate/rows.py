@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from dispatch.solver.ilp import is_cut_short
 from traces.reports.report import compute_percentile
-from tridentserve.engine.simulated import SimulationResult
+from tridentserve.engine.simulated import RequestResult, SimulationResult
 from tridentserve.errors import OutOfMemoryError
 from tridentserve.plans import PlacementPlan
 from tridentserve.stages import PlacementType
@@ -79,7 +79,8 @@ def make_row(result: SimulationResult, duration_s: float, bound: int, wall_s: fl
 def make_details(result: SimulationResult, duration_s: float) -> dict[str, Any]:
     """`latency_percentiles_s`: 0 to 100, of completed requests. `throughput`: [time_s, requests finished per second],
     in steps of a thirtieth of the trace. `placements`: [since_s, {placement type: workers}], `none` for workers that
-    hold nothing."""
+    hold nothing. `models`: for each model the share of its requests on time, and their mean wait for their first stage.
+    `latency_per_work_s`: the mean of latency over denoising steps x tokens, of completed requests."""
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
     return {
         "latency_percentiles_s": [compute_percentile(latencies, percent) for percent in range(101)]
@@ -87,7 +88,33 @@ def make_details(result: SimulationResult, duration_s: float) -> dict[str, Any]:
         else [],
         "throughput": _compute_throughput(result, duration_s / _STEPS),
         "placements": [[since_s, count_types(plan)] for since_s, plan in result.placements],
+        "models": _describe_models(result),
+        "latency_per_work_s": _compute_latency_per_work(result),
     }
+
+
+def _describe_models(result: SimulationResult) -> dict[str, dict[str, float]]:
+    """A request that never started waited until the end."""
+    requests: defaultdict[str, list[RequestResult]] = defaultdict(list)
+    for request in result.requests:
+        requests[request.spec.model].append(request)
+    end_s = result.duration_s
+    return {
+        model: {
+            "slo_attainment": fmean(each.slo_met for each in ours),
+            "wait_s": fmean((end_s if each.start_s is None else each.start_s) - each.arrival_s for each in ours),
+        }
+        for model, ours in sorted(requests.items())
+    }
+
+
+def _compute_latency_per_work(result: SimulationResult) -> float | None:
+    found = [
+        each.latency_s / (each.spec.num_inference_steps * each.spec.shape.tokens)
+        for each in result.requests
+        if each.latency_s is not None
+    ]
+    return fmean(found) if found else None
 
 
 def _compute_throughput(result: SimulationResult, step_s: float) -> list[list[float]]:

@@ -18,6 +18,7 @@ from deployments.assembly.simulation import (
     set_deadlines,
 )
 from lib.evaluate.cells import MIXED, Cell, Settings
+from lib.evaluate.related_settings import RELATED
 from lib.evaluate.rows import CellResult, make_details, make_row
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel, keep_diffuse_only, load_tables
@@ -26,11 +27,14 @@ from traces.formats.external import read_arrivals
 from traces.reports.bound import bound_on_time
 from traces.simulated import make_arrivals
 from traces.workloads.arrivals import Arrival
-from traces.workloads.named import WORKLOADS, make_workload
+from traces.workloads.named import DURATION_S, WORKLOADS, make_workload
 from traces.workloads.unseen import make_unseen_trace
 from tridentserve.engine.simulated import SimulationOptions, TimedRequest
 from tridentserve.load import LoadShare
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
+
+# A shortened setting of a paper has about so many requests, and at no seed none.
+_FEWEST = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Scene:
     duration_s: float
     """For how long requests arrive."""
     parameters: str
-    """Those of an unseen cell, as JSON; else empty."""
+    """Those of an unseen cell, or of a paper's setting, as JSON; else empty."""
 
 
 def run_cell(cell: Cell, settings: Settings) -> CellResult:
@@ -80,7 +84,11 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
 @lru_cache(maxsize=2)
 def _make_scene(cell: Cell, settings: Settings) -> Scene:
     """The same for all policies, so that it is made once for those of a cell that follow each other."""
-    return _make_unseen_scene(cell, settings) if cell.is_unseen else _make_named_scene(cell, settings)
+    if cell.is_unseen:
+        return _make_unseen_scene(cell, settings)
+    if cell.workload in RELATED:
+        return _make_related_scene(cell, settings)
+    return _make_named_scene(cell, settings)
 
 
 def _make_named_scene(cell: Cell, settings: Settings) -> Scene:
@@ -94,6 +102,31 @@ def _make_named_scene(cell: Cell, settings: Settings) -> Scene:
     bound = bound_on_time(arrivals, times, settings.gpus)
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
     return Scene(arrivals, bound, cluster, make_times, engine, None, settings.duration_s, "")
+
+
+def _make_related_scene(cell: Cell, settings: Settings) -> Scene:
+    setting = RELATED[cell.workload]
+    cluster = setting.gpu.make_cluster()
+    make_times = load_times(cluster, [setting.gpu.model_table(table) for table in load_tables([settings.profiles])])
+    times = make_times()
+    rate_scale = setting.rate_scales[cell.index]
+    (mix,) = WORKLOADS[setting.workload].load_mixes()
+    # `--duration-s` shortens or lengthens all settings alike; a few requests there are always.
+    duration_s = max(setting.duration_s * settings.duration_s / DURATION_S, _FEWEST / (rate_scale * mix.rate_per_s))
+    requests = make_workload(
+        setting.workload,
+        seed=cell.trace_seed,
+        duration_s=duration_s,
+        rate_scale=rate_scale,
+        deadline_scale=cell.slo_scale,
+        num_inference_steps=setting.num_inference_steps,
+    )
+    scale = cell.slo_scale * (mix.slo_scale or DEFAULT_SLO_SCALE)
+    arrivals = tuple(set_deadlines(make_arrivals(requests, times.models), times, scale))
+    bound = bound_on_time(arrivals, times, len(cluster.list_workers()))
+    engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
+    parameters = json.dumps({"gpu": asdict(setting.gpu), "rate_scale": rate_scale})
+    return Scene(arrivals, bound, cluster, make_times, engine, None, duration_s, parameters)
 
 
 def _make_unseen_scene(cell: Cell, settings: Settings) -> Scene:

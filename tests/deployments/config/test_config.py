@@ -95,6 +95,8 @@ def test_paths_are_absolute_and_know_the_home_directory() -> None:
             "args.expected_load[0].model: unknown model; there are m",
         ),
         ({"placement": "auto"}, "args.expected_load: `placement: auto` needs a size to expect of m, at least one"),
+        ({"dispatch": {"request_weights": {"y": 2.0}}}, "args.dispatch.request_weights.y: unknown model; there are m"),
+        ({"dispatch": {"fair_shares": {"m": 0.0}}}, "args.dispatch.fair_shares.m"),
         ({"dispatch": {"max_degree": 3}}, "args.dispatch.max_degree: a degree is a power of two"),
         ({"dispatch": {"max_degree": 8}}, "args.dispatch.max_degree: 8 is more than cluster.workers_per_node (4)"),
         ({"dispatch": {"tick_ms": float("nan")}}, "args.dispatch.tick_ms: "),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dispatch.policies.related.tetriserve import TetriServe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch.policies.related.tetriserve import SLO_SHARE, TetriServe
 from tests.dispatch.cluster import request, workers
-from tests.dispatch.policies.step_engine import LARGE, SMALL, TIMES, StepEngine
+from tests.dispatch.policies.step_engine import HUGE, LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
 from tests.profiler.synthetic import step_seconds
 from tridentserve.protocols import ClusterView
+from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 ROUND_S = 5 * step_seconds(LARGE, 4)
@@ -73,3 +77,52 @@ def test_degrees_change_between_rounds_and_a_block_shrinks_to_a_part_of_itself()
     assert {len(diffuse) for diffuse in sets} == {2, 4}
     narrow = next(diffuse for diffuse in sets if len(diffuse) == 2)
     assert narrow == sets[0][:2]
+
+
+def test_a_short_request_does_not_wait_for_the_end_of_a_round_beside_idle_workers() -> None:
+    """The first round of the large request alone is longer than the short one has from its arrival."""
+    policy = TetriServe(TIMES)
+    huge = request("huge", HUGE, 60.0, steps=4)
+    (started,) = policy.decide(ClusterView(0.0, [huge], (), workers(4, "EDC"))).assignments
+    assert started.expected_finish_s > 0.3
+    short = request("short", SMALL, 0.2, arrival_s=0.1)
+    view = ClusterView(0.1, [short], (running(huge, *started.diffuse),), workers(4, "EDC", node="n1"))
+    (second,) = policy.decide(view).assignments
+    assert second.request_ids == ("short",)
+
+
+def test_no_round_is_longer_than_a_share_of_the_shortest_slo_that_was_seen() -> None:
+    engine = StepEngine(TetriServe(TIMES), workers(4, "EDC"))
+    engine.play(
+        [request("short", SMALL, 0.3, steps=2)]
+        + [request(f"r{i}", LARGE, 60.0, steps=50, arrival_s=0.2 + i) for i in range(3)]
+    )
+    for now_s, each in engine.log:
+        step_s = step_seconds(LARGE, len(each.diffuse))
+        if each.request_ids != ("short",) and now_s >= 0.2:
+            assert each.num_steps is None or each.num_steps * step_s <= max(step_s, SLO_SHARE * 0.3)
+
+
+def test_a_step_longer_than_the_round_spans_rounds_and_is_not_starved() -> None:
+    """Short requests keep coming; the large one ends by its deadline, long before they are all done."""
+    engine = StepEngine(TetriServe(TIMES), workers(4, "EDC"))
+    stream = [request(f"s{i}", MIDDLE, 0.6, steps=10, arrival_s=0.1 * i) for i in range(150)]
+    engine.play([request("huge", HUGE, 8.0, steps=4), *stream])
+    assert engine.finish_s["huge"] < 8.0
+    assert max(engine.finish_s.values()) > 12.0
+
+
+@settings(max_examples=50)
+@given(
+    sizes=st.lists(st.sampled_from((SMALL, MIDDLE, LARGE, HUGE)), min_size=1, max_size=8),
+    slos_s=st.lists(st.floats(-1.0, 20.0), min_size=8, max_size=8),
+    gap_s=st.floats(0.0, 2.0),
+)
+def test_all_end_whatever_the_deadlines(sizes: list[Shape], slos_s: list[float], gap_s: float) -> None:
+    engine = StepEngine(TetriServe(TIMES), workers(4, "EDC"))
+    requests = [
+        request(f"r{i}", size, slo_s, steps=4, arrival_s=i * gap_s)
+        for i, (size, slo_s) in enumerate(zip(sizes, slos_s, strict=False))
+    ]
+    engine.play(requests)
+    assert engine.finish_s.keys() == {each.spec.request_id for each in requests}
