@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any, NoReturn
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, make_positive, parse_whole_number
+from lib.command_line import Parser, make_positive, parse_sides, parse_whole_number
 from lib.compare.calibration import Calibration, apply_measured, calibrate, compute_hurry_ms
 from lib.compare.samples import StagePoint, list_stage_samples
 from lib.compare.warm_up import WarmUp, WarmUpClient
@@ -253,7 +253,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     profiles.add_argument("--profiles", nargs="+", metavar="P", help="tables instead of those of the configuration")
     profiles.add_argument("--profile", type=Path, metavar="CSV", help="measure the sizes first, into this table")
     parser.add_argument(
-        "--sides", type=_parse_sides, default=[256, 384, 512], help="three sides in pixels (default 256,384,512)"
+        "--sides", type=parse_sides, default=[256, 384, 512], help="three sides in pixels (default 256,384,512)"
     )
     parser.add_argument(
         "--steps", type=parse_whole_number, default=10, help="denoising steps of every request (default 10)"
@@ -271,13 +271,6 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_quick(sides=[64, 128, 256], steps=2, requests=3, rounds=1)
     return parser.parse_args(argv)
-
-
-def _parse_sides(text: str) -> list[int]:
-    sides = sorted({parse_whole_number(part) for part in text.split(",")})
-    if len(sides) != 3 or sides[0] < 16:
-        raise argparse.ArgumentTypeError(f"{text!r} must be three sizes, such as 256,384,512")
-    return sides
 
 
 if __name__ == "__main__":

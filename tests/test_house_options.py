@@ -44,6 +44,7 @@ _HOMONYMS = {
             "traces/workloads/arrivals.py",
             "traces/workloads/named.py",
             "scripts/bench_dispatch.py",
+            "scripts/compare_policies.py",
             "scripts/compare_simulation.py",
             "scripts/demo_preemption.py",
             "scripts/lib/compare/calibration.py",

@@ -65,6 +65,14 @@ def parse_not_negative(text: str) -> float:
 parse_not_negative.__name__ = "not negative number"
 
 
+def parse_sides(text: str) -> list[int]:
+    """Three different sides in pixels, comma-separated; ascending."""
+    sides = sorted({parse_whole_number(part) for part in text.split(",")})
+    if len(sides) != 3 or sides[0] < 16:
+        raise argparse.ArgumentTypeError(f"{text!r} must be three sizes, such as 256,384,512")
+    return sides
+
+
 def parse_policy_name(text: str) -> str:
     """The name of a dispatch policy, or a dotted path to one."""
     # Imported here: most scripts need no policy, and the solver's libraries take long to import.

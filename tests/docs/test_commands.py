@@ -40,6 +40,7 @@ NOT_RUN = {
     "scripts/bench_engine.py": NEEDS_LONG,
     "scripts/compare_commits.py": HAS_TEST,
     "scripts/compare_kernels.py": NEEDS_GPU,
+    "scripts/compare_policies.py": NEEDS_LONG,
     "scripts/compare_simulation.py": NEEDS_SERVICE,
     "scripts/evaluate.py": NEEDS_LONG,
     "scripts/make_tiny_models.py": "makes models of all families in the cache; tests of the families make them too",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.e2e.conftest import Service
-from tests.scripts.quick_runs import run_quick
+from tests.scripts.quick_runs import ROOT, run_quick
 
 pytestmark = pytest.mark.timeout(1000)  # beyond the patience of `run_quick`
 
@@ -42,6 +43,13 @@ def test_overhead_of_the_service_of_the_tests(service: Service, tiny_cache: Path
 
 def test_requests_are_preempted_on_a_service_of_its_own(tmp_path: Path) -> None:
     assert run_quick("demo_preemption", tmp_path)["max_difference"] <= 1
+
+
+def test_policies_are_compared_on_services_of_their_own(tmp_path: Path) -> None:
+    result = run_quick("compare_policies", tmp_path, "--config", str(ROOT / "deployments" / "quickstart.yaml"))
+    found = [(row["trace"], row["policy"]) for row in result["rows"]]
+    assert found == list(product(("poisson", "bursty"), ("default", "b6")))
+    assert result["requests"] == 6
 
 
 def test_the_simulator_compared_with_the_service_of_the_tests(service: Service, tmp_path: Path) -> None:

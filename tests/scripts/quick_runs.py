@@ -18,13 +18,20 @@ from tests.support.waiting import PATIENCE_S, RAY_TOO_SLOW
 
 ROOT = Path(__file__).parents[2]
 # Those that `tests/e2e/test_quick_runs.py` runs, since they need Ray or a service, and those without.
-WITH_RAY = ("bench_batching", "bench_engine", "bench_overhead", "compare_simulation", "demo_preemption")
+WITH_RAY = (
+    "bench_batching",
+    "bench_engine",
+    "bench_overhead",
+    "compare_policies",
+    "compare_simulation",
+    "demo_preemption",
+)
 WITHOUT_RAY = ("bench_dispatch", "compare_kernels", "evaluate")
 # Some start half a dozen processes one after another that import torch.
 _PATIENCE_S = 3 * PATIENCE_S
 _ALWAYS = ("machine", "command")
 # Differences of medians, which noise may turn around.
-_SIGNED = re.compile(r"pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)")
+_SIGNED = re.compile(r"rows\.\d+\.behind|pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)")
 _POSITIVE = re.compile(r".*(_s|_ms|ratio|speedup.*|kept.*|per_s)(\.\*)?")
 
 
