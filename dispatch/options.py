@@ -48,6 +48,11 @@ class ValueOptions:
         description="Urgency of a request that cannot be in time any more; it falls with the logarithm of what is left "
         "to do.",
     )
+    hopeless_at_optimal: bool = Field(
+        default=True,
+        description="A request that cannot be in time any more runs at its optimal degree alone; without it, at any "
+        "efficient one.",
+    )
     overdue_runs: float = Field(
         default=50.0,
         gt=0,
