@@ -49,7 +49,8 @@ class Policy:
     all_together: bool = True
     """True when every worker holds all stages where that serves as much. False: never."""
     shares_by_work: bool = True
-    """True when virtual replicas share the workers by the GPU-seconds of their requests. False: by the number."""
+    """True when the virtual replicas of a model share its workers by the GPU-seconds of their requests. False: by the
+    number."""
     decodes_in_tiles: bool = SimulationOptions().decodes_in_tiles
     """True when simulated workers that are short of memory decode in tiles, as live ones always do. Stock pipelines run
     out of memory instead."""

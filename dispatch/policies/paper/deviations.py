@@ -23,7 +23,8 @@ class Deviations:
     together: bool = False
     """Every worker holds all stages where that serves at least as much. The paper: as Algorithm 2 says."""
     shares: bool = False
-    """Virtual replicas share the workers by the GPU-seconds of their requests. The paper: by the number of these."""
+    """The virtual replicas of a model share its workers by the GPU-seconds of their requests. The paper: by the number
+    of these. Models always share by GPU-seconds; the paper has one model at a time."""
     apart: bool = False
     """E and C may be plans of their own on the workers of D, with weights that leave and come back. The paper: a type
     without the memory for all of its stages at once is not used, unless nothing else would run the request."""
