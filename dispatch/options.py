@@ -87,8 +87,8 @@ class DispatchOptions:
         default=None,
         ge=1,
         description="Most requests of one size and number of steps that may share denoising steps, where the profile "
-        "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve` and `patchedserve`, 1 "
-        "(no batches) for all others.",
+        "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve`, `patchedserve` and "
+        "`tridentserve-paper`, 1 (no batches) for all others.",
     )
     overdue_first: bool = Field(
         default=True,

@@ -29,7 +29,7 @@ from dispatch.candidates.values import Appraisal
 from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import NO_BATCHES, DispatchOptions, ValueOptions
-from dispatch.policies.paper.deviations import PAPER_POLICY, Deviations, parse_deviations
+from dispatch.policies.paper.deviations import NO_DEVIATION, PAPER_POLICY, Deviations, parse_deviations
 from dispatch.policies.paper.rewards import RewardAppraisal
 from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, register_policy
 
@@ -42,7 +42,7 @@ _WHOLE_S = 1e12
 
 @register_policy(PAPER_POLICY, supports_units=True, default_max_batch=_MOST_IN_A_BATCH)
 def make_paper(context: PolicyContext) -> Policy:
-    return make_variant(Deviations(), context)
+    return make_variant(NO_DEVIATION, context)
 
 
 def find_variant(name: str) -> PolicySpec:

@@ -15,6 +15,7 @@ from dispatch.policies import find_policy, make_policy
 from dispatch.policies.paper.deviations import (
     EVERY_DEVIATION,
     NAMES,
+    NO_DEVIATION,
     Deviations,
     list_alone,
     list_without,
@@ -54,7 +55,7 @@ def test_none_is_the_paper() -> None:
     policy = make_policy("tridentserve-paper", TIMES, cluster(4), LOAD)
     assert (policy.one_pool, policy.all_together, policy.shares_by_work) == (False, False, False)
     assert (policy.decode_order, policy.replanner_wanted, policy.placement) == ("planned", True, None)
-    assert parse_deviations("tridentserve-paper") == Deviations()
+    assert parse_deviations("tridentserve-paper") == NO_DEVIATION
 
 
 @pytest.mark.parametrize("deviations", [each for _, each in (*list_alone(), *list_without())])
