@@ -12,7 +12,6 @@ from lib.evaluate.deviations import DEVIATION_POLICIES, make_deviations_table
 from lib.evaluate.rows import CellResult
 
 from dispatch.policies.paper.deviations import NAMES
-
 from tests.scripts.evaluate.results import made
 
 PAPER, DEFAULT = DEVIATION_POLICIES[:2]
