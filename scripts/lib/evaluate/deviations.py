@@ -46,5 +46,6 @@ def _compare(cells: dict[str, CellRows], policy: str, other: str) -> tuple[str, 
     return (
         show_mean(list(gains.values())),
         show_median([rows[policy]["mean_all_s"] / rows[other]["mean_all_s"] for rows in cells.values()]),
-        *(f"{gains[name]:+.3f}: {name}" for name in (most, least)),
+        f"{gains[most]:+.3f}: {most}",
+        f"{gains[least]:+.3f}: {least}",
     )
