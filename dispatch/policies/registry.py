@@ -10,7 +10,7 @@ from types import MappingProxyType
 from dispatch.options import DispatchOptions
 from dispatch.policies.dotted_path import is_dotted_path, load_policy
 from dispatch.policies.paper.deviations import is_variant
-from dispatch.policies.paper.tridentserve import find_variant
+from dispatch.policies.paper.variants import find_variant
 from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, list_policies
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
@@ -21,8 +21,8 @@ from tridentserve.protocols import StageTimes
 # added here.
 _SHIPPED = (
     "default",
-    "paper.tridentserve",
     "baselines",
+    "paper.tridentserve",
     "ablations",
     "related.tetriserve",
     "related.genserve",
