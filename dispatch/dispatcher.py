@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
+from dispatch.assignment.batching import Batches, batch_first
 from dispatch.candidates.classes import (
     Members,
     build_problem,
@@ -15,17 +16,19 @@ from dispatch.candidates.classes import (
     group_by_work,
     hold_back,
 )
+from dispatch.candidates.program import DEFAULT_PROGRAM, Program
 from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.weights import ModelWeights
-from dispatch.candidates.work import Work
-from dispatch.options import DispatchOptions
+from dispatch.candidates.work import Waiting, Work
+from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Solution
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import WorkerSnapshot, take_snapshot
 from tridentserve.protocols import Assignment, ClusterView, Decisions, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
+from tridentserve.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,10 @@ class IlpDispatcher:
     (`dispatch.candidates.reserve`), and what was given to models with shares (`dispatch.candidates.weights`); what else
     is kept between calls saves time."""
 
-    def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
+    def __init__(
+        self, times: StageTimes, options: DispatchOptions | None = None, program: Program = DEFAULT_PROGRAM
+    ) -> None:
+        self._program = program
         self._times = times
         self._options = options or DispatchOptions()
         self._memory = MemoryCheck(times, self._options)
@@ -76,6 +82,9 @@ class IlpDispatcher:
             tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
         waiting = group_by_work(view.pending, tick.list_idle_models())
         tick.set_horizon(waiting)
+        batches: Batches = {}
+        if self._program.batches_first and self._options.batch_limit > NO_BATCHES:
+            waiting, batches = self._batch_first(waiting, tick)
         overdue = []
         if self._options.overdue_first:
             ahead = self._weights.find_ahead(waiting)
@@ -88,7 +97,7 @@ class IlpDispatcher:
         if not problem.classes:
             return _NOTHING_TO_DECIDE
         solution = solve(problem, self._options)
-        assigner = Assigner(self._times, self._options, tick, waiting)
+        assigner = Assigner(self._times, self._options, tick, waiting, batches)
         assignments = assigner.assign(_list_choices(solution, members, tick), solution.found_by)
         self._weights.note(waiting, assignments, view.now_s)
         return TickPlan(assignments, solution.compute_gap(problem))
@@ -102,7 +111,20 @@ class IlpDispatcher:
 
     def _build_tick(self, snapshot: WorkerSnapshot, now_s: float, reserved: ReservedTick | None = None) -> TickView:
         kept, rules = (reserved.kept, reserved.rules) if reserved is not None else ((), {})
-        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules)
+        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules, self._program)
+
+    def _batch_first(self, waiting: Waiting, tick: TickView) -> tuple[Waiting, Batches]:
+        """Batches of as many requests as are optimal for D at its optimal degree, and fit the memory."""
+
+        def find_limit(work: Work) -> int:
+            if not tick.survey(work).candidates:
+                return 1
+            degree = self._times.optimal_degree(work.model, Stage.DIFFUSE, work.shape)
+            optimal = self._times.optimal_batch(work.model, Stage.DIFFUSE, work.shape, degree) // work.num_outputs
+            sizes = range(min(self._options.batch_limit, optimal), 1, -1)
+            return next((size for size in sizes if tick.survey(work._replace(batch=size)).candidates), 1)
+
+        return batch_first(waiting, find_limit)
 
 
 def _list_choices(solution: Solution, members: Sequence[Members], tick: TickView) -> list[Choice]:

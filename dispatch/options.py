@@ -50,6 +50,11 @@ class ValueOptions:
         description="Urgency of a request that cannot be in time any more; it falls with the logarithm of what is left "
         "to do.",
     )
+    hopeless_at_optimal: bool = Field(
+        default=True,
+        description="A request that cannot be in time any more runs at its optimal degree alone; without it, at any "
+        "efficient one.",
+    )
     overdue_runs: float = Field(
         default=50.0,
         gt=0,
@@ -84,8 +89,8 @@ class DispatchOptions:
         default=None,
         ge=1,
         description="Most requests of one size and number of steps that may share denoising steps, where the profile "
-        "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve` and `patchedserve`, 1 "
-        "(no batches) for all others.",
+        "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve`, `patchedserve` and "
+        "`tridentserve-paper`, 1 (no batches) for all others.",
     )
     overdue_first: bool = Field(
         default=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from placement.demands import ClusterCosts, MeasuredRates, ReplicaDemand
@@ -27,9 +27,20 @@ class Orchestrator:
     share one, and where there are fewer workers than the models need, each holds what fits.
     """
 
-    def __init__(self, times: StageTimes, handoff_reserve_bytes: int, degrees: Sequence[int], one_pool: bool) -> None:
+    def __init__(
+        self,
+        times: StageTimes,
+        handoff_reserve_bytes: int,
+        degrees: Sequence[int],
+        one_pool: bool,
+        *,
+        together: bool | None = None,
+        by_work: bool = True,
+    ) -> None:
         """`degrees` are the degrees of D in use. `one_pool`: one virtual replica per model (see above); False: as in
-        Algorithm 2. Raises `PlacementError` for a negative reserve or bad degrees."""
+        Algorithm 2. `together`: all stages on every worker where that serves as much; None: with `one_pool`.
+        `by_work`: the virtual replicas of a model share by GPU-seconds; False: by the number of requests, as in
+        Algorithm 2, which has one model. Raises `PlacementError` for a negative reserve or bad degrees."""
         if handoff_reserve_bytes < 0:
             raise PlacementError(f"handoff_reserve_bytes is {handoff_reserve_bytes}; it must not be negative")
         if not degrees or any(degree < 1 or degree & (degree - 1) for degree in degrees):
@@ -38,6 +49,8 @@ class Orchestrator:
         self._handoff_reserve_bytes = handoff_reserve_bytes
         self._degrees = tuple(sorted(set(degrees)))
         self._one_pool = one_pool
+        self._together = one_pool if together is None else together
+        self._by_work = by_work
 
     def build_costs(self, workers: Sequence[WorkerSpec]) -> ClusterCosts:
         """The costs of requests on these workers. Raises `PlacementError` for none, or one without memory."""
@@ -66,16 +79,16 @@ class Orchestrator:
         asked = costs.group_demands(load, keep)
         demands = costs.merge_demands(costs.pool_demands(asked) if self._one_pool else asked, len(workers))
         if sum(demand.minimum for demand in demands) > len(workers):
-            if self._one_pool and serves_as_much(demands, None, self._times, costs, len(workers)):
+            if self._together and serves_as_much(demands, None, self._times, costs, len(workers)):
                 return place_together(demands, workers, costs, epoch)
             return _stack(demands, workers, costs, epoch)
-        weights = [demand.gpu_seconds for demand in demands]
+        weights = [demand.gpu_seconds for demand in demands] if self._by_work else _weigh_by_number(demands)
         unit = max(unit for demand in demands for unit in demand.fit.units.values())
         shares = share_in_units(len(workers), weights, [demand.minimum for demand in demands], unit)
         portions = [
             _build_portion(demand, share, costs, rates or {}) for demand, share in zip(demands, shares, strict=True)
         ]
-        if self._one_pool and serves_as_much(demands, portions, self._times, costs, len(workers)):
+        if self._together and serves_as_much(demands, portions, self._times, costs, len(workers)):
             return place_together(demands, workers, costs, epoch)
         groups = group_portions(portions, costs)
         placed = pack_per_machine(groups, workers)
@@ -84,6 +97,18 @@ class Orchestrator:
             _check_units(demand, placed)
         replicas = {w.worker_id: placed[w.worker_id].held if w.worker_id in placed else frozenset() for w in workers}
         return PlacementPlan(replicas, _explain(portions, groups, len(workers) - len(placed)), epoch)
+
+
+def _weigh_by_number(demands: Sequence[ReplicaDemand]) -> list[float]:
+    """The GPU-seconds of each model, divided among its virtual replicas by the number of their requests."""
+    work, requests = defaultdict[str, float](float), defaultdict[str, float](float)
+    numbers = [sum(share.weight for share in demand.load) for demand in demands]
+    for demand, number in zip(demands, numbers, strict=True):
+        work[demand.model] += demand.gpu_seconds
+        requests[demand.model] += number
+    return [
+        work[demand.model] * number / requests[demand.model] for demand, number in zip(demands, numbers, strict=True)
+    ]
 
 
 def _build_portion(demand: ReplicaDemand, share: int, costs: ClusterCosts, measured: MeasuredRates) -> Portion:

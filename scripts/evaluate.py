@@ -41,11 +41,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse_arguments(argv)
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
+    from lib.evaluate.deviations import DEVIATION_POLICIES, make_deviations_table
     from lib.evaluate.related import make_related_table, write_related
     from lib.evaluate.report import write_csv, write_markdown, write_report
     from lib.evaluate.tables import summarize
     from lib.evaluate.unseen import compare_unseen
 
+    if arguments.deviations:
+        arguments.policies = list(DEVIATION_POLICIES)
     command = " ".join(["python scripts/evaluate.py", *map(shlex.quote, sys.argv[1:] if argv is None else argv)])
     settings = Settings(
         arguments.gpus,
@@ -81,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             tables = [make_related_table(asked)] if arguments.related else compare_unseen(asked, arguments.policies)
             if arguments.related:
                 print(f"related systems: {write_related(arguments.out, tables[0])}")
+            if arguments.deviations:
+                tables = [make_deviations_table(asked), *tables]
             print("\n".join(table.to_markdown() for table in tables))
             print_result(run, {**figures, "rows": [row for table in tables for row in table.to_records()]})
     except (TridentServeError, OSError) as error:
@@ -93,7 +98,8 @@ def _list_cells(arguments: argparse.Namespace, settings: Settings) -> Iterator[C
     if arguments.related:
         return list_related_cells(arguments.seeds)
     if arguments.unseen is not None:
-        return list_unseen_cells(arguments.seed, arguments.unseen, arguments.policies, settings)
+        indices = arguments.cells or range(arguments.unseen)
+        return list_unseen_cells(arguments.seed, indices, arguments.policies, settings)
     return list_cells(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
 
 
@@ -171,6 +177,19 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--seed", type=int, help=f"of unseen cells; {FIRST_PUBLISHED_SEED} and above are not tuned on")
     add(
+        "--cells",
+        nargs="+",
+        type=int,
+        metavar="I",
+        help="run the unseen cells with these numbers (from 0, below N) only",
+    )
+    add(
+        "--deviations",
+        action="store_true",
+        help="of unseen cells: how the default differs from the paper's policy, with each difference alone and without "
+        "each, in place of --policies",
+    )
+    add(
         "--recorded",
         nargs="+",
         metavar="FILE",
@@ -210,6 +229,10 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--unseen and --seed go together: cells are drawn from a seed")
     if arguments.related and arguments.unseen is not None:
         parser.error("--related and --unseen do not go together")
+    if arguments.unseen is None and (arguments.cells or arguments.deviations):
+        parser.error("--cells and --deviations are of unseen cells: give --unseen and --seed")
+    if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
+        parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
     return arguments
 
 

@@ -185,7 +185,14 @@ def _make_orchestrator(
     policy: Policy,
 ) -> Orchestrator:
     degrees = list_degrees_in_use(times, load, workers)
-    return Orchestrator(times, options.worker.reserve_bytes, degrees, policy.one_pool)
+    return Orchestrator(
+        times,
+        options.worker.reserve_bytes,
+        degrees,
+        policy.one_pool,
+        together=policy.all_together,
+        by_work=policy.shares_by_work,
+    )
 
 
 def _make_scheduler(

@@ -76,7 +76,8 @@ class ReplanArgs(Args):
     enabled: bool | None = Field(
         default=None,
         description="Turns replanning on or off. Without it replanning is on with `placement: auto` and a policy that "
-        "follows the load (`default`, `wo-stage-aware`, `wo-scheduler`, `wo-pooling`, `edf`, `segments`).",
+        "follows the load (`default`, `tridentserve-paper`, `wo-stage-aware`, `wo-scheduler`, `wo-pooling`, `edf`, "
+        "`segments`).",
     )
     window_s: float = make_option(ReplanOptions, "window_s")
     min_requests: int = make_option(ReplanOptions, "min_requests")

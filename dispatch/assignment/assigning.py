@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dispatch.assignment.batching import form_batch
+from dispatch.assignment.batching import Batches, form_batch
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
@@ -122,7 +122,11 @@ class _Segment(NamedTuple):
 class Assigner:
     """Makes the assignments of one tick."""
 
-    def __init__(self, times: StageTimes, options: DispatchOptions, tick: TickView, waiting: Waiting) -> None:
+    def __init__(
+        self, times: StageTimes, options: DispatchOptions, tick: TickView, waiting: Waiting, batches: Batches
+    ) -> None:
+        """`batches`: those that were formed before the solve."""
+        self._batches = batches
         self._times = times
         self._max_batch = options.batch_limit
         self._segment_s = options.segment_s
@@ -169,7 +173,7 @@ class Assigner:
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
-        if self._max_batch == NO_BATCHES:
+        if self._max_batch == NO_BATCHES or self._batches:
             return {}
         served = set(taken)
         return {
@@ -181,7 +185,7 @@ class Assigner:
         """The members of the choice's batch, which are taken out of `left`, and the candidate for all of them."""
         work, group = choice.work, choice.candidate.group
         if not left:
-            return [choice.pending], choice.candidate
+            return list(self._batches.get(choice.pending.spec.request_id, [choice.pending])), choice.candidate
         optimal = self._times.optimal_batch(work.model, Stage.DIFFUSE, work.shape, group.degree)
         members = form_batch(
             choice.pending,

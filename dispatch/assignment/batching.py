@@ -1,19 +1,37 @@
-"""Requests that join a chosen one (TridentServe, arXiv 2510.02838, appendix E.1).
+"""Batches of requests that are alike (TridentServe, arXiv 2510.02838, appendix E.1).
 
 D runs all members of a batch together; up to the optimal batch of the profile that takes less than a fifth longer than
-one alone, so whoever joins costs hardly anything. The paper forms batches before it solves; here members join after the
-solve, when it is known which requests have no group: with idle workers for all, none is slowed down by sharing.
+one alone, so whoever joins costs hardly anything. The paper forms batches before it solves (`batch_first`). In the
+default members join after the solve (`form_batch`), when it is known which requests have no group: with idle workers
+for all, none is slowed down by sharing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dispatch.candidates.candidate import Candidate
+from dispatch.candidates.work import Waiting, Work
 from tridentserve.protocols import PendingRequest
 
 # The candidate for this many members in the group that was chosen, as queues stand now; None where memory forbids it.
 ForBatch = Callable[[int], Candidate | None]
+# The members of each batch that was formed before the solve, earliest deadline first, by the id of the first.
+Batches = Mapping[str, Sequence[PendingRequest]]
+
+
+def batch_first(waiting: Waiting, find_limit: Callable[[Work], int]) -> tuple[Waiting, Batches]:
+    """Requests in batches: what waits, with the first member in the place of each batch and the work of all of them,
+    and the members. `find_limit`: the most members for requests with some work. A batch does not wait to be full."""
+    leaders: dict[Work, list[PendingRequest]] = {}
+    batches: dict[str, Sequence[PendingRequest]] = {}
+    for work, requests in waiting.items():
+        limit = find_limit(work) if len(requests) > 1 else 1
+        for start in range(0, len(requests), limit):
+            members = requests[start : start + limit]
+            leaders.setdefault(work._replace(batch=len(members)), []).append(members[0])
+            batches[members[0].spec.request_id] = members
+    return leaders, batches
 
 
 def form_batch(

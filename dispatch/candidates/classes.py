@@ -19,9 +19,6 @@ from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import PendingRequest, WorkerView
 
-# The order of deadlines decides between requests that are worth the same to within this share, and nothing else.
-_ORDER_SHARE = 1e-4
-
 
 @dataclass(frozen=True, slots=True)
 class Members:
@@ -67,11 +64,12 @@ def build_problem(
             if values := appraisal.compute_values_at(standing):
                 found.append((Members(work, list(alike)), values, False))
     found.sort(key=lambda item: by_deadline(item[0].requests[0]))
+    share = tick.program.order_share
     classes = [
         RequestClass(
             count=len(members.requests),
             values={
-                group: weights[members.work.model] * value * (1 + _ORDER_SHARE * (1 - rank / len(found)))
+                group: weights[members.work.model] * value * (1 + share * (1 - rank / len(found)))
                 for group, value in values.items()
             },
             required=is_required,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.candidate import MERGED_S, Candidate, PoolRule, Survey
+from dispatch.candidates.program import DEFAULT_PROGRAM, Program
 from dispatch.candidates.values import Appraisal
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
@@ -186,14 +187,18 @@ class TickView:
         memory: MemoryCheck | None = None,
         kept: Sequence[Pool] = (),
         rules: Mapping[int, PoolRule] | None = None,
+        program: Program = DEFAULT_PROGRAM,
     ) -> None:
         """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing."""
+        self.program = program
         self.now_s = now_s
         memory = memory or MemoryCheck(times, options)
         self.snapshot = workers if isinstance(workers, WorkerSnapshot) else take_snapshot(workers, memory.find_unit)
         self.pools = (*self.snapshot.pools, *kept)
         self.auxiliaries = Auxiliaries(self.snapshot.all_pools, memory, times, now_s)
-        self.idle = tuple(pool.idle_per_node for pool in self.pools)
+        self.idle: tuple[tuple[int, ...], ...] = tuple(pool.idle_per_node for pool in self.pools)
+        if not program.per_node:
+            self.idle = tuple((sum(nodes),) for nodes in self.idle)
         self._widest = [max(nodes) for nodes in self.idle]
         self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s, rules or {})
         self._values = options.objective
@@ -225,7 +230,9 @@ class TickView:
         """The value of each group to requests with this work; computed once."""
         if work not in self._appraisals:
             candidates = self.survey(work).candidates
-            self._appraisals[work] = Appraisal(candidates, self._widest, self.now_s, self._horizon_s, self._values)
+            self._appraisals[work] = self.program.appraise(
+                work, candidates, self._widest, self.now_s, self._horizon_s, self._values
+            )
         return self._appraisals[work]
 
 

@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     and standing are worth the same."""
 
     in_time: int
-    level: int
+    level: float
 
 
 HOPELESS = Standing(0, -1)
@@ -112,7 +112,7 @@ class Appraisal:
         if standing not in self._values:
             if standing in (HOPELESS, OVERDUE):
                 urgency = self._options.hopeless / (1 + math.log1p(self._least_gpu_seconds))
-                narrowest = self._optimal if standing == HOPELESS else 1
+                narrowest = self._optimal if standing == HOPELESS and self._options.hopeless_at_optimal else 1
                 values = {
                     each.group: urgency * each.per_s
                     for each in self._possible
@@ -125,7 +125,7 @@ class Appraisal:
                     each.group: urgency * each.per_s * self._compute_safety(each.finish_s - self._now_s, left_s)
                     for each in self._possible[: standing.in_time]
                 }
-            self._values[standing] = _drop_dominated(values)
+            self._values[standing] = drop_dominated(values)
         return self._values[standing]
 
     def _compute_safety(self, run_s: float, left_s: float) -> float:
@@ -134,7 +134,7 @@ class Appraisal:
         return max(_LEAST_SAFETY, spare)
 
 
-def _drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
+def drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:
     """Drop each group that is worth no more than a narrower one of its pool, which fits wherever it does."""
     kept: dict[GroupKind, float] = {}
     best: dict[int, float] = {}

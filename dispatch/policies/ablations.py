@@ -26,7 +26,7 @@ def make_wo_switch(context: PolicyContext) -> Policy:
 @register_policy("wo-pooling", supports_units=True)
 def make_wo_pooling(context: PolicyContext) -> Policy:
     """Placements are those of the paper's Algorithm 2; no ablation of the paper, which has no pooling."""
-    return Policy(IlpDispatcher(context.times, context.options), one_pool=False)
+    return Policy(IlpDispatcher(context.times, context.options), one_pool=False, all_together=False)
 
 
 @register_policy("wo-stage-aware")

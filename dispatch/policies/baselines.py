@@ -10,12 +10,14 @@
 | B6   | stages, dynamic            | a cluster for each stage  | the optimal one                        | SRTF  |
 
 A bucket is a part of the cluster that serves one degree; a request goes to the bucket of its optimal degree. FIFO is
-first in, first out; SRTF is shortest remaining time first, with aging.
+first in, first out; SRTF is shortest remaining time first, with aging. Decodes of B5 and B6 wait in one queue for all
+auxiliaries; in `b6-planned` each waits at its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dispatch.policies.greedy.buckets import assign_buckets
 from dispatch.policies.greedy.dispatcher import GreedyDispatcher
@@ -80,6 +82,13 @@ def make_b6(context: PolicyContext) -> Policy:
     dispatcher = GreedyDispatcher(context.times, context.options, srtf, StageLevel)
     placement = disaggregate(context.times, context.workers, context.load)
     return Policy(dispatcher, placement, replanner_wanted=False, decode_order="shortest")
+
+
+@register_policy("b6-planned", needs_load=True)
+def make_b6_planned(context: PolicyContext) -> Policy:
+    """B6 whose C waits at the worker that was chosen with D, first in, first out, as every plan of the paper does
+    (sections 5.3 and 6.2). B6 orders requests "within disaggregated clusters" (D.2), which may mean either."""
+    return replace(make_b6(context), decode_order="planned")
 
 
 def _make_for_pipelines(context: PolicyContext, dispatcher: GreedyDispatcher) -> Policy:

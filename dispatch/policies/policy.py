@@ -46,6 +46,11 @@ class Policy:
     """The order of decodes where several wait for an auxiliary."""
     one_pool: bool = True
     """True when the Orchestrator gives each model one virtual replica. False: each request has its own first one."""
+    all_together: bool = True
+    """True when every worker holds all stages where that serves as much. False: never."""
+    shares_by_work: bool = True
+    """True when the virtual replicas of a model share its workers by the GPU-seconds of their requests. False: by the
+    number."""
     decodes_in_tiles: bool = SimulationOptions().decodes_in_tiles
     """True when simulated workers that are short of memory decode in tiles, as live ones always do. Stock pipelines run
     out of memory instead."""

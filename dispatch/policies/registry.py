@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 from dispatch.options import DispatchOptions
 from dispatch.policies.dotted_path import is_dotted_path, load_policy
+from dispatch.policies.paper.deviations import is_variant
+from dispatch.policies.paper.variants import find_variant
 from dispatch.policies.policy import Policy, PolicyContext, PolicySpec, list_policies
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
@@ -20,6 +22,7 @@ from tridentserve.protocols import StageTimes
 _SHIPPED = (
     "default",
     "baselines",
+    "paper.tridentserve",
     "ablations",
     "related.tetriserve",
     "related.genserve",
@@ -36,10 +39,12 @@ POLICIES: Mapping[str, PolicySpec] = MappingProxyType(list_policies())
 
 
 def find_policy(name: str) -> PolicySpec:
-    """The policy of this name, or at this dotted path (`my_package.my_module:MyPolicy`, see docs/write-a-policy.md).
-    Raises `ConfigError` that says what is wrong with it."""
+    """The policy of this name, with the deviations that it states (`tridentserve-paper+values`), or at this dotted path
+    (`my_package.my_module:MyPolicy`, see docs/write-a-policy.md). Raises `ConfigError` that says what is wrong."""
     if name in POLICIES:
         return POLICIES[name]
+    if is_variant(name):
+        return find_variant(name)
     if is_dotted_path(name):
         return load_policy(name)
     raise ConfigError(

@@ -33,5 +33,6 @@ def test_bad_options_are_named(settings: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("name", "value"), [("horizon", 0.0), ("safety", -1.0), ("hopeless", 0.0)])
 def test_bad_weights_of_the_objective_are_named(name: str, value: float) -> None:
     """Urgency is divided by the horizon, and the worth of a group is never negative nor nothing."""
+    wrong: dict[str, Any] = {name: value}
     with pytest.raises(ConfigError, match=f"{name} is {value}"):
-        ValueOptions(**{name: value})
+        ValueOptions(**wrong)

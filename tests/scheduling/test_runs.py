@@ -316,6 +316,17 @@ def test_c_goes_to_the_idle_one_of_its_kind_whichever_was_named() -> None:
     assert workers == [("c",), ("c2",)]
 
 
+def test_in_the_order_planned_c_waits_for_the_worker_that_was_named() -> None:
+    bench = Bench(types={**TYPES, "c2": PlacementType.C}, options=SchedulerOptions(decode_order="planned"))
+    bench.arrive("x", "y")
+    first, second = (bench.start(ids=name, diffuse=on, encode=on, decode="c") for name, on in (("x", "a"), ("y", "b")))
+    (effect,) = bench.finish(first, 1.0)
+    assert plan_of(effect).workers == ("c",)
+    assert bench.finish(second, 2.0) == []
+    *_, effect = bench.finish(plan_of(effect), 3.0)
+    assert (plan_of(effect).workers, plan_of(effect).request_ids) == (("c",), ("y",))
+
+
 @pytest.mark.parametrize(("order", "expected"), [("urgent", "soon"), ("fifo", "far")])
 def test_of_those_whose_c_waits_the_most_urgent_goes_first(order: DecodeOrder, expected: str) -> None:
     """`far` has waited longer; both wait for the one decoder, which `busy` has."""

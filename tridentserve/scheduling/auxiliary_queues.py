@@ -12,7 +12,7 @@ from tridentserve.scheduling.runs import Leg, Run
 from tridentserve.scheduling.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
-DecodeOrder = Literal["urgent", "fifo", "shortest"]
+DecodeOrder = Literal["urgent", "fifo", "shortest", "planned"]
 _ENCODE = (Stage.ENCODE,)
 # A late C goes before those that become due more than this number of its own runtimes later.
 _LATE_RUNTIMES = 5.0
@@ -132,7 +132,8 @@ class DecodeQueue:
 
     C's worker was named with D, so that the latents could be pushed there; by now another one of its kind may be free
     sooner, and something more urgent may wait. Urgent is what can still be in time, by deadline; what is late has a new
-    deadline some of its runtimes later, so that it does not wait without end.
+    deadline some of its runtimes later, so that it does not wait without end. In the order `planned`, the paper's, each
+    C waits at the worker that was named, first in, first out (TridentServe, arXiv 2510.02838, sections 5.3 and 6.2).
     """
 
     def __init__(self, pool: WorkerPool, times: StageTimes, order: DecodeOrder) -> None:
@@ -173,6 +174,8 @@ class DecodeQueue:
         unit = self._times.unit(spec.model, Stage.DECODE)
         if leg.workers[0] in idle and (unit == 1 or all(worker in idle for worker in leg.workers)):
             return leg
+        if self._order == "planned":
+            return None
         if unit == len(leg.workers) == 1:
             return Leg(leg.stages, (min(idle),))
         wide = min(len(leg.workers), self._times.optimal_degree(spec.model, Stage.DECODE, spec.shape))
@@ -183,7 +186,7 @@ class DecodeQueue:
 
     def _rank_urgency(self, run: Run, now_s: float) -> tuple[float, int]:
         """Smaller goes first."""
-        if not run.requests or self._order == "fifo":
+        if not run.requests or self._order in ("fifo", "planned"):
             return 0.0, 0  # equals stay in the order in which they became due
         decode_s = stage_seconds(self._times, run.spec, Stage.DECODE)
         if self._order == "shortest":

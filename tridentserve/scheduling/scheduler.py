@@ -61,7 +61,8 @@ class SchedulerOptions:
     )
     decode_order: DecodeOrder = Field(
         default="urgent",
-        description="Which C that is due goes first to an auxiliary: the most urgent, the first or the shortest.",
+        description="Which C that is due goes first to an auxiliary: the most urgent, the first or the shortest; or "
+        "each waits at the auxiliary that was planned for it, first in, first out.",
     )
     checkpoint_s: float = Field(
         default=1.0,

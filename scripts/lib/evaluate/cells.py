@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -117,9 +117,9 @@ def list_cells(
                     yield Cell(model, workload, slo_scale, seed, policy)
 
 
-def list_unseen_cells(seed: int, number: int, policies: Sequence[str], settings: Settings) -> Iterator[Cell]:
-    """The first cells of a seed, those of one trace beside one another."""
-    for index in range(number):
+def list_unseen_cells(seed: int, indices: Iterable[int], policies: Sequence[str], settings: Settings) -> Iterator[Cell]:
+    """The cells of a seed with these numbers, those of one trace beside one another."""
+    for index in indices:
         drawn = draw_cell(seed, index, has_recorded=bool(settings.recorded))
         for policy in policies:
             yield Cell("+".join(part.model for part in drawn.models), UNSEEN, 1.0, seed, policy, index)

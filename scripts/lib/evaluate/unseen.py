@@ -48,12 +48,12 @@ def _make_gaps_table(title: str, cells: Sequence[CellRows], policies: Sequence[s
         rows.append(
             (
                 policy,
-                _show_mean([_find_gap(cell, cell[policy]["slo_attainment"]) for cell in tight]),
+                show_mean([_find_gap(cell, cell[policy]["slo_attainment"]) for cell in tight]),
                 f"{max((_find_gap(cell, cell[policy]['slo_attainment']) for cell in tight), default=0.0):.3f}",
-                _show_mean([_find_best(cell) - cell[policy]["slo_attainment"] for cell in loose]),
+                show_mean([_find_best(cell) - cell[policy]["slo_attainment"] for cell in loose]),
                 f"{max((_find_best(cell) - cell[policy]['slo_attainment'] for cell in loose), default=0.0):.3f}",
-                _show_median([_divide_by_best(cell, policy, "mean_all_s") for cell in cells]),
-                _show_median([_divide_by_best(cell, policy, "p95_all_s") for cell in cells]),
+                show_median([_divide_by_best(cell, policy, "mean_all_s") for cell in cells]),
+                show_median([_divide_by_best(cell, policy, "p95_all_s") for cell in cells]),
                 f"{fmean(cell[policy]['slo_attainment'] for cell in cells):.4f}",
                 f"{sum(cell[policy]['placement_switches'] for cell in cells):.0f}",
             )
@@ -81,10 +81,10 @@ def _make_duels_table(title: str, cells: Sequence[CellRows], policies: Sequence[
                 f"{sum(lead > _BETTER for lead in leads)}",
                 f"{sum(lead < -_BETTER for lead in leads)}",
                 f"{sum(lead < -_MUCH_BETTER for lead in leads)}",
-                _show_mean(leads),
+                show_mean(leads),
                 f"{min(leads):.3f}",
-                _show_median([cell[first]["mean_all_s"] / cell[other]["mean_all_s"] for cell in cells]),
-                _show_median([cell[first]["p95_all_s"] / cell[other]["p95_all_s"] for cell in cells]),
+                show_median([cell[first]["mean_all_s"] / cell[other]["mean_all_s"] for cell in cells]),
+                show_median([cell[first]["p95_all_s"] / cell[other]["p95_all_s"] for cell in cells]),
             )
         )
     header = (
@@ -106,11 +106,13 @@ def _divide_by_best(cell: CellRows, policy: str, figure: str) -> float:
     return cell[policy][figure] / min(row[figure] for row in cell.values())
 
 
-def _show_mean(values: Sequence[float]) -> str:
+def show_mean(values: Sequence[float]) -> str:
+    """The mean with its bootstrap interval."""
     return _show(values, fmean)
 
 
-def _show_median(values: Sequence[float]) -> str:
+def show_median(values: Sequence[float]) -> str:
+    """The median with its bootstrap interval."""
     return _show(values, median)
 
 

@@ -69,6 +69,8 @@ def test_what_is_not_as_shipped_is_said() -> None:
         ("default", 1, "urgent", True),
         ("b1", 1, "urgent", False),
         ("b6", 1, "shortest", True),
+        ("b6-planned", 1, "planned", True),
+        ("tridentserve-paper", 8, "planned", True),
         ("genserve", 8, "urgent", True),
     ],
 )
@@ -122,7 +124,7 @@ def test_without_max_batch_a_policy_has_its_own(policy: str) -> None:
     load = [LoadShare("sd3-medium", Shape(512, 512), 20)]
     own, four = (make_policy(policy, times, workers, load, DispatchOptions(max_batch=most)) for most in (None, 4))
     expected = find_policy(policy).default_max_batch
-    assert expected == (8 if policy in ("genserve", "dit-serve", "patchedserve") else 1)
+    assert expected == (8 if policy in ("genserve", "dit-serve", "patchedserve", "tridentserve-paper") else 1)
     for made, most in ((own, expected), (four, 4)):
         settings = getattr(made.dispatcher, "_options", None)
         assert settings is None or settings.max_batch == most

@@ -60,7 +60,7 @@ def test_cells_of_d_alone_have_tables_of_their_own_and_incomplete_ones_none() ->
 
 
 def test_all_policies_of_a_cell_meet_the_same_trace() -> None:
-    cells = list(list_unseen_cells(1, 3, ["default", "b4"], SETTINGS))
+    cells = list(list_unseen_cells(1, range(3), ["default", "b4"], SETTINGS))
     assert [(cell.index, cell.policy) for cell in cells[:3]] == [(0, "default"), (0, "b4"), (1, "default")]
     assert cells[0].trace_seed == cells[1].trace_seed != cells[2].trace_seed
     assert cells[0].model == "+".join(part.model for part in draw_cell(1, 0).models)

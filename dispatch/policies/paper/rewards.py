@@ -1,0 +1,114 @@
+"""The rewards of TridentServe (arXiv 2510.02838, section 6.2 and appendix C.2).
+
+For a request r, which may be a batch, on k workers of primary type i:
+
+    maximize    sum of  on_time y_r + A_r (x_r - y_r) - b_i l_r x_r,    x_r = sum over i, k of x_rik
+    overtime    o_r = max(0, (now + T_r - D_r) / T_r),                  T_r = the least T_rik
+    late        A_r = min(on_time, late (1 + o_r))
+
+T_rik is the runtime of the stages that type i holds, D_r the deadline, l_r the tokens, and b_i the penalty of type i
+for what it hands on or is handed. y_r is 1 where the chosen group meets the deadline (C3a, C3b). Which groups do is
+known before the solve, so y_r is no variable here: a group has the reward that it would give y_r.
+
+The text of the paper that was at hand has lost its formulas. What it says in words: the reward favours requests in time
+and ages by the overtime factor up to a starvation threshold, where it is that of a request in time again; the penalty
+grows with the index of the virtual replica, is linear in the length, and orders of magnitude smaller. The equations and
+constants are those that this project has had since its first version. A request that could be in time, on a group with
+which it is not, has the reward of one that is just late: the text leaves that open. So it does which of several groups
+with the same reward is chosen; here the one that ends first, by a weight that is smaller than any penalty.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dispatch.candidates.candidate import Candidate
+from dispatch.candidates.values import OVERDUE, Appraisal, Standing, drop_dominated
+from dispatch.candidates.work import Work
+from dispatch.options import ValueOptions
+from dispatch.solver.problem import GroupKind
+from tridentserve.stages import PlacementType, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class PaperWeights:
+    """The constants of appendix C.2."""
+
+    on_time: float = 1000.0
+    """Reward for a request in time, and the most that a late one can age to."""
+    late: float = 100.0
+    """Reward for a request that is just late; it grows by as much with each of its own runtimes of overtime."""
+    condition_per_token: float = 1e-5
+    """Penalty where E runs elsewhere, per token."""
+    latents_per_token: float = 1e-4
+    """Penalty where C runs elsewhere, per token. More than for E, so that types rank V0, V1, V2, V3."""
+    tie: float = 1e-3
+    """Not the paper's: the weight of an early end among groups with the same reward."""
+
+
+PAPER_WEIGHTS = PaperWeights()
+
+
+class RewardAppraisal(Appraisal):
+    """The rewards of groups to requests with the same work. `Standing.level` is the overtime factor here."""
+
+    def __init__(
+        self,
+        work: Work,
+        candidates: Sequence[Candidate],
+        idle: Sequence[int],
+        now_s: float,
+        horizon_s: float,
+        options: ValueOptions,
+        waits: bool,
+    ) -> None:
+        """`waits`: a request that can be in time has only groups with which it is."""
+        super().__init__(candidates, idle, now_s, horizon_s, options)
+        self._waits = waits
+        self._tokens = float(work.shape.tokens * work.num_outputs * work.batch)
+        self._primaries = {candidate.group: candidate.primary for candidate in candidates}
+
+    def find_standing(self, deadline_s: float) -> Standing:
+        """The number of groups in time, and the overtime factor of the request."""
+        overtime = max(0.0, self.best_finish_s - deadline_s) / self._best_run_s
+        return Standing(bisect_right(self._finishes_s, deadline_s), overtime)
+
+    def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
+        """The objective's coefficients; groups that it could only lose by are left out. `OVERDUE`: the reward of a
+        request in time for each efficient group."""
+        if standing not in self._values:
+            aged = math.inf if standing == OVERDUE else standing.level
+            is_late, found = standing != OVERDUE and standing.level > 0, {}
+            for index, each in enumerate(self._possible):
+                in_time = index < standing.in_time
+                if not in_time and not self._admits(each.group, each.efficient, is_late, aged):
+                    continue
+                reward = PAPER_WEIGHTS.on_time if in_time else compute_late_reward(aged)
+                reward -= compute_communication_penalty(self._primaries[each.group], self._tokens)
+                if reward > 0:
+                    tie = PAPER_WEIGHTS.tie * self._best_run_s / max(self._best_run_s, each.finish_s - self._now_s)
+                    found[each.group] = reward + tie
+            self._values[standing] = drop_dominated(found)
+        return self._values[standing]
+
+    def _admits(self, group: GroupKind, is_efficient: bool, is_late: bool, overtime: float) -> bool:
+        """True where a group may be used that misses the deadline."""
+        if self._waits and not overtime:
+            return False
+        at_optimal = is_late and self._options.hopeless_at_optimal
+        return is_efficient and (not at_optimal or group.degree >= self._optimal)
+
+
+def compute_late_reward(overtime: float) -> float:
+    """The reward of a request that will be late, by its overtime factor (equations 1 and 2)."""
+    return min(PAPER_WEIGHTS.on_time, PAPER_WEIGHTS.late * (1 + overtime))
+
+
+def compute_communication_penalty(primary: PlacementType, tokens: float) -> float:
+    """Proportional to tokens, per stage that runs elsewhere (equation 3): V0 0, V1 least, V3 most."""
+    condition = 0.0 if Stage.ENCODE in primary.stages else PAPER_WEIGHTS.condition_per_token
+    latents = 0.0 if Stage.DECODE in primary.stages else PAPER_WEIGHTS.latents_per_token
+    return (condition + latents) * tokens
