@@ -85,9 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.unseen is None:
             print_result(run, {**figures, "rows": summarize(asked, arguments.policies)})
         else:
-            tables = compare_unseen(asked, arguments.policies)
             if arguments.deviations:
-                tables = [make_deviations_table(asked), *tables]
+                tables = [make_deviations_table(asked)]
+            else:
+                tables = compare_unseen(asked, arguments.policies)
             print("\n".join(table.to_markdown() for table in tables))
             print_result(run, {**figures, "rows": [row for table in tables for row in table.to_records()]})
     except (TridentServeError, OSError) as error:
