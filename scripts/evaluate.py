@@ -81,11 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.unseen is None and not arguments.related:
             print_result(run, {**figures, "rows": summarize(asked, arguments.policies)})
         else:
-            tables = [make_related_table(asked)] if arguments.related else compare_unseen(asked, arguments.policies)
             if arguments.related:
+                tables = [make_related_table(asked)]
                 print(f"related systems: {write_related(arguments.out, tables[0])}")
-            if arguments.deviations:
-                tables = [make_deviations_table(asked), *tables]
+            elif arguments.deviations:
+                tables = [make_deviations_table(asked)]
+            else:
+                tables = compare_unseen(asked, arguments.policies)
             print("\n".join(table.to_markdown() for table in tables))
             print_result(run, {**figures, "rows": [row for table in tables for row in table.to_records()]})
     except (TridentServeError, OSError) as error:

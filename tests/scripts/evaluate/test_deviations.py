@@ -59,7 +59,8 @@ def test_the_command_runs_them_all(
     assert main(options) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["finished"] == len(DEVIATION_POLICIES) == 2 + 2 * len(NAMES)
-    assert last["rows"][0]["deviation"] == "all of them"
+    assert [row["deviation"] for row in last["rows"]] == ["all of them", *(f"`{name}`" for name in NAMES)]
+    assert {len(row) for row in last["rows"]} == {8}
 
 
 @pytest.mark.parametrize("options", [["--deviations"], ["--unseen", "2", "--seed", "7", "--cells", "2"]])
