@@ -55,8 +55,8 @@ class ReplanOptions:
     trigger_ratio: float = Field(
         default=1.5,
         ge=1,
-        description="Speed of the fastest stage over that of the slowest, each relative to its work and less what chance "
-        "explains, from which on a new placement is planned.",
+        description="Speed of the fastest stage over that of the slowest, each relative to its work and less what "
+        "chance explains, from which on a new placement is planned.",
     )
     check_interval_s: float = Field(default=1, ge=0, description="Time between two looks at the window, in seconds.")
     settle_s: float = Field(
@@ -192,8 +192,8 @@ class MonitoredReplanner:
             return self._decline(str(error))
         skew = compute_skew(now.values(), seen.window_s, _CAUTION)
         state = (
-            f"fastest over slowest stage {compute_skew(now.values()):.2f} ({skew:.2f} without chance), slowest has work "
-            f"for {_compute_pressure(now.values()):.2f} of its workers, seen for {seen.window_s:.0f} s"
+            f"fastest over slowest stage {compute_skew(now.values()):.2f} ({skew:.2f} without chance), slowest has "
+            f"work for {_compute_pressure(now.values()):.2f} of its workers, seen for {seen.window_s:.0f} s"
         )
         lack = _compute_lack(now, seen.window_s)
         if skew < self._options.trigger_ratio or lack == 0 or now_s < self._next_plan_s:

@@ -76,8 +76,8 @@ class Monitor:
         shortest_window_s: float = DEFAULT_SHORTEST_WINDOW_S,
         min_requests: int = DEFAULT_MIN_REQUESTS,
     ) -> None:
-        """`window_s`: the longest window per model, `default_window_s` for others. It is halved while its halves differ,
-        down to no less than `shortest_window_s`. Raises `ConfigError` for windows not above 0."""
+        """`window_s`: the longest window per model, `default_window_s` for others. The shortest is that halved, down to
+        no less than `shortest_window_s`. Raises `ConfigError` for windows not above 0."""
         self._window_s = dict(window_s or {})
         self._default_window_s = default_window_s
         self._shortest_window_s = shortest_window_s
@@ -181,8 +181,8 @@ class Monitor:
         return start, True
 
     def _measure_span_s(self, arrivals: SlotCounter[WorkKind], start_slot: int, now_s: float) -> float:
-        """The length of a window. What was before the first arrival was not seen, but a young service's window counts as
-        a quiet one."""
+        """The length of a window. What was before the first arrival was not seen, but a young service's window counts
+        as a quiet one."""
         since_s = now_s if self._since_s is None else self._since_s
         shortest_s = _SLOTS_IN_SHORTEST * arrivals.slot_s
         return max(now_s - max(start_slot * arrivals.slot_s, since_s), shortest_s)

@@ -28,7 +28,6 @@ from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
-
 # The placement at the start knows this much of a trace: no service knows what comes later.
 KNOWN_S = 60.0
 

@@ -1,8 +1,8 @@
-"""Shifts of the load: what a placement that follows gains over one that stays, and over every one that could have stayed.
+"""Shifts of the load: what a placement that follows gains over one that stays, and over those that could have stayed.
 
-A trace is two phases, each as busy as its mix says. The start knows the first minute. The fixed placements are those
-that the Orchestrator plans for the two phases in different proportions, as one who knows the whole trace could, and all
-stages on every worker.
+A trace is two phases of the same length, each as busy as its mix says. The start knows the first minute. The fixed
+placements are those that the Orchestrator plans for the two phases in different proportions, as one who knows the whole
+trace could, and all stages on every worker.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ from traces.workloads.arrivals import draw_arrival_times
 from traces.workloads.mixes import draw, load_figure, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import TimedRequest
-from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.stages import Stage
 
-PHASE_S = 300.0
 # The default's dispatcher with a placement that stays.
 _FIXED = "wo-switch"
 # Shares of the second phase in the mixes that the fixed placements are planned for.
@@ -70,7 +68,7 @@ class _Scene:
         arrivals = [*self.phases[0], *self.phases[1]]
         options = self.settings.make_options(policy)
         result = simulate(arrivals, SimulationSetup(self.workers, self.make_times, options, placement=placement))
-        row = make_row(result, 2 * PHASE_S, len(arrivals), 0.0)
+        row = make_row(result, self.settings.duration_s, len(arrivals), 0.0)
         placed = ", then ".join(f"{_describe(plan)} at {since_s:.0f} s" for since_s, plan in result.placements)
         return {name: row[name] for name in _FIGURES} | {"placements": placed}
 
@@ -83,20 +81,20 @@ def compare_shifts(models: Sequence[str], seeds: int, settings: Settings) -> Ite
             for seed in range(seeds):
                 for way, figures in _run_all(_make_scene(model, phases, seed, settings)):
                     runs.setdefault(way, []).append(figures)
-            yield _make_table(f"{model}, {settings.gpus} GPUs: {name}", runs)
+            yield _make_table(f"{model}, {settings.gpus} GPUs: {name}", runs, settings.duration_s / 2)
 
 
 def _make_scene(model: str, phases: tuple[_Phase, _Phase], seed: int, settings: Settings) -> _Scene:
     cluster = settings.read_cluster_spec()
     make_times = load_times(cluster, [settings.profiles])
-    times, drawn = make_times(), []
+    times, drawn, phase_s = make_times(), [], settings.duration_s / 2
     for number, phase in enumerate(phases):
         mix = load_mix(f"{model}-{phase.mix}")
         changed = mix.model_copy(update={"num_inference_steps": phase.steps or mix.num_inference_steps})
         rate_per_s = mix.rate_per_s * mix.load / load_figure(changed, times, settings.gpus)
-        arrival_times_s = draw_arrival_times("poisson", rate_per_s, PHASE_S, 2 * seed + number)
+        arrival_times_s = draw_arrival_times("poisson", rate_per_s, phase_s, 2 * seed + number)
         requests = [
-            replace(request, timestamp_s=request.timestamp_s + number * PHASE_S, request_id=f"{number}-{index}")
+            replace(request, timestamp_s=request.timestamp_s + number * phase_s, request_id=f"{number}-{index}")
             for index, request in enumerate(draw(changed, arrival_times_s, 2 * seed + number))
         ]
         drawn.append(set_deadlines(make_arrivals(requests, times.models), times))
@@ -120,33 +118,40 @@ def _list_fixed(scene: _Scene) -> Iterator[tuple[str, PlacementPlan]]:
     for share in _SWEEP:
         load = [
             replace(kind, weight=kind.weight * weight)
-            for phase, weight in zip(scene.phases, (1 - share, share), strict=True)
-            for kind in _list_from_its_start(phase)
+            # Both phases are as long, and `list_mix` counts from the start of the first.
+            for phase, weight in zip(scene.phases, (1 - share, 2 * share), strict=True)
+            for kind in list_mix(phase)
         ]
-        yield f"planned for {1 - share:.0%} first, {share:.0%} second", plan_placement(options, times, scene.workers, load)
+        yield (
+            f"planned for {1 - share:.0%} first, {share:.0%} second",
+            plan_placement(options, times, scene.workers, load),
+        )
     models = {spec.model for phase in scene.phases for _, spec in phase}
     everything = frozenset(Replica(model, stage) for model in models for stage in Stage)
     yield "all stages on every worker", PlacementPlan({worker.worker_id: everything for worker in scene.workers})
 
 
-def _list_from_its_start(phase: Sequence[TimedRequest]) -> list[LoadShare]:
-    """The mix of a phase, per second of it."""
-    start_s = phase[0][0] // PHASE_S * PHASE_S
-    return list_mix([(arrival_s - start_s, spec) for arrival_s, spec in phase])
-
-
-def _make_table(title: str, runs: dict[str, list[dict[str, Any]]]) -> Table:
+def _make_table(title: str, runs: dict[str, list[dict[str, Any]]], phase_s: float) -> Table:
     rows = []
     for way, figures in runs.items():
         on_time, mean_s, p95_s, switches, moved = (fmean(run[name] for run in figures) for name in _FIGURES)
         rows.append(
             (
-                *(way, f"{100 * on_time:.1f}", f"{mean_s:.1f}", f"{p95_s:.1f}", f"{switches:.1f}", f"{moved / 1e9:.0f}"),
+                *(
+                    way,
+                    f"{100 * on_time:.1f}",
+                    f"{mean_s:.1f}",
+                    f"{p95_s:.1f}",
+                    f"{switches:.1f}",
+                    f"{moved / 1e9:.0f}",
+                ),
                 figures[0]["placements"],
             )
         )
     header = ("served with", "on time %", "mean s", "P95 s", "switches", "moved GB", "placements (first seed)")
-    note = f"Means of {len(next(iter(runs.values())))} seeds; two phases of {PHASE_S:.0f} s. Latencies count all requests."
+    note = (
+        f"Means of {len(next(iter(runs.values())))} seeds; two phases of {phase_s:.0f} s. Latencies count all requests."
+    )
     return Table(title, header, tuple(rows), note)
 
 
