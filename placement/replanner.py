@@ -67,7 +67,7 @@ class ReplanOptions:
 
 
 # The standard errors by which measured work is taken to be less than it seems, where that speaks against a switch.
-_CAUTION = 1.0
+_CAUTION = 2.0
 # A plan that was declined is made again when the window has moved by this share of it.
 _RETRY_SHARE = 1 / 16
 
@@ -204,13 +204,14 @@ class MonitoredReplanner:
             then = compute_stage_speeds(plan, seen.load, costs)
         except ConfigError as error:
             return self._decline(f"{state}; no other plan: {error}")
-        # It may be expected to last as long again as it has been seen.
+        # The load may be expected to last as long again as it has been seen. A switch for chance alone is undone, so that
+        # the way back counts too.
         gain_s = (lack - _compute_lack(then, seen.window_s)) * seen.window_s
-        cost_s = self._sum_loading_gpu_seconds(plan, placement)
+        cost_s = self._sum_loading_gpu_seconds(plan, placement) + self._sum_loading_gpu_seconds(placement, plan)
         if gain_s <= cost_s:
-            return self._decline(f"{state}; another plan gains {gain_s:.0f} GPU-seconds and loads for {cost_s:.0f}")
+            return self._decline(f"{state}; another plan gains {gain_s:.0f} GPU-seconds, moving takes {cost_s:.0f}")
         self._next_plan_s = -math.inf
-        return self._accept(plan, f"{state}; this gains {gain_s:.0f} GPU-seconds and loads for {cost_s:.0f}")
+        return self._accept(plan, f"{state}; this gains {gain_s:.0f} GPU-seconds, moving takes {cost_s:.0f}")
 
     def _plan(self, seen: _Seen, workers: Sequence[WorkerSpec], placement: PlacementPlan) -> PlacementPlan:
         """The Orchestrator's plan, its parts given to the workers that have most of them already."""

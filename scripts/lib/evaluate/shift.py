@@ -42,7 +42,7 @@ _FIGURES = ("slo_attainment", "mean_all_s", "p95_all_s", "placement_switches", "
 
 
 @dataclass(frozen=True, slots=True)
-class _Phase:
+class _ShiftPhase:
     """A mix of the model (`light`), and the steps that its requests have in place of its own."""
 
     mix: str
@@ -50,14 +50,14 @@ class _Phase:
 
 
 SHIFTS = {
-    "light to heavy": (_Phase("light"), _Phase("heavy")),
-    "decode-heavy to diffuse-heavy": (_Phase("medium", 1), _Phase("medium", 20)),
-    "diffuse-heavy to decode-heavy": (_Phase("medium", 20), _Phase("medium", 1)),
+    "light to heavy": (_ShiftPhase("light"), _ShiftPhase("heavy")),
+    "decode-heavy to diffuse-heavy": (_ShiftPhase("medium", 1), _ShiftPhase("medium", 20)),
+    "diffuse-heavy to decode-heavy": (_ShiftPhase("medium", 20), _ShiftPhase("medium", 1)),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _ShiftScene:
     workers: Sequence[WorkerSpec]
     make_times: Callable[[], CostModel]
     phases: tuple[Sequence[TimedRequest], Sequence[TimedRequest]]
@@ -84,7 +84,7 @@ def compare_shifts(models: Sequence[str], seeds: int, settings: Settings) -> Ite
             yield _make_table(f"{model}, {settings.gpus} GPUs: {name}", runs, settings.duration_s / 2)
 
 
-def _make_scene(model: str, phases: tuple[_Phase, _Phase], seed: int, settings: Settings) -> _Scene:
+def _make_scene(model: str, phases: tuple[_ShiftPhase, _ShiftPhase], seed: int, settings: Settings) -> _ShiftScene:
     cluster = settings.read_cluster_spec()
     make_times = load_times(cluster, [settings.profiles])
     times, drawn, phase_s = make_times(), [], settings.duration_s / 2
@@ -98,10 +98,10 @@ def _make_scene(model: str, phases: tuple[_Phase, _Phase], seed: int, settings: 
             for index, request in enumerate(draw(changed, arrival_times_s, 2 * seed + number))
         ]
         drawn.append(set_deadlines(make_arrivals(requests, times.models), times))
-    return _Scene(cluster.list_workers(), make_times, (drawn[0], drawn[1]), settings)
+    return _ShiftScene(cluster.list_workers(), make_times, (drawn[0], drawn[1]), settings)
 
 
-def _run_all(scene: _Scene) -> Iterator[tuple[str, dict[str, Any]]]:
+def _run_all(scene: _ShiftScene) -> Iterator[tuple[str, dict[str, Any]]]:
     """All ways to serve a scene, each with its figures. Fixed placements that are alike are run once."""
     yield DEFAULT_POLICY, scene.run(DEFAULT_POLICY)
     yield _FIXED, scene.run(_FIXED)
@@ -113,7 +113,7 @@ def _run_all(scene: _Scene) -> Iterator[tuple[str, dict[str, Any]]]:
         yield way, ran[kinds]
 
 
-def _list_fixed(scene: _Scene) -> Iterator[tuple[str, PlacementPlan]]:
+def _list_fixed(scene: _ShiftScene) -> Iterator[tuple[str, PlacementPlan]]:
     options, times = make_cluster_options(scene.settings.read_cluster_spec(), _FIXED), scene.make_times()
     for share in _SWEEP:
         load = [
