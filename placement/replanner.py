@@ -204,8 +204,8 @@ class MonitoredReplanner:
             then = compute_stage_speeds(plan, seen.load, costs)
         except ConfigError as error:
             return self._decline(f"{state}; no other plan: {error}")
-        # The load may be expected to last as long again as it has been seen. A switch for chance alone is undone, so that
-        # the way back counts too.
+        # The load may be expected to last as long again as it has been seen. A switch for chance alone is undone, so
+        # that the way back counts too.
         gain_s = (lack - _compute_lack(then, seen.window_s)) * seen.window_s
         cost_s = self._sum_loading_gpu_seconds(plan, placement) + self._sum_loading_gpu_seconds(placement, plan)
         if gain_s <= cost_s:
