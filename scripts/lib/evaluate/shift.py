@@ -31,6 +31,7 @@ from traces.workloads.arrivals import draw_arrival_times
 from traces.workloads.mixes import draw, load_figure, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import TimedRequest
+from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.stages import Stage
 
@@ -93,6 +94,8 @@ def _make_scene(model: str, phases: tuple[_ShiftPhase, _ShiftPhase], seed: int, 
         changed = mix.model_copy(update={"num_inference_steps": phase.steps or mix.num_inference_steps})
         rate_per_s = mix.rate_per_s * mix.load / load_figure(changed, times, settings.gpus)
         arrival_times_s = draw_arrival_times("poisson", rate_per_s, phase_s, 2 * seed + number)
+        if not arrival_times_s:
+            raise ConfigError(f"no request of {mix.name} comes in {phase_s:g} s; raise --duration-s or --gpus")
         requests = [
             replace(request, timestamp_s=request.timestamp_s + number * phase_s, request_id=f"{number}-{index}")
             for index, request in enumerate(draw(changed, arrival_times_s, 2 * seed + number))

@@ -10,7 +10,7 @@ from lib.evaluate.shift import SHIFTS
 
 
 def test_each_shift_is_served_in_all_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--shift", "--quick", "--gpus", "16"]) == 0
+    assert main(["--shift", "--models", "flux.1-dev", "--gpus", "16", "--duration-s", "240"]) == 0
     printed = capsys.readouterr().out
     rows = json.loads(printed.splitlines()[-1])["rows"]
     assert {row["shift"] for row in rows} == {f"flux.1-dev, 16 GPUs: {name}" for name in SHIFTS}
@@ -18,6 +18,8 @@ def test_each_shift_is_served_in_all_ways(capsys: pytest.CaptureFixture[str]) ->
     assert served == [*served[:8]] * len(SHIFTS)
     assert served[:2] == ["default", "wo-switch"]
     assert served[-1] == "all stages on every worker"
+    assert main(["--shift", "--quick"]) == 2
+    assert "raise --duration-s or --gpus" in capsys.readouterr().err
     assert all(0 <= float(row["on time %"]) <= 100 for row in rows)
     for row in rows:
         if row["served with"] != "default":
