@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from placement.demands import ClusterCosts, compute_stage_speeds
+from placement.demands import ClusterCosts, MeasuredRates, compute_stage_speeds
 from placement.orchestrator import Orchestrator
 from placement.transition import align
 from profiler.monitor import (
-    DEFAULT_MIN_ARRIVALS,
     DEFAULT_MIN_REQUESTS,
+    DEFAULT_SHORTEST_WINDOW_S,
     DEFAULT_WINDOW_S,
     Monitor,
-    SkewTrigger,
     StageSpeed,
+    WorkKind,
     compute_skew,
 )
 from tridentserve.cluster import WorkerSpec
@@ -28,6 +28,7 @@ from tridentserve.options import options
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import StageReport, StageTimes
 from tridentserve.requests import RequestSpec, Shape
+from tridentserve.stages import Stage
 
 
 @options
@@ -37,64 +38,47 @@ class ReplanOptions:
     window_s: float = Field(
         default=DEFAULT_WINDOW_S,
         gt=0,
-        description="Length of the sliding window over which arrivals and finished stages are counted, in seconds (the "
-        "paper's T), for models without a `window_s` of their own.",
+        description="Longest time over which arrivals and finished stages are counted, in seconds (the paper's T), for "
+        "models without a `window_s` of their own. The load is measured over as much of it as has not changed.",
+    )
+    shortest_window_s: float = Field(
+        default=DEFAULT_SHORTEST_WINDOW_S,
+        gt=0,
+        description="The window is halved while its older half brought other work than its newer one, but not below "
+        "this many seconds.",
     )
     min_requests: int = Field(
         default=DEFAULT_MIN_REQUESTS,
         ge=1,
         description="Fewest finished requests in the window with which a measured rate counts.",
     )
-    min_arrivals: int = Field(
-        default=DEFAULT_MIN_ARRIVALS,
-        ge=0,
-        description="Number of arrivals in the window below which it reaches further back, up to five times as far.",
-    )
     trigger_ratio: float = Field(
         default=1.5,
         ge=1,
-        description="Speed of the fastest stage over that of the slowest, each relative to its work, from which on a "
-        "new placement is planned.",
-    )
-    release_ratio: float = Field(
-        default=1.2,
-        ge=1,
-        description="Ratio of these speeds below which the imbalance is over; it is not above `trigger_ratio`.",
-    )
-    hold_s: float = Field(default=5, ge=0, description="How long the imbalance must last, in seconds.")
-    min_interval_s: float = Field(
-        default=30,
-        ge=0,
-        description="Shortest time from any planning, also one that was declined, to the next one for the load, in "
-        "seconds. Placements for workers that are lost or come back do not wait for it.",
+        description="Speed of the fastest stage over that of the slowest, each relative to its work and less what "
+        "chance explains, from which on a new placement is planned.",
     )
     check_interval_s: float = Field(default=1, ge=0, description="Time between two looks at the window, in seconds.")
-    min_gain: float = Field(
-        default=0.15, ge=0, description="How much faster the slowest stage must get, as a share (0.15 is 15 %)."
-    )
-    noise_factor: float = Field(
-        default=2,
-        ge=0,
-        description="Number of standard errors of the window's load that the gain must exceed.",
-    )
-    min_pressure: float = Field(
-        default=0.3,
-        ge=0,
-        description="Work per worker of the slowest stage below which nothing is changed: an idle system has no bad "
-        "placement.",
-    )
     settle_s: float = Field(
         default=2,
         ge=0,
         description="How long workers must have stayed the same after one was lost or came back, in seconds.",
     )
 
-    @field_validator("release_ratio")
-    @classmethod
-    def _not_above_the_trigger(cls, release: float, info: ValidationInfo) -> float:
-        if release > (trigger := info.data.get("trigger_ratio", math.inf)):
-            raise ValueError(f"not above trigger_ratio ({trigger:g})")
-        return release
+
+# The standard errors by which measured work is taken to be less than it seems, where that speaks against a switch.
+_CAUTION = 2.0
+# A plan that was declined is made again when the window has moved by this share of it.
+_RETRY_SHARE = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The load as it will be when weights have been loaded, the time over which it was seen, and measured rates."""
+
+    load: Sequence[LoadShare] = ()
+    window_s: float = math.inf
+    rates: MeasuredRates = field(default_factory=dict)
 
 
 class MonitoredReplanner:
@@ -116,10 +100,9 @@ class MonitoredReplanner:
         self._expected = tuple(expected)
         self._options = options or ReplanOptions()
         o = self._options
-        self._monitor = Monitor(windows_s, o.window_s, o.min_requests, o.min_arrivals)
-        self._trigger = SkewTrigger(o.trigger_ratio, o.release_ratio, o.hold_s, o.min_interval_s)
+        self._monitor = Monitor(windows_s, o.window_s, o.shortest_window_s, o.min_requests)
         self._largest: dict[tuple[str, int], LoadShare] = {}
-        self._next_check_s = -math.inf
+        self._next_check_s = self._next_plan_s = -math.inf
         self._workers: Sequence[WorkerSpec] = ()
         self._placement: PlacementPlan | None = None
         self._costs: ClusterCosts | None = None
@@ -187,65 +170,80 @@ class MonitoredReplanner:
         if now_s - self._changed_s < self._options.settle_s:
             return self._decline("workers came or went a moment ago")
         self._tried = alive
-        load = self._measure_load(now_s) or list(self._expected)
         lost, new = len((placement.replicas.keys() & self._seen) - alive), len(alive - placement.replicas.keys())
         try:
-            plan = self._plan(load, workers, placement, now_s)
+            seen = self._measure(now_s)
+            plan = self._plan(seen if seen.load else _Seen(self._expected), workers, placement)
         except ConfigError as error:
             return self._decline(f"{lost} workers lost, {new} new; no plan for those that there are: {error}")
-        self._trigger.rest(now_s)
         return self._accept(plan, f"{lost} workers lost, {new} new")
 
     def _propose_for_load(
         self, workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float
     ) -> PlacementPlan | None:
-        """A plan for the load in the window, if stages are out of balance and it is worth its cost."""
-        o, costs = self._options, self._costs
-        load = self._measure_load(now_s)
-        if not load or costs is None:
-            return self._decline("nothing arrives")
+        """A plan for the load that is seen, if stages are out of balance and it is worth its cost."""
+        costs = self._costs
         try:
-            now = compute_stage_speeds(placement, load, costs)
+            seen = self._measure(now_s)
+            if not seen.load or costs is None:
+                return self._decline("nothing arrives")
+            now = compute_stage_speeds(placement, seen.load, costs)
         except ConfigError as error:
             return self._decline(str(error))
-        found, pressure = compute_skew(now.values()), _compute_pressure(now.values())
-        # An idle system is in balance: a skew does not begin before there is work, and ends with it.
-        due = self._trigger.update(found if pressure >= o.min_pressure else 1.0, now_s)
-        state = f"fastest over slowest stage {found:.2f}, slowest has work for {pressure:.2f} of its workers"
-        if not due:
+        skew = compute_skew(now.values(), seen.window_s, _CAUTION)
+        state = (
+            f"fastest over slowest stage {compute_skew(now.values()):.2f} ({skew:.2f} without chance), slowest has "
+            f"work for {_compute_pressure(now.values()):.2f} of its workers, seen for {seen.window_s:.0f} s"
+        )
+        lack = _compute_lack(now, seen.window_s)
+        if skew < self._options.trigger_ratio or lack == 0 or now_s < self._next_plan_s:
             return self._decline(state)
+        self._next_plan_s = now_s + _RETRY_SHARE * seen.window_s
         try:
-            plan = self._plan(load, workers, placement, now_s)
+            plan = self._plan(seen, workers, placement)
+            then = compute_stage_speeds(plan, seen.load, costs)
         except ConfigError as error:
             return self._decline(f"{state}; no other plan: {error}")
-        gain = pressure / _compute_pressure(compute_stage_speeds(plan, load, costs).values()) - 1
-        noise = self._estimate_noise(now, now_s)
-        if gain < max(o.min_gain, noise):
-            return self._decline(f"{state}; another plan gains {gain:.0%}, chance alone {noise:.0%}")
-        cost_s = self._sum_loading_gpu_seconds(plan, placement)
-        if cost_s >= o.min_interval_s * len(workers) * (1 - 1 / (1 + gain)):
-            return self._decline(f"{state}; another plan gains {gain:.0%} and takes {cost_s:.0f} GPU-seconds to load")
-        return self._accept(plan, f"{state}; this gains {gain:.0%}")
+        # The load may be expected to last as long again as it has been seen. A switch for chance alone is undone, so
+        # that the way back counts too.
+        gain_s = (lack - _compute_lack(then, seen.window_s)) * seen.window_s
+        cost_s = self._sum_loading_gpu_seconds(plan, placement) + self._sum_loading_gpu_seconds(placement, plan)
+        if gain_s <= cost_s:
+            return self._decline(f"{state}; another plan gains {gain_s:.0f} GPU-seconds, moving takes {cost_s:.0f}")
+        self._next_plan_s = -math.inf
+        return self._accept(plan, f"{state}; this gains {gain_s:.0f} GPU-seconds, moving takes {cost_s:.0f}")
 
-    def _plan(
-        self, load: Sequence[LoadShare], workers: Sequence[WorkerSpec], placement: PlacementPlan, now_s: float
-    ) -> PlacementPlan:
+    def _plan(self, seen: _Seen, workers: Sequence[WorkerSpec], placement: PlacementPlan) -> PlacementPlan:
         """The Orchestrator's plan, its parts given to the workers that have most of them already."""
         keep = [*self._expected, *self._largest.values()]
-        plan = self._orchestrator.plan(load, workers, placement.epoch + 1, keep, self._monitor.measure_rates(now_s))
+        plan = self._orchestrator.plan(seen.load, workers, placement.epoch + 1, keep, seen.rates)
         return align(plan, placement, workers, self._times)
 
-    def _measure_load(self, now_s: float) -> list[LoadShare]:
-        return [
+    def _measure(self, now_s: float) -> _Seen:
+        """The load of all models. Measured rates are of requests that have been served, so they hold for the load only
+        where that has not changed; else the profile's count, which follows the measured times too."""
+        measured = self._monitor.measure_load(now_s, self._weigh)
+        load = [
             LoadShare(kind.model, kind.shape, kind.num_inference_steps, per_s)
-            for kind, per_s in self._monitor.measure_load(now_s).items()
+            for model, of_model in measured.items()
+            for kind, per_s in of_model.expect(self._find_slowest_load_s(model)).items()
         ]
+        rates = {
+            kind: rate
+            for kind, rate in self._monitor.measure_rates(now_s).items()
+            if kind[0] in measured and measured[kind[0]].is_steady
+        }
+        return _Seen(load, min((of_model.window_s for of_model in measured.values()), default=math.inf), rates)
 
-    def _estimate_noise(self, speeds: Mapping[frozenset[Replica], StageSpeed], now_s: float) -> float:
-        """The error that the work of the slowest stage may have by chance, relative to it."""
-        replicas, slowest = min(speeds.items(), key=lambda item: (item[1].speed, sorted(item[0])))
-        window_s = min(self._monitor.choose_load_window_s(replica.model, now_s) for replica in replicas)
-        return self._options.noise_factor * slowest.compute_relative_error(window_s)
+    def _weigh(self, kind: WorkKind) -> Mapping[Stage, float]:
+        assert self._costs is not None  # there are workers
+        share = LoadShare(kind.model, kind.shape, kind.num_inference_steps)
+        fit = self._costs.fit(kind.model, self._costs.choose_first_replica(kind.model, kind.shape), kind.shape)
+        assert fit is not None  # it was chosen because it fits
+        return {stage: self._costs.compute_gpu_seconds(share, fit, (stage,)) for stage in Stage}
+
+    def _find_slowest_load_s(self, model: str) -> float:
+        return max(self._times.load_seconds(model, stage) for stage in Stage)
 
     def _sum_loading_gpu_seconds(self, plan: PlacementPlan, placement: PlacementPlan) -> float:
         return sum(
@@ -266,6 +264,20 @@ class MonitoredReplanner:
 def _compute_pressure(speeds: Iterable[StageSpeed]) -> float:
     """GPU-seconds per second and worker of the slowest stage: above 1, its queue grows."""
     return max(1 / stage.speed for stage in speeds)
+
+
+def _compute_lack(speeds: Mapping[frozenset[Replica], StageSpeed], window_s: float) -> float:
+    """GPU-seconds per second of the requests that arrive and are not served, at the cautious end of the work that was
+    seen for `window_s`: all stages of a model wait for its slowest one."""
+    cautious = {held: stage.shift(window_s, -_CAUTION) for held, stage in speeds.items()}
+    slowest: dict[str, float] = {}
+    for held, stage in cautious.items():
+        for model in {replica.model for replica in held}:
+            slowest[model] = min(slowest.get(model, 1.0), stage.speed)
+    return sum(
+        stage.work * (1 - min((slowest[replica.model] for replica in held), default=1.0))
+        for held, stage in cautious.items()
+    )
 
 
 def _find_octave(shape: Shape) -> int:

@@ -4,6 +4,7 @@
 A cell is a model, a workload, a policy, a seed and an SLO scale; all policies of a model, workload and seed serve the
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
 The report (report.html, figures/) is of all cells in DIR. The last line is one JSON object, of the cells asked for.
+With --shift, no grid: the load shifts, and the default is compared with placements that stay; nothing is kept in DIR.
 
 Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130 after Ctrl-C.
 """
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         settings.read_cluster_spec()
+        if arguments.shift:
+            return _compare_shifts(arguments, settings, command)
         store = Store(arguments.out, settings)
         if arguments.markdown is not None:
             arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
@@ -103,6 +106,18 @@ def _list_cells(arguments: argparse.Namespace, settings: Settings) -> Iterator[C
         indices = arguments.cells or range(arguments.unseen)
         return list_unseen_cells(arguments.seed, indices, arguments.policies, settings)
     return list_cells(arguments.models, arguments.workloads, arguments.policies, arguments.seeds, arguments.slo_scales)
+
+
+def _compare_shifts(arguments: argparse.Namespace, settings: Settings, command: str) -> int:
+    """Prints each table as soon as it is there. Returns the exit status."""
+    from lib.evaluate.shift import compare_shifts
+
+    run, rows = describe_run(command=command), []
+    for table in compare_shifts(arguments.models, arguments.seeds, settings):
+        print(table.to_markdown(), flush=True)
+        rows += [{"shift": table.title, **row} for row in table.to_records()]
+    print_result(run, {"rows": rows})
+    return 0
 
 
 def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, command: str) -> int:
@@ -177,6 +192,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="the settings of the papers of related systems, with models, workloads, policies, GPUs and deadlines of "
         "their own; --duration-s scales the length of all (1800: as in the papers)",
     )
+    add("--shift", action="store_true", help="the default against placements that stay, while the load shifts")
     add("--seed", type=int, help=f"of unseen cells; {FIRST_PUBLISHED_SEED} and above are not tuned on")
     add(
         "--cells",

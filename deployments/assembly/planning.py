@@ -34,12 +34,17 @@ class Planners:
 
 
 def assemble(
-    options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+    options: ServiceOptions,
+    times: StageTimes,
+    workers: Sequence[WorkerSpec],
+    load: Sequence[LoadShare],
+    placement: PlacementPlan | None = None,
 ) -> Planners:
-    """The planners for workers whose placement is planned for `load`. Raises `ConfigError` for an unknown policy,
-    `PlacementError` when the workers cannot hold the models, `ProfileError` for what was not profiled."""
+    """The planners for workers whose placement is planned for `load`, where no other one is given. Raises `ConfigError`
+    for an unknown policy, `PlacementError` when the workers cannot hold the models, `ProfileError` for what was not
+    profiled."""
     policy = _make_policy(options, times, workers, load)
-    placement = _plan_start(options, times, workers, load, policy)
+    placement = placement or _plan_start(options, times, workers, load, policy)
     follows = _follows_load(options, policy, is_planned=True)
     replanner = _make_replanner(options, times, workers, load, policy) if follows else None
     return Planners(policy, placement, _make_scheduler(options, times, workers, policy, placement, replanner))

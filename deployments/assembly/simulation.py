@@ -21,11 +21,15 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult, TimedRequest
 from tridentserve.errors import ConfigError
+from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
+
+# The placement at the start knows this much of a trace: no service knows what comes later.
+KNOWN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class SimulationSetup:
     options: ServiceOptions = field(default_factory=ServiceOptions)
     """Options of the simulated service; its tick, handoff buffers and process groups hold for the engine too."""
     load: Sequence[LoadShare] | None = None
-    """Load that the placement at the start is made for; None: the mix of the whole trace."""
+    """Load that the service is told of; None: what `list_first_mix` knows of the trace."""
+    placement: PlacementPlan | None = None
+    """The placement at the start; None: planned for the load."""
     engine: SimulationOptions = field(default_factory=SimulationOptions)
     """Costs of serving in the simulation."""
 
@@ -83,10 +89,10 @@ def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup
     if not arrivals:
         raise ConfigError("the trace holds no requests: there is nothing to simulate")
     times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
-    load = list(setup.load) if setup.load is not None else list_mix(arrivals)
+    load = list(setup.load) if setup.load is not None else list_first_mix(arrivals)
     if units := divide_stages(options, times, workers, load):
         times, truth = times.divide(units), truth.divide(units)
-    planners = assemble(options, times, workers, load)
+    planners = assemble(options, times, workers, load, setup.placement)
     engine = _make_engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
     scheduler = replace(options.scheduler, decode_order=planners.policy.decode_order)
     return AssembledSimulation(
@@ -124,9 +130,9 @@ def list_mix(arrivals: Sequence[TimedRequest]) -> list[LoadShare]:
     return [LoadShare(*kind, weight=count / duration_s) for kind, count in sorted(kinds.items())]
 
 
-def list_first_mix(arrivals: Sequence[TimedRequest], known_s: float = 60.0) -> list[LoadShare]:
-    """What is known of a trace when its service starts: the mix of the first seconds, and the other kinds with weight
-    0, as a service is told the sizes that it must be able to serve."""
+def list_first_mix(arrivals: Sequence[TimedRequest], known_s: float = KNOWN_S) -> list[LoadShare]:
+    """What is known of a trace when its service starts, whatever its policy: the mix of the first seconds, and the
+    other kinds with weight 0, as a service is told the sizes that it must be able to serve."""
     start_s = min(arrival_s for arrival_s, _ in arrivals)
     first = list_mix([(arrival_s, spec) for arrival_s, spec in arrivals if arrival_s <= start_s + known_s])
     seen = {replace(share, weight=0.0) for share in first}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from deployments.config.base import MILLISECONDS, Args, Name, collect_values, make_config_error, make_option
 from dispatch import DispatchOptions
@@ -80,26 +80,11 @@ class ReplanArgs(Args):
         "`segments`).",
     )
     window_s: float = make_option(ReplanOptions, "window_s")
+    shortest_window_s: float = make_option(ReplanOptions, "shortest_window_s")
     min_requests: int = make_option(ReplanOptions, "min_requests")
-    min_arrivals: int = make_option(ReplanOptions, "min_arrivals")
     trigger_ratio: float = make_option(ReplanOptions, "trigger_ratio")
-    release_ratio: float = make_option(ReplanOptions, "release_ratio")
-    hold_s: float = make_option(ReplanOptions, "hold_s")
-    min_interval_s: float = make_option(ReplanOptions, "min_interval_s")
     check_interval_s: float = make_option(ReplanOptions, "check_interval_s")
-    min_gain: float = make_option(ReplanOptions, "min_gain")
-    noise_factor: float = make_option(ReplanOptions, "noise_factor")
-    min_pressure: float = make_option(ReplanOptions, "min_pressure")
     settle_s: float = make_option(ReplanOptions, "settle_s")
-
-    @model_validator(mode="after")
-    def _check_thresholds(self) -> ReplanArgs:
-        """Check that the thresholds agree, which no field alone can show."""
-        try:
-            self.make_options()
-        except ConfigError as error:
-            raise make_config_error("release_ratio", str(error).partition("; ")[2]) from None
-        return self
 
     def make_options(self) -> ReplanOptions:
         return ReplanOptions(**collect_values(ReplanOptions, self))

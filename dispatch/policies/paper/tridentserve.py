@@ -14,7 +14,7 @@
 It is the default's dispatcher, with each of `Deviations` switched off. Not switched, as the paper says nothing else:
 how blocks of idle workers are chosen within the nodes; that requests with the same work share a variable; that the
 earliest deadline goes first among equals. The trigger of a new placement is the default's too (`placement.replanner`):
-it compares the speeds of the stages as the paper does, and asks for more before it acts.
+it compares the speeds of the stages as the paper does, discounts chance, and asks what a switch costs and gains.
 """
 
 from __future__ import annotations

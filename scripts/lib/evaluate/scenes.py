@@ -13,7 +13,6 @@ from typing import Any
 from deployments.assembly.simulation import (
     SimulationSetup,
     assemble_simulation,
-    list_first_mix,
     load_times,
     set_deadlines,
 )
@@ -30,7 +29,6 @@ from traces.workloads.arrivals import Arrival
 from traces.workloads.named import DURATION_S, WORKLOADS, make_workload
 from traces.workloads.unseen import make_unseen_trace
 from tridentserve.engine.simulated import SimulationOptions, TimedRequest
-from tridentserve.load import LoadShare
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 # A shortened setting of a paper has about so many requests, and at no seed none.
@@ -48,8 +46,6 @@ class Scene:
     cluster: ClusterSpec
     make_times: Callable[[], CostModel]
     engine: SimulationOptions
-    load: Sequence[LoadShare] | None
-    """The load that the placement at the start is made for; None: the mix of the whole trace."""
     duration_s: float
     """For how long requests arrive."""
     parameters: str
@@ -67,7 +63,6 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
             scene.cluster.list_workers(),
             scene.make_times,
             options,
-            load=scene.load,
             engine=scene.engine,
         ),
     )
@@ -101,7 +96,7 @@ def _make_named_scene(cell: Cell, settings: Settings) -> Scene:
     arrivals = tuple(set_deadlines(make_arrivals(requests, times.models), times, scale))
     bound = bound_on_time(arrivals, times, settings.gpus)
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
-    return Scene(arrivals, bound, cluster, make_times, engine, None, settings.duration_s, "")
+    return Scene(arrivals, bound, cluster, make_times, engine, settings.duration_s, "")
 
 
 def _make_related_scene(cell: Cell, settings: Settings) -> Scene:
@@ -147,8 +142,7 @@ def _make_unseen_scene(cell: Cell, settings: Settings) -> Scene:
         report_overhead_s=drawn.overhead_s,
     )
     bound = bound_on_time(arrivals, times, drawn.gpus)
-    load = list_first_mix(arrivals)
-    return Scene(arrivals, bound, cluster, make_times, engine, load, arrivals[-1][0], json.dumps(asdict(drawn)))
+    return Scene(arrivals, bound, cluster, make_times, engine, arrivals[-1][0], json.dumps(asdict(drawn)))
 
 
 @lru_cache(maxsize=1)

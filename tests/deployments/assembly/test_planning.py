@@ -110,7 +110,7 @@ SKEWED = {"placement": ["D", "E", "C", "C"]}
     [
         (SKEWED, False),
         ({**SKEWED, "replan": {"enabled": True}}, True),
-        ({**SKEWED, "replan": {"enabled": True, "hold_s": 1000}}, False),
+        ({**SKEWED, "replan": {"enabled": True, "check_interval_s": 1000}}, False),
         ({**SKEWED, "replan": {"enabled": True}, "dispatch": {"policy": "edf"}}, True),
         ({**SKEWED, "replan": {"enabled": False}}, False),
     ],
