@@ -24,7 +24,7 @@ from pathlib import Path
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells, list_unseen_cells
-from lib.evaluate.related_settings import list_related_cells
+from lib.evaluate.related_systems.settings import list_related_cells
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from tqdm import tqdm
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse_arguments(argv)
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
     from lib.evaluate.deviations import DEVIATION_POLICIES, make_deviations_table
-    from lib.evaluate.related import make_related_table, write_related
+    from lib.evaluate.related_systems.comparison import make_related_table, write_related
     from lib.evaluate.report import write_csv, write_markdown, write_report
     from lib.evaluate.tables import summarize
     from lib.evaluate.unseen import compare_unseen

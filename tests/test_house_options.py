@@ -34,6 +34,10 @@ _HOMONYMS = {
         {"tridentserve/testing/fixed_times.py", "dispatch/policies/step_level/dispatcher.py"},
         "what a stage's times say is worth it, and the number that three policies register as theirs",
     ),
+    "slo_scale": (
+        {"scripts/compare_policies.py"},
+        "deadlines over times on one live worker, not over the optimal ones",
+    ),
     "num_cpus": ({"scripts/lib/local_service.py"}, "CPUs of a whole Ray, not of a worker"),
     "seed": (
         {

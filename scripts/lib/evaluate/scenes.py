@@ -17,7 +17,7 @@ from deployments.assembly.simulation import (
     set_deadlines,
 )
 from lib.evaluate.cells import MIXED, Cell, Settings
-from lib.evaluate.related_settings import RELATED
+from lib.evaluate.related_systems.settings import RELATED
 from lib.evaluate.rows import CellResult, make_details, make_row
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel, keep_diffuse_only, load_tables
@@ -121,7 +121,7 @@ def _make_related_scene(cell: Cell, settings: Settings) -> Scene:
     bound = bound_on_time(arrivals, times, len(cluster.list_workers()))
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
     parameters = json.dumps({"gpu": asdict(setting.gpu), "rate_scale": rate_scale})
-    return Scene(arrivals, bound, cluster, make_times, engine, None, duration_s, parameters)
+    return Scene(arrivals, bound, cluster, make_times, engine, duration_s, parameters)
 
 
 def _make_unseen_scene(cell: Cell, settings: Settings) -> Scene:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from lib.evaluate.cells import Cell
-from lib.evaluate.related import FIGURES, find_good_rate, make_related_table, write_related
-from lib.evaluate.related_settings import RELATED, ModelledGpu, list_related_cells
+from lib.evaluate.related_systems.comparison import FIGURES, find_good_rate, make_related_table, write_related
+from lib.evaluate.related_systems.settings import RELATED, ModelledGpu, list_related_cells
 from lib.evaluate.rows import CellResult
 from lib.evaluate.scenes import run_cell
 

@@ -11,7 +11,7 @@ from dispatch.policies.greedy.pipeline_level import PipelineLevel
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.policy import Policy, PolicyContext
 
-FIXED_DEGREES = tuple(f"lib.evaluate.fixed_degrees:make_sp{degree}" for degree in (1, 2, 4, 8))
+FIXED_DEGREES = tuple(f"lib.evaluate.related_systems.fixed_degrees:make_sp{degree}" for degree in (1, 2, 4, 8))
 
 
 def make_sp1(context: PolicyContext) -> Policy:

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lib.evaluate.fixed_degrees import FIXED_DEGREES
-from lib.evaluate.related_settings import RELATED, RelatedSetting
+from lib.evaluate.related_systems.fixed_degrees import FIXED_DEGREES
+from lib.evaluate.related_systems.settings import RELATED, RelatedSetting
 from lib.evaluate.rows import CellResult
 from lib.evaluate.tables import Results, Table
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lib.evaluate.cells import PAPER_NODE, Cell, find_own_model
-from lib.evaluate.fixed_degrees import FIXED_DEGREES
+from lib.evaluate.related_systems.fixed_degrees import FIXED_DEGREES
 from placement.cluster_file import ClusterSpec
 from profiler import ProfileRow, ProfileTable
 from tridentserve.stages import Stage
