@@ -58,7 +58,7 @@ class IlpDispatcher:
         self._options = options or DispatchOptions()
         self._memory = MemoryCheck(times, self._options)
         self._snapshot: WorkerSnapshot | None = None
-        self._reserver = Reserver()
+        self._reserver = Reserver(self._options.segment_s)
         self._weights = ModelWeights(self._options)
 
     def decide(self, view: ClusterView) -> Decisions:
@@ -73,8 +73,8 @@ class IlpDispatcher:
             return _NOTHING_TO_DECIDE
         known, workers = self._snapshot, view.workers
         self._snapshot = known.update(workers) if known is not None else take_snapshot(workers, self._memory.find_unit)
-        self._reserver.note(view.pending)
         tick = self._build_tick(self._snapshot, view.now_s)
+        self._reserver.note(view.pending)
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
         reserved = None
@@ -111,8 +111,7 @@ class IlpDispatcher:
 
     def _build_tick(self, snapshot: WorkerSnapshot, now_s: float, reserved: ReservedTick | None = None) -> TickView:
         kept, rules = (reserved.kept, reserved.rules) if reserved is not None else ((), {})
-        brief_s = self._reserver.find_short_patience_s()
-        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules, self._program, brief_s)
+        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules, self._program)
 
     def _batch_first(self, waiting: Waiting, tick: TickView) -> tuple[Waiting, Batches]:
         """Batches of as many requests as are optimal for D at its optimal degree, and fit the memory."""

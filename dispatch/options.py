@@ -39,7 +39,7 @@ class ValueOptions:
         "mean time from arrival to deadline of what waits.",
     )
     safety: float = Field(
-        default=0.25,
+        default=0.5,
         ge=0,
         description="Power of the share of the time to the deadline that a group leaves to spare; 0: a group that only "
         "just meets the deadline is worth as much as one that has time to spare.",

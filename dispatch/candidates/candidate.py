@@ -50,10 +50,6 @@ class Candidate:
     """Number of workers that run C."""
     in_tiles: bool = False
     """True where the primary has the memory for C in tiles only."""
-    held_s: float = 0.0
-    """Seconds for which nothing can stop the group's workers: a segment of D, or C there where that takes longer."""
-    brief: bool = False
-    """True where they are held for no longer than the shortest requests can wait (`dispatch.candidates.reserve`)."""
     apart: frozenset[Stage] = frozenset()
     """E and C that are plans of their own on the primary (`Assignment.apart`)."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from dispatch.candidates.survey import TickView
-from dispatch.candidates.values import HOPELESS, OVERDUE, UNRIVALLED
+from dispatch.candidates.values import OVERDUE
 from dispatch.candidates.work import Waiting, Work
 from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.plans import WorkerId
@@ -52,30 +52,17 @@ def build_problem(
     values are multiplied by."""
     first = {request.spec.request_id for request in required}
     found: list[tuple[Members, Mapping[GroupKind, float], bool]] = []
-    late: list[Members] = []
-    lacking: set[int] = set()
     for work, requests in waiting.items():
         appraisal = tick.appraise(work)
         if not appraisal.can_run_now:
-            if appraisal.find_standing(requests[-1].deadline_s) != HOPELESS:
-                lacking |= _list_pools(work, tick)
             continue
         is_required = requests[0].spec.request_id in first
         if is_required and (values := appraisal.compute_values_at(OVERDUE)):
             found.append((Members(work, requests[:1]), values, True))
         rest = requests[1:] if is_required else requests
         for standing, alike in groupby(rest, key=lambda request: appraisal.find_standing(request.deadline_s)):
-            members = Members(work, list(alike))
-            if standing == HOPELESS:
-                late.append(members)
-            elif values := appraisal.compute_values_at(standing):
-                found.append((members, values, False))
-            else:
-                lacking |= _list_pools(work, tick)
-    for members in late:
-        standing = UNRIVALLED if lacking.isdisjoint(_list_pools(members.work, tick)) else HOPELESS
-        if values := tick.appraise(members.work).compute_values_at(standing):
-            found.append((members, values, False))
+            if values := appraisal.compute_values_at(standing):
+                found.append((Members(work, list(alike)), values, False))
     found.sort(key=lambda item: by_deadline(item[0].requests[0]))
     share = tick.program.order_share
     classes = [
@@ -92,11 +79,6 @@ def build_problem(
     return [members for members, _, _ in found], Problem(tuple(classes), tick.idle)
 
 
-def _list_pools(work: Work, tick: TickView) -> set[int]:
-    """The pools that could run some work, now or later."""
-    return {candidate.group.pool for candidate in tick.survey(work).candidates}
-
-
 def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) -> list[PendingRequest]:
     """Find each pool's request with the earliest deadline among those that are long overdue.
 
@@ -109,7 +91,7 @@ def find_longest_overdue(by_deadline: Sequence[PendingRequest], tick: TickView) 
     for request in by_deadline:
         work = Work.from_pending(request)
         if tick.appraise(work).is_long_overdue(request.deadline_s):
-            pools = _list_pools(work, tick)
+            pools = {candidate.group.pool for candidate in tick.survey(work).candidates}
             if not pools & claimed:
                 chosen.append(request)
             claimed |= pools

@@ -53,13 +53,14 @@ class Reserve:
         """A worker that is free within this time is as good as free."""
         return self.slacks_s[len(self.slacks_s) // 2]
 
-    def admits(self, work: Work, candidate: Candidate, is_resident: bool) -> bool:
+    def admits(self, work: Work, candidate: Candidate, segment_s: float, is_resident: bool) -> bool:
         """True where a group finishes more requests, or parts of one, than it makes late. `is_resident`: the weights of
         all models are in memory at once."""
         if work.model != self.model and not is_resident:
             return False
-        late = sum(max(0.0, candidate.held_s - slack_s) for slack_s in self.slacks_s) / self.span_s
-        return late * candidate.run_s <= candidate.held_s
+        held_s = compute_held_seconds(work, candidate, segment_s)
+        late = sum(max(0.0, held_s - slack_s) for slack_s in self.slacks_s) / self.span_s
+        return late * candidate.run_s <= held_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,11 @@ class _KeptWorkers:
     """The rule of a pool that kept workers are in."""
 
     reserve: Reserve
+    segment_s: float
     is_resident: bool
 
     def admits(self, work: Work, candidate: Candidate) -> bool:
-        return self.reserve.admits(work, candidate, self.is_resident)
+        return self.reserve.admits(work, candidate, self.segment_s, self.is_resident)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,18 @@ class ReservedTick(NamedTuple):
     """The rules of some pools, by number: those of the snapshot first, then the kept ones."""
 
 
+def compute_held_seconds(work: Work, candidate: Candidate, segment_s: float) -> float:
+    """Seconds for which a group's workers cannot be had once it runs: a segment, or C where that is longer."""
+    step_s = candidate.diffuse_s / max(1, work.num_steps)
+    segment_s = max(step_s, min(segment_s, candidate.diffuse_s))
+    return max(segment_s, candidate.decode_s) if candidate.decodes_there else segment_s
+
+
 class Reserver:
     """Remembers the latest arrivals, and says how many workers of each pool to keep for requests like them."""
 
-    def __init__(self) -> None:
+    def __init__(self, segment_s: float) -> None:
+        self._segment_s = segment_s
         self._arrivals: deque[RecentArrival] = deque(maxlen=_MOST_KNOWN)
         self._latest_s = -math.inf
         self._found: Mapping[int, Reserve] = {}
@@ -115,14 +125,6 @@ class Reserver:
             self._arrivals.append(RecentArrival(request.arrival_s, Work.from_spec(request.spec), patience_s))
             self._latest_s = request.arrival_s
 
-    def find_short_patience_s(self) -> float:
-        """The time from arrival to deadline that a tenth of the latest requests do not exceed; 0 where too few are
-        known."""
-        if len(self._arrivals) < _FEWEST_KNOWN:
-            return 0.0
-        patience_s = sorted(arrival.patience_s for arrival in self._arrivals)
-        return patience_s[len(patience_s) // 10]
-
     def keep(self, snapshot: WorkerSnapshot, tick: TickView) -> ReservedTick | None:
         """Split what should be kept from `snapshot`, of which `tick` is the view. None where nothing is to be kept."""
         held: dict[WorkerId, WorkerView] = {}
@@ -134,7 +136,7 @@ class Reserver:
             widest = max(len(node) for node in pool.nodes)
             rules[index] = _OtherWorkers(widest if len(pool.nodes) > 1 else widest - reserve.count)
             if nodes:
-                rules[len(tick.pools) + len(kept)] = _KeptWorkers(reserve, pool.is_resident)
+                rules[len(tick.pools) + len(kept)] = _KeptWorkers(reserve, self._segment_s, pool.is_resident)
                 kept.append(replace(pool, nodes=nodes))
                 held |= {
                     worker.worker_id: replace(worker, idle=False, free_at_s=tick.now_s)
@@ -170,7 +172,7 @@ class Reserver:
             cheapest = min(candidates, key=lambda c: c.group.degree * c.run_s)
             work_s = cheapest.group.degree * cheapest.run_s
             gpu_seconds += work_s
-            blocked += work_s * cheapest.group.degree * cheapest.held_s
+            blocked += work_s * cheapest.group.degree * compute_held_seconds(arrival.work, cheapest, self._segment_s)
             in_time = [c for c in candidates if c.run_s <= arrival.patience_s]
             if in_time:
                 first = min(in_time, key=lambda c: c.group.degree)

@@ -78,11 +78,9 @@ class Surveyor:
         memory: MemoryCheck,
         now_s: float,
         rules: Mapping[int, PoolRule],
-        brief_s: float,
     ) -> None:
-        """`rules`: those of some pools, by number. `brief_s`: see `TickView`."""
+        """`rules`: those of some pools, by number."""
         self._rules = rules
-        self._brief_s = brief_s
         self._times = times
         self._options = options
         self._pools = pools
@@ -155,8 +153,6 @@ class Surveyor:
                 encode_degree=encode_degree,
                 decode_degree=decode_degree,
                 in_tiles=route.fitting.in_tiles,
-                held_s=held_s,
-                brief=held_s <= self._brief_s,
                 apart=route.fitting.apart.get(degree, frozenset()),
             )
             for degree in route.fitting.degrees
@@ -164,7 +160,6 @@ class Surveyor:
             for decode_degree in (
                 most if to_decode else stage_degree(self._times, work.model, Stage.DECODE, min(most, degree)),
             )
-            for held_s in (costs.held_s(degree, None if to_decode else decode_degree, self._options.segment_s),)
         ]
 
     def _earliest_start_s(self, group: GroupKind) -> float:
@@ -193,10 +188,8 @@ class TickView:
         kept: Sequence[Pool] = (),
         rules: Mapping[int, PoolRule] | None = None,
         program: Program = DEFAULT_PROGRAM,
-        brief_s: float = 0.0,
     ) -> None:
-        """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing.
-        `brief_s`: what holds workers for so long is brief (`Candidate.brief`)."""
+        """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing."""
         self.program = program
         self.now_s = now_s
         memory = memory or MemoryCheck(times, options)
@@ -207,7 +200,7 @@ class TickView:
         if not program.per_node:
             self.idle = tuple((sum(nodes),) for nodes in self.idle)
         self._widest = [max(nodes) for nodes in self.idle]
-        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s, rules or {}, brief_s)
+        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s, rules or {})
         self._values = options.objective
         self._appraisals: dict[Work, Appraisal] = {}
         self._horizon_s = 1.0  # the dispatcher sets another, by what waits
@@ -265,11 +258,6 @@ class _WorkCosts:
             outputs = work.count_outputs_at_once(Stage.DIFFUSE)
             self._steps_s[degree] = self._times.seconds(work.model, Stage.DIFFUSE, work.shape, degree, outputs)
         return self._steps_s[degree]
-
-    def held_s(self, degree: int, decode_degree: int | None, segment_s: float) -> float:
-        """Seconds for which nothing stops D's workers: a segment of D, or C on so many of them if that takes longer."""
-        segment_s = max(self.step_s(degree), min(segment_s, self._work.num_steps * self.step_s(degree)))
-        return segment_s if decode_degree is None else max(segment_s, self.stage_s(Stage.DECODE, decode_degree))
 
     def transfer_s(self, stage: Stage) -> TransferSeconds:
         """Seconds to move what a stage hands on, within a node and between nodes."""

@@ -34,8 +34,6 @@ class Standing(NamedTuple):
 
 HOPELESS = Standing(0, -1)
 """No candidate makes the deadline any more, now or later."""
-UNRIVALLED = Standing(0, -3)
-"""As hopeless, and no request that can be in time lacks workers."""
 OVERDUE = Standing(0, -2)
 """So long past the deadline that the request goes before all others, where its turn has come
 (`dispatch.candidates.classes`)."""
@@ -47,7 +45,6 @@ class _PossibleGroup(NamedTuple):
     finish_s: float
     group: GroupKind
     efficient: bool
-    brief: bool
     per_s: float
     """The share of all that is left of the request that the group does per second."""
 
@@ -74,7 +71,7 @@ class Appraisal:
         self._optimal = max((c.group.degree for c in candidates if c.efficient), default=1)
         self._possible = sorted(
             _PossibleGroup(
-                c.finish_s(now_s), c.group, c.efficient, c.brief, c.group.degree / max(_LEAST_S, c.gpu_seconds(now_s))
+                c.finish_s(now_s), c.group, c.efficient, c.group.degree / max(_LEAST_S, c.gpu_seconds(now_s))
             )
             for c in candidates
             if c.group.degree <= idle[c.group.pool]
@@ -105,23 +102,21 @@ class Appraisal:
 
         While some candidate can still make the deadline, now or once busy workers are expected to be free, only groups
         that make it count, of any degree: to start late what can be had in time is never better than to wait for it.
-        Hopeless requests run at their optimal degree alone, where a step, which nothing can stop, is over soon; at
-        narrower ones only for as briefly as any request can wait, and while none that can be in time lacks workers.
-        Groups that are worth no more than a narrower one of their pool are left out.
+        Hopeless requests run at their optimal degree alone, where a step, which nothing can stop, is over soon. Groups
+        that are worth no more than a narrower one of their pool are left out.
         """
         return self.compute_values_at(self.find_standing(deadline_s)) if self._possible else {}
 
     def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
         """`compute_values` of all deadlines that stand there; made once. `OVERDUE`: each efficient degree."""
         if standing not in self._values:
-            if standing in (HOPELESS, UNRIVALLED, OVERDUE):
+            if standing in (HOPELESS, OVERDUE):
                 urgency = self._options.hopeless / (1 + math.log1p(self._least_gpu_seconds))
-                any_width = standing == OVERDUE or not self._options.hopeless_at_optimal
+                narrowest = self._optimal if standing == HOPELESS and self._options.hopeless_at_optimal else 1
                 values = {
                     each.group: urgency * each.per_s
                     for each in self._possible
-                    if each.efficient
-                    and (any_width or each.group.degree >= self._optimal or (standing == UNRIVALLED and each.brief))
+                    if each.efficient and each.group.degree >= narrowest
                 }
             else:
                 left_s = (standing.level + 0.5) / _LEVELS_PER_HORIZON * self._horizon_s

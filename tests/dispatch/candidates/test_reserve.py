@@ -64,7 +64,7 @@ def reserve(
     reserver: Reserver | None = None,
     options: DispatchOptions = OPTIONS,
 ) -> ReservedTick | None:
-    reserver = reserver or Reserver()
+    reserver = reserver or Reserver(OPTIONS.segment_s)
     reserver.note(arrivals)
     tick = TickView(times or Times(), options, views, now_s)
     return reserver.keep(tick.snapshot, tick)
@@ -94,7 +94,7 @@ def test_nothing_is_kept_with_few_arrivals() -> None:
 
 
 def test_requests_that_wait_for_many_ticks_have_arrived_once() -> None:
-    reserver, arrivals = Reserver(), [short("s", 1.0), *huge(8)]
+    reserver, arrivals = Reserver(OPTIONS.segment_s), [short("s", 1.0), *huge(8)]
     for _ in range(5):
         reserver.note(arrivals)
     assert reserve([], workers(8, "EDC"), reserver=reserver) is None
@@ -142,7 +142,7 @@ def test_the_workers_that_have_the_weights_are_kept_first() -> None:
 
 
 def test_what_is_expected_is_found_anew_every_few_seconds() -> None:
-    reserver = Reserver()
+    reserver = Reserver(OPTIONS.segment_s)
     assert len(kept(reserve(past(), workers(8, "EDC"), reserver=reserver))) == 2
     more = [short(f"more {i}", NOW_S + i / 100) for i in range(100)]
     assert len(kept(reserve(more, workers(8, "EDC"), now_s=NOW_S + 2, reserver=reserver))) == 2
@@ -151,7 +151,7 @@ def test_what_is_expected_is_found_anew_every_few_seconds() -> None:
 
 def test_other_pools_are_looked_at_at_once() -> None:
     """After a new placement, or where workers are lost."""
-    reserver = Reserver()
+    reserver = Reserver(OPTIONS.segment_s)
     assert len(kept(reserve(past(), workers(8, "EDC"), reserver=reserver))) == 2
     assert len(kept(reserve([], workers(2, "EDC"), reserver=reserver))) == 1
 
