@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse_arguments(argv)
     try:
         args = read_args(options.config)
+        if options.workers is not None:
+            cluster = args.cluster.model_copy(update={"workers_per_node": options.workers})
+            args = args.model_copy(update={"cluster": cluster})
         run = describe_run(libraries=("ray", "torch"))
         contest = Contest(
             args,
@@ -95,8 +98,11 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=parse_whole_number, default=3, help="warm-up requests of each size (default 3)"
     )
+    parser.add_argument("--workers", type=parse_whole_number, help="workers of a node, instead of the configuration's")
     parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default 0)")
-    parser.add_quick(policies=["default", "b6"], repetitions=1, sides=[64, 128, 256], steps=2, requests=3, rounds=1)
+    parser.add_quick(
+        policies=["default"], repetitions=1, sides=[64, 128, 256], steps=2, requests=3, rounds=1, workers=2
+    )
     return parser.parse_args(argv)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -45,10 +44,10 @@ def test_requests_are_preempted_on_a_service_of_its_own(tmp_path: Path) -> None:
     assert run_quick("demo_preemption", tmp_path)["max_difference"] <= 1
 
 
-def test_policies_are_compared_on_services_of_their_own(tmp_path: Path) -> None:
+def test_a_policy_is_judged_on_services_of_its_own(tmp_path: Path) -> None:
     result = run_quick("compare_policies", tmp_path, "--config", str(ROOT / "deployments" / "quickstart.yaml"))
     found = [(row["trace"], row["policy"]) for row in result["rows"]]
-    assert found == list(product(("poisson", "bursty"), ("default", "b6")))
+    assert found == [("poisson", "default"), ("bursty", "default")]
     assert result["requests"] == 6
 
 
