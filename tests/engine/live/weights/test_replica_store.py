@@ -289,8 +289,9 @@ class Two:
         self.peers["a"].store, self.peers["b"].store = self.a, self.b
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def links() -> Iterator[tuple[NixlLink, NixlLink]]:
+    """Of one test: what a store of another test registered would count as registered where memory is used again."""
     pair = tuple(NixlLink(f"weights-{name}", torch.zeros(4096, dtype=torch.uint8)) for name in "ab")
     for one, other in (pair, pair[::-1]):
         one.add_peer(other.address).result()
