@@ -159,6 +159,25 @@ def _find_version() -> str:
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _add_cells(parser)
+    _add_simulation(parser)
+    parser.add_quick(
+        models=["flux.1-dev"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
+    )
+    arguments = parser.parse_args(argv)
+    if (arguments.unseen is None) != (arguments.seed is None):
+        parser.error("--unseen and --seed go together: cells are drawn from a seed")
+    if arguments.related and arguments.unseen is not None:
+        parser.error("--related and --unseen do not go together")
+    if arguments.unseen is None and (arguments.cells or arguments.deviations):
+        parser.error("--cells and --deviations are of unseen cells: give --unseen and --seed")
+    if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
+        parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
+    return arguments
+
+
+def _add_cells(parser: Parser) -> None:
+    """What is simulated: which cells, on which cluster."""
     real, whole = make_positive(float), make_positive(int)
     add = parser.add_argument
     add(
@@ -214,6 +233,12 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="published traces (docs/traces.md) whose arrivals unseen cells may have",
     )
     add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
+
+
+def _add_simulation(parser: Parser) -> None:
+    """How it is simulated, and where the results go."""
+    real, whole = make_positive(float), make_positive(int)
+    add = parser.add_argument
     add("--duration-s", type=real, default=DURATION_S, metavar="S", help="seconds of arrivals (default 1800)")
     add("--profiles", default=PROFILES, metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
     add(
@@ -239,19 +264,6 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--bench-dispatch", type=_find_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")
-    parser.add_quick(
-        models=["flux.1-dev"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
-    )
-    arguments = parser.parse_args(argv)
-    if (arguments.unseen is None) != (arguments.seed is None):
-        parser.error("--unseen and --seed go together: cells are drawn from a seed")
-    if arguments.related and arguments.unseen is not None:
-        parser.error("--related and --unseen do not go together")
-    if arguments.unseen is None and (arguments.cells or arguments.deviations):
-        parser.error("--cells and --deviations are of unseen cells: give --unseen and --seed")
-    if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
-        parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
-    return arguments
 
 
 def _find_file(text: str) -> Path:
