@@ -14,7 +14,7 @@ from lib.compare.calibration import Calibration, calibrate
 from lib.compare.samples import StagePoint
 from lib.compare.warm_up import WarmUpClient
 from lib.compare.workload import make_traces
-from lib.local_service import run_local_service
+from lib.local_service import deploy, run_local_serve
 from traces.client.replay import replay
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
@@ -77,24 +77,25 @@ class Contest:
     def hold(self, policies: Sequence[str], repetitions: int, report: Callable[[str], None]) -> list[ContestRun]:
         """All runs. `report` is called with a line after each. Raises `ConfigError` where a service cannot be started
         or a warm-up failed."""
-        with run_local_service(self._set_dispatch(max_degree=1)) as url:
-            self._traces = self._make_traces(self._warm_up(url))
         runs = []
-        for repetition in range(repetitions):
-            turn = repetition % len(policies)
-            for policy in (*policies[turn:], *policies[:turn]):
-                for run in self._serve(policy, repetition):
-                    report(f"{run.policy} {run.trace} {run.repetition}: {run.on_time:.3f} on time")
-                    runs.append(run)
+        with run_local_serve() as url:
+            with deploy(self._set_dispatch(max_degree=1)):
+                self._traces = self._make_traces(self._warm_up(url))
+            for repetition in range(repetitions):
+                turn = repetition % len(policies)
+                for policy in (*policies[turn:], *policies[:turn]):
+                    for run in self._serve(url, policy, repetition):
+                        report(f"{run.policy} {run.trace} {run.repetition}: {run.on_time:.3f} on time")
+                        runs.append(run)
         return runs
 
     def count_requests(self) -> int:
         """The number of requests that one policy gets in one repetition."""
         return sum(len(requests) for requests in self._traces.values())
 
-    def _serve(self, policy: str, repetition: int) -> list[ContestRun]:
+    def _serve(self, url: str, policy: str, repetition: int) -> list[ContestRun]:
         runs = []
-        with run_local_service(self._set_dispatch(policy=policy)) as url:
+        with deploy(self._set_dispatch(policy=policy)):
             self._warm_up(url)
             for name, requests in self._traces.items():
                 results = asyncio.run(replay(requests, url))
