@@ -55,9 +55,17 @@ class Load:
         return sum(task.done() for task in self.tasks)
 
 
-@pytest.mark.parametrize("policy", ["default", pytest.param("wo-pooling", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("policy", "after"),
+    [
+        # Weights come and go, or auxiliaries stay auxiliaries. Of the first two, which one depends on what the Monitor
+        # has seen of the load when the trigger comes.
+        ("default", [{"ED": 3, "C": 1}, {"EDC": 4}]),
+        pytest.param("wo-pooling", [{"ED": 3, "C": 1}], marks=pytest.mark.slow),
+    ],
+)
 async def test_a_shift_to_denoising_moves_workers_from_decoding(
-    ray_cluster: None, tiny_cache: Path, tmp_path: Path, policy: str
+    ray_cluster: None, tiny_cache: Path, tmp_path: Path, policy: str, after: list[dict[str, int]]
 ) -> None:
     before = {"ED": 2, "C": 2}
     log = tmp_path / "decisions.jsonl"
@@ -77,10 +85,9 @@ async def test_a_shift_to_denoising_moves_workers_from_decoding(
         for _ in range(5):
             await load.send(DIFFUSE_HEAVY)
         answers = await asyncio.gather(*load.tasks)
-        # How many depends on when the trigger came: on what the Monitor had seen of the load by then.
-        assert sum(count for kind, count in count_kinds(service).items() if "D" in kind) > before["ED"]
+        assert count_kinds(service) in after
     assert all(isinstance(answer, CompletedUpdate) and answer.retries == 0 for answer in answers)
-    check_log(log)
+    check_log(log, most_switches=len(after))
 
 
 def count_kinds(service: Service[Dispatcher]) -> dict[str, int]:
@@ -88,8 +95,9 @@ def count_kinds(service: Service[Dispatcher]) -> dict[str, int]:
     return Counter(label.removeprefix(f"{MODEL}:") for label in service.engine.placement.values())
 
 
-def check_log(log: Path) -> None:
-    """The placement changed, by the trigger each time; weights were loaded for it; requests ended before and after."""
+def check_log(log: Path, most_switches: int) -> None:
+    """The placement changed, by the trigger each time and never back; weights were loaded for it; requests ended before
+    and after."""
     decisions = read_log(log)
     places = [
         (index, effect)
@@ -98,6 +106,7 @@ def check_log(log: Path) -> None:
         if isinstance(effect, ev.Place)
     ]
     assert all("fastest over slowest stage" in place.plan.reason for _, place in places)
+    assert 1 <= len(places) <= most_switches
     switched = places[0][0]
     ended = [index for index, one in enumerate(decisions) for effect in one.effects if isinstance(effect, ev.Finish)]
     assert min(ended) < switched < max(ended)
