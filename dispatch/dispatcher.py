@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.assignment.batching import Batches, batch_first
+from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import (
     Members,
     build_problem,
@@ -133,9 +134,11 @@ def _list_choices(solution: Solution, members: Sequence[Members], tick: TickView
     groups: defaultdict[int, list[GroupKind]] = defaultdict(list)
     for (index, group), n in solution.counts.items():
         groups[index].extend([group] * n)
+    by_group: dict[Work, dict[GroupKind, Candidate]] = {}
     for index in sorted(groups):
         work = members[index].work
-        candidates = {candidate.group: candidate for candidate in tick.survey(work).candidates}
+        if (candidates := by_group.get(work)) is None:
+            candidates = by_group[work] = {candidate.group: candidate for candidate in tick.survey(work).candidates}
         fastest_first = sorted(groups[index], key=lambda group: (candidates[group].run_s, group))
         choices.extend(
             Choice(request, work, candidates[group])

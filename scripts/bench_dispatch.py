@@ -2,8 +2,9 @@
 
 One cluster of nodes of 8 serves the mixes of four models in equal parts: the Orchestrator places them so that each
 brings the same work, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a
-seed: which workers are idle, until when the others are busy, which requests wait and for how long. All worker views
-are new objects in every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service.
+seed: which workers are idle, until when the others are busy, which requests wait and for how long, and which of them
+were stopped between two segments of D, where the state of each is on some worker. All worker views are new objects in
+every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service.
 TridentServe, arXiv 2510.02838, section 8.5, Table 4. Ratios are to the first cluster. The last line is one JSON object.
 """
 
@@ -16,12 +17,12 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import PROFILES, Parser, parse_whole_number
+from lib.command_line import PROFILES, Parser, parse_not_negative, parse_whole_number
 from lib.evaluate.cells import PAPER_NODE
 
 from deployments.assembly.planning import Planners, assemble, list_degrees_in_use
@@ -35,6 +36,7 @@ from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import TridentServeError
 from tridentserve.long_lived import spare_long_lived
+from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
@@ -56,6 +58,10 @@ class Snapshots:
     planners: Planners
     """The dispatcher and the placement of the default policy."""
     num_pending: int
+    stopped: float
+    """The share of requests that have begun."""
+    primaries: Mapping[str, Sequence[WorkerId]]
+    """The workers that hold D, by model."""
 
     def draw(self, rng: random.Random) -> ClusterView:
         """Draw a view: a tenth to half of the workers are idle, and requests have waited up to 1.5 times their SLO."""
@@ -87,7 +93,11 @@ class Snapshots:
         spec = RequestSpec(f"r{number}", kind.model, kind.shape, kind.num_inference_steps)
         slo_s = DEFAULT_SLO_SCALE * _estimate_seconds(self.times, spec)
         arrival_s = _NOW_S - 1.5 * slo_s * rng.random()
-        return PendingRequest(spec, arrival_s, arrival_s + slo_s)
+        request = PendingRequest(spec, arrival_s, arrival_s + slo_s)
+        if rng.random() >= self.stopped or kind.num_inference_steps < 2:
+            return request
+        steps_done = rng.randrange(1, kind.num_inference_steps)
+        return replace(request, steps_done=steps_done, encoded=True, held_by=rng.choice(self.primaries[kind.model]))
 
 
 def main() -> int:
@@ -141,7 +151,14 @@ def _make_snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
     shipped = make_cluster_options(cluster, DEFAULT_POLICY)
     service = replace(shipped, dispatch=replace(shipped.dispatch, solver=options.solver))
     planners = assemble(service, times, workers, [kind for model in _MODELS for kind in kinds[model]])
-    return Snapshots(times, kinds, workers, planners, num_pending=round(gpus * _PENDING_PER_GPU))
+    primaries = {model: _list_primaries(planners.placement, model) for model in _MODELS}
+    num_pending = round(gpus * _PENDING_PER_GPU)
+    return Snapshots(times, kinds, workers, planners, num_pending, options.stopped, primaries)
+
+
+def _list_primaries(placement: PlacementPlan, model: str) -> Sequence[WorkerId]:
+    replica = Replica(model, Stage.DIFFUSE)
+    return [worker_id for worker_id, held in placement.replicas.items() if replica in held]
 
 
 def _weigh_kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:
@@ -173,6 +190,12 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
     parser.add_argument("--mix", choices=("light", "medium", "heavy"), default="medium", help="mix of each model")
+    parser.add_argument(
+        "--stopped",
+        type=parse_not_negative,
+        default=0.25,
+        help="share of the requests that were stopped between two segments",
+    )
     parser.add_argument("--solver", choices=get_args(SolverName), default=DispatchOptions().solver)
     parser.add_quick(gpus=[128, 256], ticks=2)
     return parser.parse_args()

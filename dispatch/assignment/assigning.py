@@ -7,7 +7,7 @@ those of D, and the time at which each stage ends (TridentServe, arXiv 2510.0283
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dispatch.assignment.batching import Batches, form_batch
@@ -208,9 +208,9 @@ class Assigner:
         for candidate in self._tick.survey(together).candidates:
             if candidate.group == chosen.group:
                 if not candidate.encodes_there:
-                    candidate = replace(candidate, encode_free_s=self._free_at_s(together, Stage.ENCODE))
+                    candidate = candidate._replace(encode_free_s=self._free_at_s(together, Stage.ENCODE))
                 if not candidate.decodes_there:
-                    candidate = replace(candidate, decode_free_s=self._free_at_s(together, Stage.DECODE))
+                    candidate = candidate._replace(decode_free_s=self._free_at_s(together, Stage.DECODE))
                 return candidate
         return None
 

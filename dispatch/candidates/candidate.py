@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dispatch.candidates.work import Work
 from dispatch.solver.problem import GroupKind
@@ -14,8 +14,7 @@ from tridentserve.stages import PlacementType, Stage
 MERGED_S = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One way in which some work could run: a group for D, and where E and C go then."""
 
     group: GroupKind
@@ -76,13 +75,17 @@ class Candidate:
     def finish_s(self, start_s: float) -> float:
         """The time at which the request ends if the group's workers are reserved at `start_s`, after the queues at its
         auxiliaries."""
-        return max(self.diffuse_end_s(start_s) + max(self.latents_s), self.decode_free_s) + self.decode_s
+        return self.finish_after_s(self.diffuse_end_s(start_s))
 
-    def gpu_seconds(self, start_s: float) -> float:
+    def finish_after_s(self, diffuse_end_s: float) -> float:
+        """`finish_s`, where it is known when D ends."""
+        return max(diffuse_end_s + max(self.latents_s), self.decode_free_s) + self.decode_s
+
+    def compute_gpu_seconds(self, start_s: float, diffuse_end_s: float) -> float:
         """Seconds for which workers are taken: all of the group until D ends (also while it waits for E), and those of
         E elsewhere and of C."""
         elsewhere_s = 0.0 if self.encodes_there else self.encode_degree * self.encode_s
-        diffuse_s = self.group.degree * (self.diffuse_end_s(start_s) - start_s)
+        diffuse_s = self.group.degree * (diffuse_end_s - start_s)
         return diffuse_s + elsewhere_s + self.decode_degree * self.decode_s
 
 

@@ -66,6 +66,10 @@ def find_route(
     return fitting if isinstance(fitting, str) else Route(primary, fitting, groups)
 
 
+# The candidates of some work in each pool that holds its model, or why there are none.
+_PerPool = Mapping[int, list[Candidate] | str]
+
+
 class Surveyor:
     """Finds candidates; surveys of equal work are made once."""
 
@@ -88,36 +92,51 @@ class Surveyor:
         self._memory = memory
         self._now_s = now_s
         self._surveys: dict[Work, Survey] = {}
+        self._of_one_step: dict[Work, _PerPool | str] = {}
         self._starts_s: dict[GroupKind, float] = {}
         self._loads_s: dict[tuple[int, str, bool, int], float] = {}
 
     def survey(self, work: Work) -> Survey:
         """Candidates and obstacles. Work that the profile does not cover has no candidates, and says so."""
-        if work not in self._surveys:
-            self._surveys[work] = self._survey(work)
-        return self._surveys[work]
+        if (known := self._surveys.get(work)) is None:
+            known = self._surveys[work] = self._survey(work)
+        return known
 
     def _survey(self, work: Work) -> Survey:
+        of_one_step = self._survey_one_step(work._replace(num_steps=1))
+        if isinstance(of_one_step, str):
+            return Survey((), (of_one_step,))
         candidates: list[Candidate] = []
         obstacles: list[str] = []
-        costs = _WorkCosts(self._times, work)
-        try:
-            for index, pool in enumerate(self._pools):
-                if (primary := pool.types.get(work.model)) is not None:
-                    found = self._survey_pool(work, costs, index, primary)
-                    if isinstance(found, str):
-                        obstacles.append(found)
-                    elif (rule := self._rules.get(index)) is not None:
-                        candidates.extend(candidate for candidate in found if rule.admits(work, candidate))
-                    else:
-                        candidates.extend(found)
-        except ProfileError as error:
-            return Survey((), (str(error),))
+        for index, found in of_one_step.items():
+            if isinstance(found, str):
+                obstacles.append(found)
+                continue
+            whole = [candidate._replace(diffuse_s=work.num_steps * candidate.diffuse_s) for candidate in found]
+            if (rule := self._rules.get(index)) is not None:
+                whole = [candidate for candidate in whole if rule.admits(work, candidate)]
+            candidates.extend(whole)
         if not candidates and not obstacles:
             obstacles.append(f"no worker holds the diffuse stage of {work.model}")
         # C in tiles is slower and not quite the same: where something else fits, that it is.
-        whole = [candidate for candidate in candidates if not candidate.in_tiles]
-        return Survey(tuple(whole or candidates), tuple(dict.fromkeys(obstacles)))
+        untiled = [candidate for candidate in candidates if not candidate.in_tiles]
+        return Survey(tuple(untiled or candidates), tuple(dict.fromkeys(obstacles)))
+
+    def _survey_one_step(self, work: Work) -> _PerPool | str:
+        """The candidates of work with one step, before any rule; or why its times are not known. Requests that were
+        stopped at different steps differ in nothing else, and there are many of them."""
+        if (known := self._of_one_step.get(work)) is None:
+            costs = _WorkCosts(self._times, work)
+            try:
+                known = {
+                    index: self._survey_pool(work, costs, index, primary)
+                    for index, pool in enumerate(self._pools)
+                    if (primary := pool.types.get(work.model)) is not None
+                }
+            except ProfileError as error:
+                known = str(error)
+            self._of_one_step[work] = known
+        return known
 
     def _survey_pool(self, work: Work, costs: _WorkCosts, index: int, primary: PlacementType) -> list[Candidate] | str:
         """The candidates in one pool, or why there are none."""
@@ -195,7 +214,7 @@ class TickView:
         memory = memory or MemoryCheck(times, options)
         self.snapshot = workers if isinstance(workers, WorkerSnapshot) else take_snapshot(workers, memory.find_unit)
         self.pools = (*self.snapshot.pools, *kept)
-        self.auxiliaries = Auxiliaries(self.snapshot.all_pools, memory, times, now_s)
+        self.auxiliaries = Auxiliaries(self.snapshot.all_pools, self.snapshot.node_of, memory, times, now_s)
         self.idle: tuple[tuple[int, ...], ...] = tuple(pool.idle_per_node for pool in self.pools)
         if not program.per_node:
             self.idle = tuple((sum(nodes),) for nodes in self.idle)
@@ -228,12 +247,12 @@ class TickView:
 
     def appraise(self, work: Work) -> Appraisal:
         """The value of each group to requests with this work; computed once."""
-        if work not in self._appraisals:
+        if (known := self._appraisals.get(work)) is None:
             candidates = self.survey(work).candidates
-            self._appraisals[work] = self.program.appraise(
+            known = self._appraisals[work] = self.program.appraise(
                 work, candidates, self._widest, self.now_s, self._horizon_s, self._values
             )
-        return self._appraisals[work]
+        return known
 
 
 class _WorkCosts:

@@ -65,17 +65,25 @@ class Appraisal:
         self._options = options
         self._now_s = now_s
         self._horizon_s = horizon_s
-        self.best_finish_s = min((c.finish_s(c.earliest_start_s) for c in candidates), default=math.inf)
-        self._best_run_s = max(_LEAST_S, min((c.run_s for c in candidates), default=math.inf))
-        self._least_gpu_seconds = min((c.gpu_seconds(now_s) for c in candidates), default=0.0)
-        self._optimal = max((c.group.degree for c in candidates if c.efficient), default=1)
-        self._possible = sorted(
-            _PossibleGroup(
-                c.finish_s(now_s), c.group, c.efficient, c.group.degree / max(_LEAST_S, c.gpu_seconds(now_s))
-            )
-            for c in candidates
-            if c.group.degree <= idle[c.group.pool]
-        )
+        best_finish_s = best_run_s = least_gpu_seconds = math.inf
+        self._optimal, self._possible = 1, []
+        for candidate in candidates:
+            group, efficient = candidate.group, candidate.efficient
+            end_s = candidate.diffuse_end_s(now_s)
+            finish_s, gpu_seconds = candidate.finish_after_s(end_s), candidate.compute_gpu_seconds(now_s, end_s)
+            start_s = candidate.earliest_start_s
+            best_finish_s = min(best_finish_s, finish_s if start_s == now_s else candidate.finish_s(start_s))
+            best_run_s = min(best_run_s, candidate.run_s)
+            least_gpu_seconds = min(least_gpu_seconds, gpu_seconds)
+            if efficient and group.degree > self._optimal:
+                self._optimal = group.degree
+            if group.degree <= idle[group.pool]:
+                per_s = group.degree / max(_LEAST_S, gpu_seconds)
+                self._possible.append(_PossibleGroup(finish_s, group, efficient, per_s))
+        self._possible.sort()
+        self.best_finish_s = best_finish_s
+        self._best_run_s = max(_LEAST_S, best_run_s)
+        self._least_gpu_seconds = least_gpu_seconds if candidates else 0.0
         self._finishes_s = [possible.finish_s for possible in self._possible]
         self._values: dict[Standing, Mapping[GroupKind, float]] = {}
 

@@ -74,9 +74,9 @@ def is_cut_short(found_by: str) -> bool:
     return found_by == "incumbent" or _TIME_LIMIT in found_by
 
 
-def _is_close(problem: Problem, solution: Solution, gap: float) -> bool:
+def _is_close(problem: Problem, solution: Solution, gap: float, gap_abs: float = _GAP_ABS) -> bool:
     """True when a solution is as near to its bound as is asked for, rounding aside."""
-    return _measure_lack(problem, solution) <= max(gap, _GAP_REL) * solution.evaluate(problem) + _GAP_ABS
+    return _measure_lack(problem, solution) <= max(gap, _GAP_REL) * solution.evaluate(problem) + gap_abs
 
 
 def _measure_lack(problem: Problem, solution: Solution) -> float:
@@ -106,27 +106,34 @@ class _Search:
         greedy plan."""
         if (best := choose_best_groups(self._problem) or choose_ranked(self._problem)) is not None:
             self._best = best
+            return best
+        relaxed = self._attempt(self._solve_relaxed)
+        if isinstance(relaxed, _Found) and _is_close(self._problem, relaxed.solution, gap=0.0, gap_abs=0.0):
+            self._best = relaxed.solution  # no plan is worth more
         else:
             # The plan keeps this reason where neither an LP nor a search gives another one.
             self._best = plan_greedily(self._problem, "within the gap of the bound")
-            self._attempt(self._solve_relaxed)
-            if self._best.method == "incumbent" and _measure_lack(self._problem, self._best) <= _GAP_ABS:
-                self._best = replace(self._best, method="ilp")
+            self._keep(relaxed)
+        if self._best.method == "incumbent" and _measure_lack(self._problem, self._best) <= _GAP_ABS:
+            self._best = replace(self._best, method="ilp")
         return self._best
 
     def find_better(self) -> Solution:
         """The best solution that the solver finds within its limits; never worse than the first."""
         if _measure_lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
-            self._attempt(self._solve)
+            self._keep(self._attempt(self._solve))
         return self._best
 
-    def _attempt(self, step: Callable[[], _Found | str]) -> None:
-        """Keep the better solution and the better bound. A step that finds nothing says why."""
+    def _attempt(self, step: Callable[[], _Found | str]) -> _Found | str:
+        """What a step finds, or why it finds nothing."""
         try:
-            found = step()
+            return step()
         except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick continues
-            found = f"{type(error).__name__}: {error}".replace(",", ";")
             self._has_crashed = True
+            return f"{type(error).__name__}: {error}".replace(",", ";")
+
+    def _keep(self, found: _Found | str) -> None:
+        """Keep the better solution and the better bound."""
         if isinstance(found, str):
             self._best = replace(self._best, why=found or self._best.why)
             return
@@ -148,7 +155,7 @@ class _Search:
         counts = complete(self._problem, {key: n for key, n in down.items() if n})
         if not is_feasible(self._problem, counts):
             why = "the rounded LP leaves out a request that has to be served"
-            return _Found(replace(self._best, bound=self._solver.bound, why=why), "the greedy plan")
+            return _Found(replace(plan_greedily(self._problem, why), bound=self._solver.bound), "the greedy plan")
         return _Found(Solution(counts, "incumbent", self._solver.bound), "the rounded LP")
 
     def _solve(self) -> _Found | str:

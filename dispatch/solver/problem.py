@@ -58,15 +58,27 @@ class Problem:
             for group, _ in in_use
         )
 
-    def count_room(self, groups: Mapping[GroupKind, int], group: GroupKind) -> int:
-        """The number of groups of this kind that fit in addition to those taken, which fit themselves."""
-        in_pool = [(taken.degree, n) for taken, n in groups.items() if n > 0 and taken.pool == group.pool]
-        blocks = {degree for degree, _ in in_pool if degree <= group.degree} | {group.degree}
-        free = [
-            block * self.count_capacity(group.pool, block) - sum(degree * n for degree, n in in_pool if degree >= block)
-            for block in blocks
-        ]
-        return min(free) // group.degree
+
+class _Room:
+    """What is left of the idle workers while groups are taken, which all fit."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._free: dict[int, dict[int, int]] = {}
+        """By pool and degree: the workers that groups of this degree or wider could still have (`Problem.fits`)."""
+        for group in sorted({group for item in problem.classes for group in item.values}):
+            free = group.degree * problem.count_capacity(*group)
+            self._free.setdefault(group.pool, {})[group.degree] = free
+
+    def take(self, group: GroupKind, most: int) -> int:
+        """Take as many of these groups as fit, and no more than that. Returns their number."""
+        blocks = self._free[group.pool]
+        room = min([free for block, free in blocks.items() if block <= group.degree]) // group.degree
+        taken = min(room, most)
+        if taken:
+            for block in blocks:
+                if block <= group.degree:
+                    blocks[block] -= group.degree * taken
+        return taken
 
 
 # `uncontended`: every request has its best group, so no solver was asked. `ranked`: no request has a choice and all
@@ -170,26 +182,22 @@ def complete(problem: Problem, counts: GroupCounts) -> GroupCounts:
     """A feasible choice with every request added that still fits, as `plan_greedily` does."""
     filled = Counter(dict(counts))
     served: Counter[int] = Counter()
-    per_group: Counter[GroupKind] = Counter()
+    room = _Room(problem)
     for (index, group), n in counts.items():
-        served[index] += n
-        per_group[group] += n
+        served[index] += room.take(group, n)
     ranked = sorted(
         (index for index, item in enumerate(problem.classes) if item.values and served[index] < item.count),
         key=lambda index: (not problem.classes[index].required, -max(problem.classes[index].values.values())),
     )
-    rooms: dict[GroupKind, int] = {}  # until something is taken
     for index in ranked:
         item = problem.classes[index]
         left = item.count - served[index]
         for group in _sort_by_value(item.values):
-            if group not in rooms:
-                rooms[group] = problem.count_room(per_group, group)
-            if taken := min(rooms[group], left):
+            if not left:
+                break
+            if taken := room.take(group, left):
                 filled[index, group] += taken
-                per_group[group] += taken
                 left -= taken
-                rooms.clear()
     return filled
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from dispatch.workers.memory_fit import MemoryCheck
@@ -30,7 +30,16 @@ AuxiliaryGroup = tuple[WorkerView, ...]
 class Auxiliaries:
     """The auxiliary workers of each model and stage, with the queues they will have after this tick's choices."""
 
-    def __init__(self, pools: Sequence[Pool], memory: MemoryCheck, times: StageTimes, now_s: float) -> None:
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        node_of: Mapping[WorkerId, str],
+        memory: MemoryCheck,
+        times: StageTimes,
+        now_s: float,
+    ) -> None:
+        """`node_of`: the node of each worker of the cluster."""
+        self.node_of = node_of
         self._pools = pools
         self._memory = memory
         self._times = times
@@ -42,11 +51,6 @@ class Auxiliaries:
         self._groups: dict[tuple[tuple[int, ...], int], tuple[AuxiliaryGroup, ...]] = {}
         self._optimal: dict[tuple[str, Stage, Shape], int] = {}
         self._queues: dict[tuple[int, Replica | None], _Queue] = {}
-
-    @cached_property
-    def node_of(self) -> dict[WorkerId, str]:
-        """The node of each worker of the cluster."""
-        return {worker.worker_id: worker.node_id for pool in self._pools for node in pool.nodes for worker in node}
 
     @cached_property
     def _holders(self) -> dict[Replica, list[int]]:

@@ -165,6 +165,7 @@ class IdleWorkers:
                 self._by_idle[count // pool.unit][number] = None
         # The idle units of a node, as bits by their place in it; nodes that were never asked for are missing.
         self._idle: dict[int, int] = {}
+        self._places: dict[WorkerId, tuple[int, int]] | None = None  # made when workers are preferred
 
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
         """`degree` idle workers of the node with the fewest that suffice (best fit); None when no node has as many.
@@ -195,14 +196,26 @@ class IdleWorkers:
         self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]
     ) -> tuple[int, int]:
         """The node, and the idle units in it with preferred workers."""
-        best, most = (-1, 0), -1
-        for count in counts:
-            for number in self._by_idle[count]:
-                is_preferred = [worker.worker_id in preferred for worker in self._nodes[number]]
-                wanted = self._count_idle(number) & _pack_bits(self._reduce_units(is_preferred, any))
-                if min(wanted.bit_count(), degree) > most:
-                    best, most = (number, wanted), min(wanted.bit_count(), degree)
-        return best
+        units: defaultdict[int, int] = defaultdict(int)
+        for worker_id in preferred:
+            if (place := self._find_place(worker_id)) is not None:
+                units[place[0]] |= 1 << place[1]
+        wanted = {number: units[number] & self._count_idle(number) for number in units}
+        numbers = [number for count in counts for number in self._by_idle[count]]
+        most = max(numbers, key=lambda number: min(wanted.get(number, 0).bit_count(), degree))
+        return most, wanted.get(most, 0)
+
+    def _find_place(self, worker_id: WorkerId) -> tuple[int, int] | None:
+        """The node of a worker, and its unit there; None where it is not idle, or of another pool."""
+        if self._places is None:
+            self._places = {
+                worker.worker_id: (number, place // self._unit)
+                for numbers in self._by_idle.values()
+                for number in numbers
+                for place, worker in enumerate(self._nodes[number])
+                if worker.idle
+            }
+        return self._places.get(worker_id)
 
     def _count_idle(self, number: int) -> int:
         if number not in self._idle:
@@ -255,10 +268,12 @@ def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ..
 
 @dataclass(frozen=True, slots=True)
 class _PoolLayout:
-    """The positions of workers: per pool and node, their indices in the list of all; per worker, its pool."""
+    """The positions of workers: per pool and node, their indices in the list of all; per worker, its pool,
+    and its node by its id."""
 
     members: tuple[tuple[tuple[int, ...], ...], ...]
     pool_of: tuple[int, ...]
+    node_of: Mapping[WorkerId, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +289,11 @@ class WorkerSnapshot:
     def pools(self) -> tuple[Pool, ...]:
         """The pools of primaries."""
         return tuple(pool for pool in self.all_pools if pool.types)
+
+    @property
+    def node_of(self) -> Mapping[WorkerId, str]:
+        """The node of each worker."""
+        return self._layout.node_of
 
     def update(self, workers: Sequence[WorkerView]) -> WorkerSnapshot:
         """The snapshot of these views, equal to what `take_snapshot` gives. Pools without a change are shared with this
@@ -317,8 +337,13 @@ def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = count_alone) 
         tuple(tuple(places[worker.worker_id] for worker in node) for node in pool.nodes) for pool in all_pools
     )
     pool_of = {place: number for number, nodes in enumerate(members) for node in nodes for place in node}
-    layout = _PoolLayout(members, tuple(pool_of[place] for place in range(len(workers))))
+    layout = _PoolLayout(members, tuple(pool_of[place] for place in range(len(workers))), map_to_nodes(all_pools))
     return WorkerSnapshot(list(workers), all_pools, layout, unit_of)
+
+
+def map_to_nodes(pools: Iterable[Pool]) -> dict[WorkerId, str]:
+    """The node of each worker of some pools."""
+    return {worker.worker_id: worker.node_id for pool in pools for node in pool.nodes for worker in node}
 
 
 def _is_same_place(worker: WorkerView, other: WorkerView) -> bool:

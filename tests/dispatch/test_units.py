@@ -243,7 +243,10 @@ def test_c_takes_its_optimal_degree_where_aligned_auxiliaries_are_idle() -> None
 def test_a_seat_is_busy_as_a_whole() -> None:
     times = wide_decode_times()
     views = node("C C C C", memory_bytes=3000 * MIB)
-    auxiliaries = Auxiliaries(take_snapshot(views).all_pools, MemoryCheck(times, DispatchOptions()), times, now_s=0.0)
+    snapshot = take_snapshot(views)
+    auxiliaries = Auxiliaries(
+        snapshot.all_pools, snapshot.node_of, MemoryCheck(times, DispatchOptions()), times, now_s=0.0
+    )
     taken = [
         auxiliaries.take(auxiliaries.find_best("one", Stage.DECODE, SMALL, 1), 0.0, 2.0, "n0", C) for _ in range(3)
     ]

@@ -13,7 +13,7 @@ from dispatch.policies.greedy.bucket_view import GreedyCandidate
 from dispatch.policies.greedy.work import WorkTimes, find_covered_degrees
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.pools import Pool
+from dispatch.workers.pools import Pool, map_to_nodes
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import PlacementType
@@ -28,7 +28,7 @@ class PipelineLevel:
         self.work = WorkTimes(times, aligned=True)
         self._max_degree = options.max_degree
         self._now_s = now_s
-        self._builder = AssignmentBuilder(Auxiliaries(pools, memory, times, now_s), now_s)
+        self._builder = AssignmentBuilder(Auxiliaries(pools, map_to_nodes(pools), memory, times, now_s), now_s)
 
     def find_candidates(self, request: PendingRequest, index: int, pool: Pool) -> list[GreedyCandidate] | str:
         if (primary := pool.types[request.spec.model]) is not PlacementType.EDC:

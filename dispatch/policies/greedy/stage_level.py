@@ -16,7 +16,7 @@ from dispatch.policies.greedy.bucket_view import GreedyCandidate
 from dispatch.policies.greedy.work import WorkTimes
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.pools import Pool
+from dispatch.workers.pools import Pool, map_to_nodes
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import Stage
@@ -32,7 +32,7 @@ class StageLevel:
         self._times = times
         self._memory = memory
         self._now_s = now_s
-        self._auxiliaries = Auxiliaries(pools, memory, times, now_s)
+        self._auxiliaries = Auxiliaries(pools, map_to_nodes(pools), memory, times, now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, now_s)
 
     def find_candidates(self, request: PendingRequest, index: int, pool: Pool) -> list[GreedyCandidate] | str:

@@ -102,7 +102,7 @@ class StepTick:
         self._options = options
         self._max_batch = max_batch
         self._memory = memory
-        self._auxiliaries = Auxiliaries(snapshot.all_pools, memory, times, view.now_s)
+        self._auxiliaries = Auxiliaries(snapshot.all_pools, snapshot.node_of, memory, times, view.now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, view.now_s)
         self._limits: dict[tuple[BatchKind, int, int], int] = {}
         self._candidates: dict[tuple[BatchKind, int, int, bool], dict[int, BatchCandidate]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -128,12 +127,12 @@ def test_very_distant_deadlines_are_not_told_apart() -> None:
 def test_of_groups_that_do_as_much_the_one_with_time_to_spare_is_worth_more() -> None:
     """C waits for its worker in the second pool, and would end just before the deadline in the third case."""
     quick = candidate(2, 4.0)
-    queued = replace(candidate(2, 4.0, pool=1), decode_free_s=8.0)
+    queued = candidate(2, 4.0, pool=1)._replace(decode_free_s=8.0)
     safe, less_safe = by_pool([quick, queued], 10.0)
     assert safe > less_safe
     even = by_pool([quick, queued], 10.0, ValueOptions(safety=0.0))
     assert even[0] == even[1]
-    _, just_in_time = by_pool([quick, replace(queued, decode_free_s=10.0)], 10.0)
+    _, just_in_time = by_pool([quick, queued._replace(decode_free_s=10.0)], 10.0)
     assert 0 < just_in_time < less_safe
 
 
@@ -162,17 +161,17 @@ def test_a_request_is_long_overdue_after_many_of_its_own_runtimes() -> None:
 
 def test_queues_at_auxiliaries_count() -> None:
     plain = candidate(2, 4.0)
-    queued = replace(plain, encode_s=1.0, decode_s=0.5, encode_free_s=3.0, decode_free_s=10.0, primary=PlacementType.D)
+    queued = plain._replace(encode_s=1.0, decode_s=0.5, encode_free_s=3.0, decode_free_s=10.0, primary=PlacementType.D)
     assert queued.diffuse_end_s(0.0) == 3.0 + 1.0 + 4.0
     assert queued.finish_s(0.0) == 10.5
     assert queued.finish_s(20.0) == 25.5
     # Both workers of the group wait for E; E and C take one worker elsewhere.
-    assert queued.gpu_seconds(0.0) == 2 * 8.0 + 1.0 + 0.5
+    assert queued.compute_gpu_seconds(0.0, 8.0) == 2 * 8.0 + 1.0 + 0.5
 
 
 def test_workers_that_wait_for_e_do_less_per_second() -> None:
     even = ValueOptions(safety=0.0)
-    waiting = replace(candidate(1, 4.0, pool=1), encode_free_s=3.0)
+    waiting = candidate(1, 4.0, pool=1)._replace(encode_free_s=3.0)
     at_once, later = by_pool([candidate(1, 4.0), waiting], 100.0, even)
     assert at_once == pytest.approx(later * 7 / 4)
 
