@@ -33,7 +33,7 @@ class ValueOptions:
     """What groups of workers are worth to requests (`dispatch.candidates.values`, docs/policy.md)."""
 
     horizon: float = Field(
-        default=1.0,
+        default=0.25,
         gt=0,
         description="Time in which the urgency of a request falls by a factor of e while it has slack, in units of the "
         "mean time from arrival to deadline of what waits.",

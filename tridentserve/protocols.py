@@ -112,6 +112,9 @@ class WorkerView:
     as `replicas`."""
     place: int = 0
     """See `WorkerSpec.place`."""
+    promised_s: float = 0.0
+    """The seconds of `free_at_s` that are for E's and C's which have not been sent there: where the most urgent C goes
+    first, it does not wait for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,8 @@ class Assigner:
             decode = None
         elif not candidate.decodes_there:
             decode = self._estimate_elsewhere(together, Stage.DECODE, candidate.latents_s)
+        # What was expected when the group was chosen: `end_s` is that of a segment, or after all C's that wait.
+        ends_there = num_steps is None and candidate.decodes_there
         return self._builder.build(
             members,
             candidate.primary,
@@ -248,7 +250,7 @@ class Assigner:
             diffuse_s,
             decode,
             lambda end_s: _explain(
-                members, candidate, end_s if num_steps is None else candidate.finish_s(self._now_s), found_by
+                members, candidate, end_s if ends_there else candidate.finish_s(self._now_s), found_by
             ),
             num_steps,
             fetch_s=(

@@ -40,6 +40,9 @@ class Program:
     per_node: bool = True
     """True: groups are counted by what the idle workers of each node can form. False: by all idle workers of a pool, so
     that a group may be chosen that no node has room for, and the request waits for the next tick."""
+    urgent_decodes: bool = True
+    """True: a C at an auxiliary is expected to go before all that wait there, as the scheduler has the most urgent one
+    go first. False: after them."""
     batches_first: bool = False
     """True: requests that are alike are put into batches before the solve, which counts a batch as one request. False:
     requests that got no group join others after it."""

@@ -82,9 +82,11 @@ class Surveyor:
         memory: MemoryCheck,
         now_s: float,
         rules: Mapping[int, PoolRule],
+        urgent_decodes: bool,
     ) -> None:
-        """`rules`: those of some pools, by number."""
+        """`rules`: those of some pools, by number. `urgent_decodes`: see `Program`."""
         self._rules = rules
+        self._urgent_decodes = urgent_decodes
         self._times = times
         self._options = options
         self._pools = pools
@@ -153,7 +155,7 @@ class Surveyor:
             most = max(most, self._auxiliaries.optimal_degree(work.model, Stage.DECODE, work.shape))
         stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
         encode_free_s = route.free_at_s(Stage.ENCODE, work.model, self._auxiliaries)
-        decode_free_s = route.free_at_s(Stage.DECODE, work.model, self._auxiliaries)
+        decode_free_s = self._find_decode_start_s(route, work.model)
         encode_s = costs.stage_s(Stage.ENCODE, encode_degree) if work.needs_encode else 0.0
         return [
             Candidate(
@@ -164,7 +166,7 @@ class Surveyor:
                 diffuse_s=work.num_steps * costs.step_s(degree),
                 decode_s=costs.stage_s(Stage.DECODE, decode_degree),
                 encode_free_s=MERGED_S if encode_free_s is None else encode_free_s,
-                decode_free_s=MERGED_S if decode_free_s is None else decode_free_s,
+                decode_free_s=decode_free_s,
                 earliest_start_s=self._earliest_start_s(group),
                 load_s=0.0 if pool.is_resident else self._load_s(index, work.model, stages, degree),
                 condition_s=costs.transfer_s(Stage.ENCODE) if to_diffuse else (0.0, 0.0),
@@ -180,6 +182,15 @@ class Surveyor:
                 most if to_decode else stage_degree(self._times, work.model, Stage.DECODE, min(most, degree)),
             )
         ]
+
+    def _find_decode_start_s(self, route: Route, model: str) -> float:
+        """The time at which an auxiliary could begin C; `MERGED_S` where the primary does."""
+        if (groups := route.groups.get(Stage.DECODE)) is None:
+            return MERGED_S
+        replica = Replica(model, Stage.DECODE)
+        if self._urgent_decodes:
+            return self._auxiliaries.find_first_start_s(groups, replica)
+        return self._auxiliaries.free_at_s(groups, replica)
 
     def _earliest_start_s(self, group: GroupKind) -> float:
         if group not in self._starts_s:
@@ -219,7 +230,9 @@ class TickView:
         if not program.per_node:
             self.idle = tuple((sum(nodes),) for nodes in self.idle)
         self._widest = [max(nodes) for nodes in self.idle]
-        self._surveyor = Surveyor(times, options, self.pools, self.auxiliaries, memory, now_s, rules or {})
+        self._surveyor = Surveyor(
+            times, options, self.pools, self.auxiliaries, memory, now_s, rules or {}, program.urgent_decodes
+        )
         self._values = options.objective
         self._appraisals: dict[Work, Appraisal] = {}
         self._horizon_s = 1.0  # the dispatcher sets another, by what waits

@@ -51,6 +51,7 @@ class Auxiliaries:
         self._groups: dict[tuple[tuple[int, ...], int], tuple[AuxiliaryGroup, ...]] = {}
         self._optimal: dict[tuple[str, Stage, Shape], int] = {}
         self._queues: dict[tuple[int, Replica | None], _Queue] = {}
+        self._first_starts_s: dict[tuple[int, Replica], float] = {}
 
     @cached_property
     def _holders(self) -> dict[Replica, list[int]]:
@@ -116,6 +117,21 @@ class Auxiliaries:
     def free_at_s(self, candidates: Sequence[AuxiliaryGroup], replica: Replica | None = None) -> float:
         """The time at which the first of these groups is expected to be free, and to have loaded the replica."""
         return self._find_queue(candidates, replica).find_first()[0]
+
+    def find_first_start_s(self, candidates: Sequence[AuxiliaryGroup], replica: Replica) -> float:
+        """The time at which the first of these groups is expected to have done what it has begun, and to have loaded
+        the replica: the start of a C that goes before all others. What this tick gives out is not counted."""
+        key = (id(candidates), replica)
+        if key not in self._first_starts_s:
+            self._first_starts_s[key] = min(
+                max(self._find_start_s(worker, replica) for worker in group) for group in candidates
+            )
+        return self._first_starts_s[key]
+
+    def _find_start_s(self, worker: WorkerView, replica: Replica) -> float:
+        start_s = self._now_s if worker.idle else max(self._now_s, worker.free_at_s - worker.promised_s)
+        is_there = worker.resident is None or replica in worker.resident
+        return start_s if is_there else start_s + self._times.load_seconds(replica.model, replica.stage)
 
     def occupy(self, workers: Iterable[WorkerId], until_s: float) -> None:
         """Workers that a plan of this tick takes, which may be auxiliaries of another model."""

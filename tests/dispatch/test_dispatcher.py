@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -90,7 +92,7 @@ def test_a_deadline_calls_for_width() -> None:
 
 
 def test_what_can_be_in_time_goes_before_what_cannot() -> None:
-    pending = [request("hopeless", SMALL, 0.01), request("in time", LARGE, 60.0)]
+    pending = [request("hopeless", SMALL, 0.01), request("in time", LARGE, 20.0)]
     (assignment,) = decide(IDLE, pending, workers(1, "EDC"), now_s=0.0)
     assert assignment.request_ids == ("in time",)
 
@@ -102,6 +104,15 @@ def test_auxiliaries_take_the_stages_that_the_primary_lacks() -> None:
     run_s = ENCODE_S + 20 * step_seconds(SMALL, 1) + decode_s(SMALL)
     transfers_s = sum(TIMES.transfer_seconds("one", stage, SMALL) for stage in (Stage.ENCODE, Stage.DIFFUSE))
     assert assignment.expected_finish_s == pytest.approx(6.0 + run_s + transfers_s)
+
+
+def test_a_request_is_not_given_up_for_decodes_that_it_goes_before() -> None:
+    """All C's that wait at the auxiliary take 20 s. The small request can be in time, as its C is the most urgent."""
+    queued = replace(worker("c", "C", free_at_s=20.5), promised_s=20.0)
+    pending = [request("in time", SMALL, 3.0), request("long", LARGE, 25.0)]
+    for auxiliary, first in ((queued, "in time"), (replace(queued, promised_s=0.0), "long")):
+        (assignment,) = decide(IDLE, pending, [worker("d", "ED"), auxiliary], now_s=0.0)
+        assert assignment.request_ids == (first,)
 
 
 def test_an_auxiliary_in_the_same_node_is_preferred_and_queues_spread() -> None:

@@ -154,7 +154,8 @@ def test_work_that_is_due_later_counts_as_load(apart: Run) -> None:
     """Else the next request's decode would be sent to the same worker, since nothing waits there yet."""
     apart.on(ev.RequestArrived(make_request("r")))
     encode = apart.plan(ev.Tick())
-    assert {view.worker_id: view.free_at_s for view in apart.scheduler._pool.list_views()}["c"] == 2.0
+    (promised,) = [view for view in apart.scheduler._pool.list_views() if view.worker_id == "c"]
+    assert (promised.free_at_s, promised.promised_s) == (2.0, 2.0)
     (effect,) = apart.finish(encode, 0.0, 1.0)
     assert isinstance(effect, ev.RunPlan)
     apart.on(ev.RequestCancelled("r"), 1.5)

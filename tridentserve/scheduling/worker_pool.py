@@ -252,5 +252,6 @@ class WorkerPool:
             free_at_s=worker.free_at_s(),
             resident=worker.resident,
             place=worker.spec.place,
+            promised_s=sum(worker.promised_s.values()),
         )
         return worker.view

@@ -37,6 +37,7 @@ def make_variant(deviations: Deviations, context: PolicyContext) -> Policy:
         _Appraiser(deviations).appraise,
         DEFAULT_PROGRAM.order_share if deviations.values else _ORDER_SHARE,
         per_node=deviations.nodes,
+        urgent_decodes=deviations.decode,
         batches_first=not deviations.batches,
     )
     policy = Policy(
