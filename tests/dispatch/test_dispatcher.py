@@ -107,9 +107,9 @@ def test_auxiliaries_take_the_stages_that_the_primary_lacks() -> None:
 
 
 def test_a_request_is_not_given_up_for_decodes_that_it_goes_before() -> None:
-    """All C's that wait at the auxiliary take 20 s. The small request can be in time, as its C is the most urgent."""
-    queued = replace(worker("c", "C", free_at_s=20.5), promised_s=20.0)
-    pending = [request("in time", SMALL, 3.0), request("long", LARGE, 25.0)]
+    """All C's that wait at the auxiliary take 5 s. The small request can be in time, as its C is the most urgent."""
+    queued = replace(worker("c", "C", free_at_s=5.5), promised_s=5.0)
+    pending = [request("in time", SMALL, 3.0), request("long", LARGE, 8.0)]
     for auxiliary, first in ((queued, "in time"), (replace(queued, promised_s=0.0), "long")):
         (assignment,) = decide(IDLE, pending, [worker("d", "ED"), auxiliary], now_s=0.0)
         assert assignment.request_ids == (first,)
