@@ -27,8 +27,8 @@ from tridentserve.stages import PlacementType, Stage, VirtualReplica
 
 # Rates are measured: a capacity this much short of another counts as equal.
 _TOLERANCE = 1e-9
-# A type with fewer workers than this may have far more of them than it needs, or far fewer.
-_SEVERAL = 4
+# All stages on every worker may bring this much more work than a split: no request then waits for one of a few workers.
+_ABOUT = 1.02
 
 
 def split(
@@ -164,19 +164,14 @@ def serves_as_much(
     costs: ClusterCosts,
     num_workers: int,
 ) -> bool:
-    """True when workers that hold everything serve at least as much as these portions of them; None: they are too few
-    for portions.
-
-    Where weights would leave, portions of which each type has several workers are preferred: they lose little by whole
-    numbers, and no group waits while its leader decodes.
+    """True when workers that hold everything serve about as much as these portions of them; None: they are too few for
+    portions. Any of them can then take what is urgent, where a short request would wait for a long C on one of a few
+    auxiliaries.
     """
     together_s = compute_together_gpu_seconds(demands, times, costs)
     if portions is None or together_s == math.inf:
         return together_s < math.inf
-    is_coarse = any(count < _SEVERAL for portion in portions for count in portion.counts.values())
-    if not is_coarse and not _fit_at_once(demands, costs):
-        return False
-    return together_s <= compute_split_gpu_seconds(portions, num_workers)
+    return together_s <= _ABOUT * compute_split_gpu_seconds(portions, num_workers)
 
 
 def compute_together_gpu_seconds(demands: Sequence[ReplicaDemand], times: StageTimes, costs: ClusterCosts) -> float:

@@ -133,7 +133,8 @@ def test_bad_settings_and_loads_are_refused() -> None:
 def test_memory_may_force_primaries_together() -> None:
     # Without the peaks of C, 2048x2048 needs 1300 + 1562 / k MiB for EDC and 800 + 1562 / k for D.
     rows = [replace(row, peak_bytes=MIB) if row.stage is Stage.DECODE else row for row in table().rows]
-    wide = Orchestrator(CostModel([replace(table(), rows=tuple(rows))], "gpu"), 0, DEGREES, one_pool=True)
+    times = CostModel([replace(table(), rows=tuple(rows))], "gpu")
+    wide = Orchestrator(times, 0, DEGREES, one_pool=True, together=False)
     load = [LoadShare("one", LARGE, 20), LoadShare("two", SMALL, 20)]
     uneven = [WorkerSpec(f"n{n}-w{i}", f"n{n}", 2100 * MIB) for n, size in enumerate((1, 2, 1)) for i in range(size)]
     plan = wide.plan(load, uneven)
@@ -260,7 +261,7 @@ def test_a_model_has_one_pool_that_runs_all_its_sizes_unless_set_otherwise() -> 
     times = load_cost_model(["l20"], "NVIDIA L20")
 
     def kinds(pooled: bool) -> set[PlacementType | None]:
-        plan = Orchestrator(times, 2**30, (1, 2, 4, 8), pooled).plan(load, workers)
+        plan = Orchestrator(times, 2**30, (1, 2, 4, 8), pooled, together=False).plan(load, workers)
         return {plan.type_of(worker.worker_id, "flux.1-dev") for worker in workers}
 
     assert kinds(pooled=True) == {PlacementType.ED, PlacementType.C}
@@ -272,7 +273,7 @@ def test_c_stays_off_the_primaries_of_a_model_that_runs_wide() -> None:
     times = load_cost_model(["l20"], "NVIDIA L20")
     workers = [replace(worker, device="NVIDIA L20") for worker in cluster(4, 8, 48 * 10**9)]
     load = [LoadShare("hunyuanvideo", Shape(720, 1280, frames), 6) for frames in (65, 129)]
-    plan = Orchestrator(times, 2**30, (1, 2, 4, 8), one_pool=True).plan(load, workers)
+    plan = Orchestrator(times, 2**30, (1, 2, 4, 8), one_pool=True, together=False).plan(load, workers)
     held = {plan.type_of(worker.worker_id, "hunyuanvideo") for worker in workers}
     assert PlacementType.C in held
     assert PlacementType.DC not in held
