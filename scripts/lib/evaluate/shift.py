@@ -1,8 +1,8 @@
 """Shifts of the load: what a placement that follows gains over one that stays, and over those that could have stayed.
 
 A trace is two phases of the same length, each as busy as its mix says. The start knows the first minute. The fixed
-placements are those that the Orchestrator plans for the two phases in different proportions, as one who knows the whole
-trace could, and all stages on every worker.
+placements are the splits into primaries and auxiliaries that the Orchestrator plans for the two phases in different
+proportions, as one who knows the whole trace could, and all stages on every worker.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from tridentserve.stages import Stage
 
 # The default's dispatcher with a placement that stays.
 _FIXED = "wo-switch"
+# The default with splits alone, which follow the load.
+_SPLIT = "tridentserve-paper+all-together"
 # Shares of the second phase in the mixes that the fixed placements are planned for.
 _SWEEP = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FIGURES = ("slo_attainment", "mean_all_s", "p95_all_s", "placement_switches", "moved_bytes")
@@ -108,6 +110,7 @@ def _run_all(scene: _ShiftScene) -> Iterator[tuple[str, dict[str, Any]]]:
     """All ways to serve a scene, each with its figures. Fixed placements that are alike are run once."""
     yield DEFAULT_POLICY, scene.run(DEFAULT_POLICY)
     yield _FIXED, scene.run(_FIXED)
+    yield "splits that follow the load", scene.run(_SPLIT)
     ran: dict[str, dict[str, Any]] = {}
     for way, plan in _list_fixed(scene):
         kinds = _describe(plan)
@@ -117,7 +120,7 @@ def _run_all(scene: _ShiftScene) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _list_fixed(scene: _ShiftScene) -> Iterator[tuple[str, PlacementPlan]]:
-    options, times = make_cluster_options(scene.settings.read_cluster_spec(), _FIXED), scene.make_times()
+    options, times = make_cluster_options(scene.settings.read_cluster_spec(), _SPLIT), scene.make_times()
     for share in _SWEEP:
         load = [
             replace(kind, weight=kind.weight * weight)
@@ -126,7 +129,7 @@ def _list_fixed(scene: _ShiftScene) -> Iterator[tuple[str, PlacementPlan]]:
             for kind in list_mix(phase)
         ]
         yield (
-            f"planned for {1 - share:.0%} first, {share:.0%} second",
+            f"a split planned for {1 - share:.0%} first, {share:.0%} second",
             plan_placement(options, times, scene.workers, load),
         )
     models = {spec.model for phase in scene.phases for _, spec in phase}
