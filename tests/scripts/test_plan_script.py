@@ -20,7 +20,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_the_table_shows_every_gpu_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--cluster", str(CLUSTERS / "l20-128.yaml"), "--workload", "flux.1-dev-heavy")
+    arguments = ("--cluster", str(CLUSTERS / "l20-128.yaml"), "--workload", "flux.1-dev-heavy")
+    code, out, _ = run(capsys, *arguments)
     assert code == 0
     assert "1.5 requests/s of flux.1-dev" in out
     assert "the load needs 100% of their GPU-seconds" in out
@@ -32,7 +33,9 @@ def test_the_table_shows_every_gpu_and_the_reasons(capsys: pytest.CaptureFixture
         names = line.split("  ")[0].split(" to ")
         nodes += int(names[-1][1:]) - int(names[0][1:]) + 1
     assert nodes == 16
-    assert "flux.1-dev V2 brings 100% of the work: " in out
+    assert "every worker holds all stages" in out
+    _, split, _ = run(capsys, *arguments, "--policy", "wo-pooling")
+    assert "flux.1-dev V0 brings " in split
 
 
 def test_several_models_are_numbered(capsys: pytest.CaptureFixture[str]) -> None:
