@@ -16,6 +16,9 @@ SolverName = Literal["highs", "cbc"]
 # The largest batch where each request runs alone, as images are exact only then: in batches a pixel may differ by 1 of
 # 255.
 NO_BATCHES = 1
+# The largest batch of the policies that live on batches, where `max_batch` sets no other. The paper and the related
+# systems name no limit beside the optimal batch of the profile.
+MAX_BATCH = 8
 
 
 def _check_power_of_two(degree: int) -> int:

@@ -31,8 +31,8 @@ _HOMONYMS = {
     "group_timeout*": ({"profiler/measure/stages.py"}, "processes of a measurement start at different times"),
     "handoff*": ({"scripts/bench_engine.py"}, "the benchmark sends parcels that the shipped buffer cannot hold twice"),
     "max_batch": (
-        {"tridentserve/testing/fixed_times.py", "dispatch/policies/step_level/dispatcher.py"},
-        "what a stage's times say is worth it, and the number that three policies register as theirs",
+        {"tridentserve/testing/fixed_times.py"},
+        "what a stage's times say is worth it",
     ),
     "slo_scale": (
         {"scripts/compare_policies.py"},

@@ -103,7 +103,7 @@ class ModelArgs(Args):
     @model_validator(mode="after")
     def _check_source(self) -> ModelArgs:
         if (self.path is None) == (self.tiny is None):
-            raise make_config_error("path", "give exactly one of `path` (a diffusers folder) and `tiny` (a family)")
+            raise make_config_error("path", "give exactly one of `path` (a model folder) and `tiny` (a family)")
         if self.tiny is not None and self.tiny not in FAMILIES:
             raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
         return self
@@ -116,8 +116,8 @@ class ModelArgs(Args):
 class ClusterArgs(Args):
     """The devices. One worker owns one GPU, or `cpu_threads` threads of a CPU."""
 
-    nodes: int = Field(default=1, ge=1, description="Number of machines of the Ray cluster that hold workers.")
-    workers_per_node: int = Field(ge=1, description="Number of workers on each machine, one per GPU.")
+    nodes: int = Field(default=1, ge=1, description="Number of nodes of the Ray cluster that hold workers.")
+    workers_per_node: int = Field(ge=1, description="Number of workers on each node, one per GPU.")
     device: TorchDevice = make_option(WorkerOptions, "torch_device")
     device_name: str = Field(
         default="cpu",

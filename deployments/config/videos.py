@@ -14,7 +14,7 @@ class VideosArgs(Args):
 
     data_dir: LocalPath | None = Field(
         default=None,
-        description="Directory of the jobs and their files, on a disk of the machine on which `Videos` runs; without "
+        description="Directory of the jobs and their files, on a disk of the node on which `Videos` runs; without "
         "it `videos` in `cache_dir`.",
     )
     results_url: str | None = Field(

@@ -20,7 +20,8 @@ _MOST = 1e4
 
 
 class ModelWeights:
-    """Remembers the GPU-seconds of D that models with shares were given while they competed."""
+    """Remembers the GPU-seconds that models with shares were given while they competed: the GPUs that run D, times the
+    seconds until the plan ends."""
 
     def __init__(self, options: DispatchOptions) -> None:
         self._own = options.request_weights or {}

@@ -46,6 +46,15 @@ ENTRIES = re.split(r"^##+ ", (ROOT / "docs" / "find-your-way.md").read_text(enco
 ANSWERS = {question: answer for question, _, answer in (entry.partition("\n") for entry in ENTRIES) if "?" in question}
 
 
+# All words of the repository's code.
+WORDS = {
+    word
+    for room in ROOMS.split("|")
+    for path in (ROOT / room).rglob("*.py")
+    for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+}
+
+
 def test_every_question_has_one_answer() -> None:
     assert len(ANSWERS) >= 50
     assert len(ANSWERS) == sum("?" in entry.partition("\n")[0] for entry in ENTRIES)
@@ -72,6 +81,13 @@ def test_names_behind_a_file_are_defined_there(question: str) -> None:
             code = (ROOT / path).read_text(encoding="utf-8")
             lost += [(path, name) for name in re.findall(r"`([^`]+)`", names) if not is_defined(name, code)]
     assert not lost
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_other_names_in_brackets_exist(question: str) -> None:
+    """Names that stand in brackets away from their file."""
+    brackets = re.findall(r"\((`[^()]*`)\)", ANSWERS[question])
+    assert not {name for names in brackets for name in re.findall(r"`(\w+)`", names)} - WORDS
 
 
 def test_every_module_is_named() -> None:

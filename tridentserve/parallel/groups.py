@@ -24,12 +24,13 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public names th
 
 from tridentserve.errors import GroupError
 
-DEFAULT_TIMEOUT_S = 120.0
+# Longest time until the store answers: seconds on an idle node, more where many workers start at once.
+_STORE_TIMEOUT_S = 120.0
 _LOOPBACK = "127.0.0.1"
 
 
 def connect_store(
-    host: str = _LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    host: str = _LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = _STORE_TIMEOUT_S
 ) -> TCPStore:
     """Start or reach the key-value store in which members of a group find each other.
 
@@ -159,9 +160,7 @@ def make_store_prefix(name: str) -> str:
     return f"group/{name}/"
 
 
-def make_group(
-    store: Store, name: str, rank: int, size: int, device: torch.device, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> SequenceGroup:
+def make_group(store: Store, name: str, rank: int, size: int, device: torch.device, timeout_s: float) -> SequenceGroup:
     """Join the group `name` of `size` members as `rank`, and return when all have joined (5 ms on one machine with
     gloo; NCCL connects at the first collective).
 

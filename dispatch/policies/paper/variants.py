@@ -11,13 +11,11 @@ from dispatch.candidates.program import DEFAULT_PROGRAM, Program, appraise_by_va
 from dispatch.candidates.values import Appraisal
 from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
-from dispatch.options import NO_BATCHES, DispatchOptions, ValueOptions
+from dispatch.options import MAX_BATCH, NO_BATCHES, DispatchOptions, ValueOptions
 from dispatch.policies.paper.deviations import Deviations, parse_deviations
 from dispatch.policies.paper.rewards import RewardAppraisal
 from dispatch.policies.policy import Policy, PolicyContext, PolicySpec
 
-# The paper names no limit beside the optimal batch of the profile; this is that of the other policies with batches.
-MOST_IN_A_BATCH = 8
 # Of a reward of 1000: less than any penalty for communication.
 _ORDER_SHARE = 1e-6
 # No D takes as long.
@@ -27,7 +25,7 @@ _WHOLE_S = 1e12
 def find_variant(name: str) -> PolicySpec:
     """The paper's policy with the deviations that the name states (`parse_deviations`)."""
     deviations = parse_deviations(name)
-    most = NO_BATCHES if deviations.batches else MOST_IN_A_BATCH
+    most = NO_BATCHES if deviations.batches else MAX_BATCH
     return PolicySpec(name, partial(make_variant, deviations), supports_units=True, default_max_batch=most)
 
 

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick, find_batch_kind
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick, find_batch_kind
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId

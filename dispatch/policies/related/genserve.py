@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.classes import by_deadline
+from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
-from dispatch.policies.step_level.dispatcher import MAX_BATCH, StepLevelDispatcher, StepTick
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import (
     Assignment,

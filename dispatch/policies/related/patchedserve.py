@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import (
-    MAX_BATCH,
     BatchCandidate,
     StepLevelDispatcher,
     StepTick,

@@ -28,8 +28,6 @@ from tridentserve.stages import PlacementType, Stage
 
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
-# The largest batch of the policies that live on batches, where the options set no other.
-MAX_BATCH = 8
 # Requests of one batch kind can run in one batch.
 BatchKind = tuple[str, Shape, int, BatchKey]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dispatch import DispatchOptions
-from dispatch.policies.step_level.dispatcher import MAX_BATCH
+from dispatch.options import MAX_BATCH
 from profiler import CostModel
 from tests.profiler.synthetic import row, step_seconds, table
 from tridentserve.plans import WorkerId

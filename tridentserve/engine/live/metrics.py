@@ -86,7 +86,7 @@ class WorkerMetrics:
             tag_keys=("worker",),
         )
         self._copies_kept = Gauge(
-            "tridentserve_checkpoint_copies", "State checkpoints that a worker holds for others.", tag_keys=("worker",)
+            "tridentserve_checkpoints_held", "State checkpoints that a worker holds for others.", tag_keys=("worker",)
         )
         self._copies_kept_bytes = Gauge(
             "tridentserve_checkpoint_held_bytes",
