@@ -7,17 +7,14 @@ from ray.serve import Application
 
 from deployments.config.app import AppArgs
 from deployments.serve.api_deployment import ApiDeployment
-from deployments.serve.scheduler_deployment import make_scheduler_deployment
+from deployments.serve.scheduler_deployment import MAX_ONGOING_REQUESTS, make_scheduler_deployment
 from deployments.serve.videos_deployment import make_videos_deployment, needs_videos
-
-# Every waiting request takes one place in a replica; the bound that counts is the scheduler's.
-_MAX_ONGOING_REQUESTS = 10_000
 
 
 def build_app(args: AppArgs) -> Application:
     """The deployments of one service: `Api` with any number of replicas; `Scheduler` with exactly one, which owns the
     workers; and where videos are served `Videos`, which keeps the jobs."""
-    api = serve.deployment(name="Api", max_ongoing_requests=_MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0.1})(
+    api = serve.deployment(name="Api", max_ongoing_requests=MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0.1})(
         ApiDeployment
     )
     scheduler = make_scheduler_deployment(args).bind(args)

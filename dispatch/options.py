@@ -33,7 +33,8 @@ Positive = Annotated[float, Field(gt=0)]
 
 @options
 class ValueOptions:
-    """What groups of workers are worth to requests (`dispatch.candidates.values`, docs/policy.md)."""
+    """The parts of the value that a group of workers has for a request (`dispatch.candidates.values`,
+    docs/policy.md)."""
 
     horizon: float = Field(
         default=0.25,
@@ -61,7 +62,7 @@ class ValueOptions:
     overdue_runs: float = Field(
         default=50.0,
         gt=0,
-        description="A request that is overdue by this many times its own shortest runtime goes before all others.",
+        description="A request that can only end this many of its own shortest runtimes after its deadline goes first.",
     )
 
 
@@ -75,7 +76,8 @@ class DispatchOptions:
         le=1,
         description="Lowest parallel efficiency, T(1) / (k T(k)), of degrees that count as efficient, of which the "
         "widest is the optimal one. A higher value means narrower degrees where a policy asks for efficient ones; the "
-        "default runs a request that can be in time at any degree, and others at the optimal one.",
+        "default runs a request that can be in time at any degree, a hopeless one at the optimal degree, and one "
+        "that is long overdue at any efficient one.",
     )
     max_degree: Degree | None = Field(
         default=None,
@@ -102,8 +104,8 @@ class DispatchOptions:
     )
     request_weights: Mapping[str, Positive] | None = Field(
         default=None,
-        description="What a request for a model is worth to the default policy, by the model's name, relative to one "
-        "for a model that is not named, which is worth 1.",
+        description="Weights of requests in the default policy, by the model's name. A model that is not named has "
+        "weight 1.",
     )
     fair_shares: Mapping[str, Positive] | None = Field(
         default=None,
@@ -135,7 +137,7 @@ class DispatchOptions:
         gt=0,
         description="Seconds of D after which it is decided anew which workers a request has; at least one step.",
     )
-    objective: ValueOptions = Field(default_factory=ValueOptions, description="What groups are worth to requests.")
+    objective: ValueOptions = Field(default_factory=ValueOptions, description="The values of groups.")
 
     @property
     def batch_limit(self) -> int:

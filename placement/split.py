@@ -190,7 +190,7 @@ def compute_together_gpu_seconds(demands: Sequence[ReplicaDemand], times: StageT
 
 
 def compute_split_gpu_seconds(portions: Sequence[Portion], num_workers: int) -> float:
-    """What the load would bring if all workers were as busy as the busiest of these portions are."""
+    """The GPU-seconds that the load would take if all workers were as busy as the busiest of these portions are."""
     busiest = 0.0
     for portion in portions:
         requests = sum(share.weight for share in portion.demand.load)

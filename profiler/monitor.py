@@ -50,7 +50,7 @@ Weigh = Callable[[WorkKind], Mapping[Stage, float]]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLoad:
-    """What is asked for of one model: outputs per second, over the longest time in which that did not change."""
+    """The load of one model: outputs per second, over the longest time in which that did not change."""
 
     window_s: float
     per_s: Mapping[WorkKind, float]
@@ -60,8 +60,8 @@ class MeasuredLoad:
     """True when it has not changed in all the time that is kept in mind."""
 
     def expect(self, ahead_s: float) -> dict[WorkKind, float]:
-        """Outputs per second so long after now, if what grows goes on to grow. The window says how many there were in
-        its middle."""
+        """Outputs per second `ahead_s` from now, if what grows continues to grow. The window says how many there were
+        in its middle."""
         later_s = self.window_s / 2 + ahead_s
         return {kind: max(0.0, rate + self.growth.get(kind, 0.0) * later_s) for kind, rate in self.per_s.items()}
 
@@ -247,8 +247,8 @@ class StageSpeed:
         return self.workers / self.work if self.work > 0 else math.inf
 
     def shift(self, window_s: float, errors: float) -> StageSpeed:
-        """The same workers with so many standard errors more work (fewer: below 0), when it was seen for `window_s` and
-        requests come independently: few heavy requests say less than many light ones."""
+        """The same workers with `errors` standard errors more work (negative: less), when it was seen for `window_s`
+        and requests come independently: few heavy requests say less than many light ones."""
         return replace(self, work=max(0.0, self.work + errors * math.sqrt(self.squared_work / window_s)))
 
     @property
@@ -261,7 +261,7 @@ class StageSpeed:
 
 def compute_skew(speeds: Iterable[StageSpeed], window_s: float = math.inf, errors: float = 0.0) -> float:
     """The ratio of the fastest stage's speed, with one worker fewer, to the slowest stage's speed (section 5.3), less
-    what chance explains: both are off by so many standard errors of work that was seen for `window_s`.
+    what chance explains: both are shifted by `errors` standard errors of work that was seen for `window_s`.
 
     The paper compares stage throughputs. Here a stage is what one set of workers holds, and its speed is relative to
     the work that arrives, so that it covers both ways in which a placement ceases to fit: an auxiliary that does not

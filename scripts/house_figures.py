@@ -17,9 +17,13 @@ from statistics import median
 
 from lib.command_line import Parser
 
+from tridentserve.errors import ConfigError
+
 _SKIPPED = frozenset({"tests", "test", "build", "node_modules", "__pycache__"})
 # Only at the top: a package below may have such a name.
 _SKIPPED_AT_TOP = frozenset({"docs", "examples"})
+# The row of docs/architecture.md that has the figures of the repository itself.
+_THIS_TREE = "this tree"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -87,6 +91,23 @@ def measure_code(root: Path) -> CodeFigures:
     )
 
 
+def format_row(one: CodeFigures, name: str) -> str:
+    """The figures as a row of a Markdown table."""
+    file_lines = f"{one.file_median:g} / {one.file_p90} / {one.file_max}"
+    function_lines = f"{one.function_median:g} / {one.function_p95} / {one.function_max}"
+    widest = f"{one.widest} ({one.widest_directory})"
+    return f"| {name} | {one.files} | {file_lines} | {function_lines} | {one.typed_percent:g} | {widest} |"
+
+
+def fill_house_figures(page: str, root: Path) -> str:
+    """The page with the row of the code base below `root`. Raises `ConfigError` if the page has no such row."""
+    start = f"| {_THIS_TREE} |"
+    if not any(line.startswith(start) for line in page.splitlines()):
+        raise ConfigError(f"docs/architecture.md has no row that begins with {start!r}; add one to its house figures")
+    row = format_row(measure_code(root), _THIS_TREE)
+    return "".join(f"{row}\n" if line.startswith(start) else line for line in page.splitlines(keepends=True))
+
+
 def main() -> int:
     parser = Parser(prog="house_figures", description=__doc__)
     parser.add_argument("roots", nargs="*", type=Path, default=[Path()], help="root directories (default: this one)")
@@ -101,10 +122,7 @@ def main() -> int:
     print("| code base | files | file median / p90 / max | function median / p95 / max | typed % | widest directory |")
     print("|---|---|---|---|---|---|")
     for one in found:
-        file_lines = f"{one.file_median:g} / {one.file_p90} / {one.file_max}"
-        function_lines = f"{one.function_median:g} / {one.function_p95} / {one.function_max}"
-        widest = f"{one.widest} ({one.widest_directory})"
-        print(f"| {one.name} | {one.files} | {file_lines} | {function_lines} | {one.typed_percent:g} | {widest} |")
+        print(format_row(one, one.name))
     print(json.dumps({one.name: asdict(one) for one in found}))
     return 0
 

@@ -1,4 +1,5 @@
-"""Writes the tables of docs/configuration.md and docs/metrics.md anew, from the code.
+"""Writes the tables of docs/configuration.md and docs/metrics.md, and the house figures of docs/architecture.md, anew
+from the code.
 
 Example: python scripts/write_docs.py
 Exit status: 0; 1 with --check when a page is not as the code says.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from house_figures import fill_house_figures
 from lib.command_line import Parser
 from lib.docs.configuration import fill_tables
 from lib.docs.metrics import fill_metrics
@@ -18,6 +20,12 @@ from lib.docs.metrics import fill_metrics
 from tridentserve.errors import TridentServeError
 
 ROOT = Path(__file__).resolve().parents[1]
+# What makes a page anew of its text.
+_FILLED: dict[str, Callable[[str], str]] = {
+    "configuration.md": fill_tables,
+    "metrics.md": lambda page: fill_metrics(page, ROOT),
+    "architecture.md": lambda page: fill_house_figures(page, ROOT),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, and say whether the pages are up to date")
     check = parser.parse_args(argv).check
     try:
-        is_stale = [write_page(name, check) for name in ("configuration.md", "metrics.md")]
+        is_stale = [write_page(name, check) for name in _FILLED]
     except (TridentServeError, OSError) as error:
         print(f"write_docs: {error}", file=sys.stderr)
         return 1
@@ -36,7 +44,7 @@ def write_page(name: str, check: bool) -> bool:
     """Writes a page anew, unless `check` is set. Returns whether its tables are not as the code says."""
     path = ROOT / "docs" / name
     text = path.read_text(encoding="utf-8")
-    wanted = fill_tables(text) if name == "configuration.md" else fill_metrics(text, ROOT)
+    wanted = _FILLED[name](text)
     if check and text != wanted:
         print(f"write_docs: {path} is out of date; run python scripts/write_docs.py", file=sys.stderr)
     if not check and text != wanted:

@@ -191,7 +191,7 @@ def test_keys_of_the_configuration_refer_to_the_options_of_the_rooms() -> None:
         and field.default not in (None, PydanticUndefined)
         and not any(isinstance(mark, OptionOf) for mark in field.metadata)
     }
-    assert own <= {("ModelArgs", "slo_scale")}, "declare these keys with `option`"
+    assert own <= {("ModelArgs", "slo_scale")}, "declare these keys with `make_option`"
     assert owners == {DispatchOptions, EngineOptions, Kernels, ReplanOptions, SchedulerOptions, WorkerOptions}
 
 

@@ -42,7 +42,7 @@ class SimulationSetup:
     options: ServiceOptions = field(default_factory=ServiceOptions)
     """Options of the simulated service; its tick, handoff buffers and process groups hold for the engine too."""
     load: Sequence[LoadShare] | None = None
-    """Load that the service is told of; None: what `list_first_mix` knows of the trace."""
+    """The load that the service expects; None: that of `list_first_mix`."""
     placement: PlacementPlan | None = None
     """The placement at the start; None: planned for the load."""
     engine: SimulationOptions = field(default_factory=SimulationOptions)

@@ -1,6 +1,6 @@
 """The common base of the configuration's sections: unknown keys are errors, and messages say which key is wrong.
 
-A key that an option dataclass of another package holds is declared with `option`: default, checks and
+A key that an option dataclass of another package holds is declared with `make_option`: default, checks and
 description are that field's.
 """
 

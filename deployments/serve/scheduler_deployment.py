@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from deployments.model_updates.reconciler import ModelReconciler
     from tridentserve.engine.live.engine import LiveEngine
 
+# Every waiting request takes one place in a replica of Api or Videos; the bound that counts is the scheduler's.
+MAX_ONGOING_REQUESTS = 10_000
+
 
 class SchedulerDeployment:
     """The event loop around the pure core. Ray Serve calls `reconfigure` before the first request (it returns when all

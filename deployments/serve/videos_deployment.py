@@ -12,13 +12,12 @@ from ray import serve
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.models.served import find_family
 from deployments.serve.ray_errors import translate_ray_errors
-from deployments.serve.scheduler_deployment import RemoteBackend
+from deployments.serve.scheduler_deployment import MAX_ONGOING_REQUESTS, RemoteBackend
 from deployments.videos.jobs import VideoJobs, choose_storage_url
 from deployments.videos.storage import find_local_file
 from tridentserve.errors import ModelFolderError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
-_MAX_ONGOING_REQUESTS = 10_000
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -117,7 +116,7 @@ def make_videos_deployment() -> serve.Deployment:
     return serve.deployment(
         name="Videos",
         num_replicas=1,
-        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         ray_actor_options={"num_cpus": 0.1},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,

@@ -33,7 +33,7 @@ class Program:
     """The parts of a tick's program that can be others. The defaults are those of the policy `default`."""
 
     appraise: AppraiseWork = appraise_by_value
-    """What groups are worth to requests with some work."""
+    """Gives the values of groups for requests with some work."""
     order_share: float = 1e-4
     """The order of deadlines decides between requests that are worth the same to within this share, and nothing else.
     """

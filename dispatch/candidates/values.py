@@ -105,18 +105,15 @@ class Appraisal:
         horizons = min((deadline_s - self._now_s) / self._horizon_s, _MOST_HORIZONS)
         return Standing(bisect_right(self._finishes_s, deadline_s), math.floor(_LEVELS_PER_HORIZON * horizons))
 
-    def compute_values(self, deadline_s: float) -> Mapping[GroupKind, float]:
-        """The value of each group that may be used now.
+    def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
+        """The value of each group that may be used now, for all deadlines that stand there; made once.
 
         While some candidate can still make the deadline, now or once busy workers are expected to be free, only groups
         that make it count, of any degree: to start late what can be had in time is never better than to wait for it.
-        Hopeless requests run at their optimal degree alone, where a step, which nothing can stop, is over soon. Groups
-        that are worth no more than a narrower one of their pool are left out.
+        Hopeless requests run at their optimal degree alone, where a step, which nothing can stop, is over soon, and
+        long overdue ones (`OVERDUE`) at each efficient degree. Groups that are worth no more than a narrower one of
+        their pool are left out.
         """
-        return self.compute_values_at(self.find_standing(deadline_s)) if self._possible else {}
-
-    def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
-        """`compute_values` of all deadlines that stand there; made once. `OVERDUE`: each efficient degree."""
         if standing not in self._values:
             if standing in (HOPELESS, OVERDUE):
                 urgency = self._options.hopeless / (1 + math.log1p(self._least_gpu_seconds))

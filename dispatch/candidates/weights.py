@@ -56,8 +56,8 @@ class ModelWeights:
                 self._given[model] += len(each.diffuse) * (each.expected_finish_s - now_s)
 
     def _compute_lacks(self, waiting: Waiting) -> Mapping[str, float]:
-        """What each model with a share should have had, over what it had. Shares are relative to those of the others
-        that wait: nobody waits for a model that asks for nothing."""
+        """The GPU-seconds that each model with a share should have had, over those that it had. Shares are relative to
+        those of the others that wait: nobody waits for a model that asks for nothing."""
         sharing = self._list_sharing(waiting)
         wanted, given = sum(self._shares[model] for model in sharing), sum(self._given[model] for model in sharing)
         least = given / _MOST

@@ -18,7 +18,6 @@ _PLAIN_SEARCH = {
     "mip_allow_restart": False,
 }
 _FEASIBLE = highspy.SolutionStatus.kSolutionStatusFeasible
-_STOPPED = (highspy.HighsModelStatus.kTimeLimit, highspy.HighsModelStatus.kInterrupt)
 
 
 class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
@@ -58,7 +57,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         found = pulp.LpSolutionNoSolutionFound
         if status == highspy.HighsModelStatus.kOptimal:
             found = pulp.LpSolutionOptimal
-        elif status in _STOPPED and info.primal_solution_status == _FEASIBLE:
+        elif self.is_out_of_time and info.primal_solution_status == _FEASIBLE:
             found = pulp.LpSolutionIntegerFeasible
         if found != pulp.LpSolutionNoSolutionFound:
             self.bound = min(self.bound, -info.mip_dual_bound)

@@ -125,7 +125,7 @@ class _Search:
         return self._best
 
     def _attempt(self, step: Callable[[], _Found | str]) -> _Found | str:
-        """What a step finds, or why it finds nothing."""
+        """The solution that a step finds, or the reason why it finds none."""
         try:
             return step()
         except Exception as error:  # whatever a solver does (no binary, out of memory, a crash), the tick continues

@@ -60,7 +60,7 @@ class Problem:
 
 
 class _Room:
-    """What is left of the idle workers while groups are taken, which all fit."""
+    """The idle workers that are left while groups are taken, which all fit."""
 
     def __init__(self, problem: Problem) -> None:
         self._free: dict[int, dict[int, int]] = {}

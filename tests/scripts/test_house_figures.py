@@ -29,6 +29,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *roots: Path) -> int:
     return status
 
 
+def test_the_figures_of_this_tree_stand_in_the_architecture() -> None:
+    root = SCRIPT.parents[1]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    filled = runpy.run_path(str(SCRIPT))["fill_house_figures"](page, root)
+    assert filled == page, "the page is out of date; run python scripts/write_docs.py"
+
+
 def test_the_figures_are_counted_by_hand(
     code_base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

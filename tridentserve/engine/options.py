@@ -17,6 +17,11 @@ Fetch = Literal["auto", "mapped", "peer", "host"]
 Transport = Literal["nixl", "host"]
 
 
+def choose_host_dir(cache: Path) -> Path:
+    """The directory of host copies where no option names one."""
+    return cache / "host"
+
+
 @options
 class LoopOptions:
     """Options of the work that both engines do: they call the scheduler and write down what it decides."""
@@ -82,7 +87,7 @@ class WorkerOptions:
         "addition to the weights.",
     )
     host_dir: Path = Field(
-        default_factory=lambda: cache_dir() / "host",
+        default_factory=lambda: choose_host_dir(cache_dir()),
         description="Directory in which each node keeps its one copy of all weights.",
     )
 

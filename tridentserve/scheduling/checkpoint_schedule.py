@@ -1,6 +1,6 @@
-"""Chooses the steps after which running plans copy their denoising states, and the workers that keep the copies.
+"""Chooses the steps after which running plans save state checkpoints, and the workers that keep them.
 
-A request whose worker is lost repeats the steps since its last copy.
+A request whose worker is lost repeats the steps since its last checkpoint.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tridentserve.scheduling.worker_pool import WorkerPool
 
 
 class CheckpointSchedule:
-    """Chooses after which steps a plan's states are copied, and to which worker: not one of its own, on another node
-    where there is one, and in turn, so that all workers keep about the same number."""
+    """Chooses after which steps a plan's states are saved, and on which worker, the keeper: not one of its own, on
+    another node where there is one, and in turn, so that all workers keep about the same number."""
 
     def __init__(self, pool: WorkerPool, every_s: float, every_steps: int | None = None) -> None:
         """`every_s`: seconds of denoising between two checkpoints; 0: none are made.
@@ -25,7 +25,7 @@ class CheckpointSchedule:
         self._next = 0
 
     def choose_steps(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> CheckpointSteps | None:
-        """The steps of a plan after which its states are copied; None when it ends first. Steps that members have done
+        """The steps of a plan after which its states are saved; None when it ends first. Steps that members have done
         since their last checkpoint, in plans before this one, count."""
         if self._every_s <= 0 or run.step_s <= 0:
             return None

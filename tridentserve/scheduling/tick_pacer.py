@@ -28,14 +28,15 @@ class SchedulerLike(Protocol):
 class TickOutcome:
     """The result of one tick."""
 
-    # The effects that the engine carries out; after a tick that failed, those decided before the failure.
     effects: list[ev.Effect]
-    # False where nothing was decided, not even that a request waits for a worker of its own: no client needs to know.
+    """The effects that the engine carries out; after a tick that failed, those decided before the failure."""
     has_decided: bool
-    # The error of the policy, None where it did not fail.
+    """False where nothing was decided, not even that a request waits for a worker of its own: no client needs to
+    know."""
     failure: PolicyError | None = None
-    # True when the tick before failed with the same message: whoever logs failures has logged this one.
+    """The error of the policy, None where it did not fail."""
     is_repeated: bool = False
+    """True when the tick before failed with the same message: whoever logs failures has logged this one."""
 
 
 class TickPacer:

@@ -96,7 +96,7 @@ class TetriServe(StepLevelDispatcher):
         return Decisions(assignments=tuple(assignments))
 
     def _find_longest_round(self, view: ClusterView) -> float:
-        """What the shortest time from arrival to deadline leaves for a round."""
+        """The longest round that the shortest time from arrival to deadline allows."""
         active: list[PendingRequest | RunningRequest] = [*view.pending, *view.running]
         self._slos_s.update((each.spec.request_id, each.deadline_s - each.arrival_s) for each in active)
         known = {each.spec.request_id for each in active}

@@ -25,7 +25,7 @@ def test_the_tables_are_those_of_the_code() -> None:
 def test_a_table_has_every_key_with_its_type_and_default() -> None:
     page = fill_tables(TEXT)
     for row in (
-        "| `workers_per_node` | integer | required | Number of workers on each machine, one per GPU. |",
+        "| `workers_per_node` | integer | required | Number of workers on each node, one per GPU. |",
         "| `capacity_mb` | integer | `64` | Size of the handoff buffer of one worker, in MiB;",
         "| `profiles` | list of text | `[tiny-cpu]` |",
         f"| `cache_dir` | text | `${CACHE_ENV}` |",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -40,16 +40,20 @@ def appraise(candidates: Sequence[Candidate], idle: int = 8, options: ValueOptio
     return Appraisal(candidates, [idle, idle], now_s=0.0, horizon_s=HORIZON_S, options=options)
 
 
+def compute_values(appraisal: Appraisal, deadline_s: float) -> Mapping[GroupKind, float]:
+    return appraisal.compute_values_at(appraisal.find_standing(deadline_s))
+
+
 def values(
     candidates: Sequence[Candidate], deadline_s: float, idle: int = 8, options: ValueOptions = OPTIONS
 ) -> dict[int, float]:
     """By degree."""
-    found = appraise(candidates, idle, options).compute_values(deadline_s)
+    found = compute_values(appraise(candidates, idle, options), deadline_s)
     return {group.degree: value for group, value in found.items()}
 
 
 def by_pool(candidates: Sequence[Candidate], deadline_s: float, options: ValueOptions = OPTIONS) -> list[float]:
-    return [value for _, value in sorted(appraise(candidates, options=options).compute_values(deadline_s).items())]
+    return [value for _, value in sorted(compute_values(appraise(candidates, options=options), deadline_s).items())]
 
 
 WIDTHS = [candidate(1, 8.0), candidate(2, 4.2), candidate(4, 2.2)]
@@ -70,7 +74,7 @@ def test_any_width_that_is_faster_counts_for_a_request_that_can_be_in_time() -> 
 def test_a_width_that_is_no_faster_than_a_narrower_one_of_its_pool_is_left_out() -> None:
     slower = [candidate(1, 8.0), candidate(2, 8.0), candidate(4, 9.0)]
     assert set(values(slower, deadline_s=20.0)) == {1}
-    elsewhere = appraise([candidate(1, 8.0), candidate(2, 8.0, pool=1)]).compute_values(20.0)
+    elsewhere = compute_values(appraise([candidate(1, 8.0), candidate(2, 8.0, pool=1)]), 20.0)
     assert set(elsewhere) == {GroupKind(0, 1), GroupKind(1, 2)}
 
 

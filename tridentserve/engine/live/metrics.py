@@ -70,25 +70,25 @@ class WorkerMetrics:
             "Parcels that a worker holds: its stage outputs, what it has received, and state checkpoints for others.",
             tag_keys=("worker",),
         )
-        self._copies = Counter(
+        self._checkpoints = Counter(
             "tridentserve_checkpoints_total",
             "State checkpoints that were sent to another worker.",
             tag_keys=("worker",),
         )
-        self._copy_bytes = Counter(
+        self._checkpoint_bytes = Counter(
             "tridentserve_checkpoint_bytes_total",
             "Bytes of the state checkpoints that were sent.",
             tag_keys=("worker",),
         )
-        self._copy_seconds = Counter(
+        self._checkpoint_seconds = Counter(
             "tridentserve_checkpoint_seconds_total",
             "Seconds that sending state checkpoints took.",
             tag_keys=("worker",),
         )
-        self._copies_kept = Gauge(
+        self._held_checkpoints = Gauge(
             "tridentserve_checkpoints_held", "State checkpoints that a worker holds for others.", tag_keys=("worker",)
         )
-        self._copies_kept_bytes = Gauge(
+        self._held_checkpoint_bytes = Gauge(
             "tridentserve_checkpoint_held_bytes",
             "Bytes of host memory of the state checkpoints that a worker holds for others.",
             tag_keys=("worker",),
@@ -160,13 +160,13 @@ class WorkerMetrics:
     def set_handoff_levels(self, buffer: HandoffBuffer) -> None:
         self._handoff_used.set(buffer.used_bytes, tags=self._worker)
         self._handoff_parcels.set(buffer.num_parcels, tags=self._worker)
-        self._copies_kept.set(len(buffer.checkpoints), tags=self._worker)
-        self._copies_kept_bytes.set(buffer.checkpoints.nbytes, tags=self._worker)
+        self._held_checkpoints.set(len(buffer.checkpoints), tags=self._worker)
+        self._held_checkpoint_bytes.set(buffer.checkpoints.nbytes, tags=self._worker)
 
     def count_checkpoint(self, nbytes: int, seconds: float) -> None:
-        self._copies.inc(tags=self._worker)
-        self._copy_bytes.inc(max(nbytes, 1), tags=self._worker)
-        self._copy_seconds.inc(max(seconds, 1e-9), tags=self._worker)
+        self._checkpoints.inc(tags=self._worker)
+        self._checkpoint_bytes.inc(max(nbytes, 1), tags=self._worker)
+        self._checkpoint_seconds.inc(max(seconds, 1e-9), tags=self._worker)
 
 
 class EngineMetrics:

@@ -62,7 +62,7 @@ class SimulatedCheckpoints:
         )
         keeper = self._devices[saves.keeper]
         if keeper.alive:
-            arrives_s = now_s + self._handoff.copy_seconds(run, saves.keeper)
+            arrives_s = now_s + self._handoff.checkpoint_seconds(run, saves.keeper)
             self._agenda.call_at(arrives_s, self._arrive, run, steps, spans, keeper.incarnation)
         self.enter(run)
 

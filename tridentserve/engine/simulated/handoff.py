@@ -46,7 +46,7 @@ class Handoff:
         self._times = times
         self._capacity_bytes = capacity_bytes
         self._outputs: dict[str, _StageOutput] = {}
-        self._copies: dict[str, _StageOutput] = {}
+        self._checkpoints: dict[str, _StageOutput] = {}
         self._buffered: Counter[WorkerId] = Counter()
         self.transfers = 0
         self.transfer_bytes = 0
@@ -63,10 +63,10 @@ class Handoff:
         if not member.from_checkpoint:
             output = self._outputs.get(member.request_id)
             return output if output is not None and output.plan_id == member.input_id else None
-        copy = self._copies.get(member.request_id)
-        if copy is None or member.steps is None:
+        saved = self._checkpoints.get(member.request_id)
+        if saved is None or member.steps is None:
             return None
-        return copy if (copy.plan_id, copy.steps_done) == (member.input_id, member.steps[0]) else None
+        return saved if (saved.plan_id, saved.steps_done) == (member.input_id, member.steps[0]) else None
 
     def ready_s(self, run: PlanRun) -> float:
         """The time at which all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
@@ -118,21 +118,21 @@ class Handoff:
 
     def save(self, plan_id: int, spec: RequestSpec, keeper: WorkerId, steps_done: int) -> None:
         """A checkpoint of a request has arrived. It replaces the one before."""
-        self._copies[spec.request_id] = _StageOutput(plan_id, spec, _STATE, keeper, steps_done=steps_done)
+        self._checkpoints[spec.request_id] = _StageOutput(plan_id, spec, _STATE, keeper, steps_done=steps_done)
 
-    def copy_seconds(self, run: PlanRun, to: WorkerId) -> float:
+    def checkpoint_seconds(self, run: PlanRun, to: WorkerId) -> float:
         """Seconds until checkpoints of a running plan are on another worker."""
         return sum(self._move(_StageOutput(run.plan.plan_id, spec, _STATE, run.plan.leader), to) for spec in run.specs)
 
     @property
     def kept(self) -> int:
         """Number of outputs and checkpoints that are kept; 0 when no request is under way."""
-        return len(self._outputs) + len(self._copies)
+        return len(self._outputs) + len(self._checkpoints)
 
     def drop(self, request_id: str) -> None:
         """Drop the output and the checkpoint of a request."""
         self.drop_outputs(request_id)
-        self._copies.pop(request_id, None)
+        self._checkpoints.pop(request_id, None)
 
     def drop_outputs(self, request_id: str) -> None:
         """Drop the output of a request, but not its checkpoint."""
@@ -150,8 +150,8 @@ class Handoff:
                 output.holder = output.pushed_to
             if output.holder == worker_id:
                 self.drop_outputs(request_id)
-        for request_id in [name for name, copy in self._copies.items() if copy.holder == worker_id]:
-            del self._copies[request_id]
+        for request_id in [name for name, copy in self._checkpoints.items() if copy.holder == worker_id]:
+            del self._checkpoints[request_id]
 
     def _push(self, outputs: list[_StageOutput], target: WorkerId, now_s: float) -> None:
         """Push outputs in one transfer, while the workers compute. Those that do not fit wait in host memory."""

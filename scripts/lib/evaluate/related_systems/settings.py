@@ -30,8 +30,8 @@ class ModelledGpu:
     """The source of `speed`."""
     memory_gb: float
     nvlink_gb_s: float | None = None
-    """What one GPU sends to the others of its node, in GB/s: a step at degree k takes a k-th of one at degree 1, and
-    the exchanges. None: wide degrees are as efficient as on L20, which has no NVLink."""
+    """The speed at which one GPU sends to the others of its node, in GB/s: a step at degree k takes a k-th of one at
+    degree 1, and the exchanges. None: wide degrees are as efficient as on L20, which has no NVLink."""
 
     def make_cluster(self) -> ClusterSpec:
         """One node of 8, as in all papers. Its GPUs bear the name that they have in the table."""
@@ -54,7 +54,7 @@ class ModelledGpu:
         return replace(table, rows=tuple(rows))
 
     def _model_exchanges_s(self, row: ProfileRow, gb_s: float) -> float:
-        """Of a step: each member sends all but its own part of what it holds."""
+        """Seconds of the exchanges of one step: each member sends all but its own part of what it holds."""
         layers, width = _LAYERS[row.model]
         sent = row.batch * row.shape.tokens * width * _BYTES_PER_VALUE / row.degree * (1 - 1 / row.degree)
         return layers * _EXCHANGES * (_EXCHANGE_S + sent / (gb_s * 1e9))

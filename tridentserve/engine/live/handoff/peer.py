@@ -10,7 +10,7 @@ import torch
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.plans import WorkerId
 
-Path = Literal["nixl", "host", "local"]
+HandoffPath = Literal["nixl", "host", "local"]
 # In place of a slot: the parcel has arrived already, and need not be sent again.
 ALREADY_HERE = -1
 
@@ -32,7 +32,7 @@ class HandoffKey:
 class CompletedTransfer:
     """One handoff that took place, for the metrics."""
 
-    path: Path
+    path: HandoffPath
     nbytes: int
     seconds: float
 
