@@ -162,7 +162,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_cells(parser)
     _add_simulation(parser)
     parser.add_quick(
-        models=["flux.1-dev"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
+        models=["sd3-medium"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
     )
     arguments = parser.parse_args(argv)
     if (arguments.unseen is None) != (arguments.seed is None):

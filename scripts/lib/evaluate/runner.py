@@ -1,4 +1,5 @@
-"""Runs cells on several cores. Ctrl-C stops at once; what was finished is kept by whoever took it."""
+"""Runs cells on several cores. Ctrl-C and SIGTERM stop all of them at once; finished cells are kept by whoever took
+them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from types import FrameType
+from typing import NoReturn
 
 from lib.evaluate.cells import Cell, Settings
 from lib.evaluate.rows import CellResult
@@ -28,6 +31,8 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
             yield _run_guarded(run, cell, settings)
         return
     context = multiprocessing.get_context("spawn")
+    # By default SIGTERM would end this process alone, and leave the others to finish their cells.
+    before_term = signal.signal(signal.SIGTERM, _exit)
     pool = ProcessPoolExecutor(min(jobs, max(1, len(cells))), context)
     try:
         # Ctrl-C reaches the whole group of processes, and only this one acts on it. The others, which begin here, have
@@ -46,6 +51,11 @@ def run_cells(cells: Sequence[Cell], settings: Settings, jobs: int, run: RunCell
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before_term)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _run_guarded(run: RunCell, cell: Cell, settings: Settings) -> CellOutcome:

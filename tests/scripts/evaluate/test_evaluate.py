@@ -134,3 +134,16 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     finished = [json.loads(line)["cell"] for line in kept.read_text().splitlines()]
     assert 1 <= len(finished) < 1000
     assert len(rows_of(tmp_path / "out" / "results.csv")) == len(finished)
+
+
+def test_a_termination_ends_all_processes(tmp_path: Path) -> None:
+    """SIGTERM reaches the first process alone, unlike Ctrl-C. The others hold its pipes until they end."""
+    options = [*SMALL, "--duration-s", "60", "--jobs", "2", "--policies", "edf", "b3", "--seeds", "500", "--out", "out"]
+    kept = tmp_path / "out" / "cells.jsonl"
+    with started(command(*options), tmp_path) as process:
+        wait_until(lambda: kept.exists() and bool(kept.read_text()), "the first cell is finished")
+        process.terminate()
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in stderr
+    assert 1 <= len(kept.read_text().splitlines()) < 1000

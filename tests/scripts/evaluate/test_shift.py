@@ -19,9 +19,18 @@ def test_each_shift_is_served_in_all_ways(capsys: pytest.CaptureFixture[str]) ->
     follow = ["default", "splits that follow the load"]
     assert served[:3] == [follow[0], "wo-switch", follow[1]]
     assert served[-1] == "all stages on every worker"
-    assert main(["--shift", "--quick"]) == 2
-    assert "raise --duration-s or --gpus" in capsys.readouterr().err
     assert all(0 <= float(row["on time %"]) <= 100 for row in rows)
     for row in rows:
         if row["served with"] not in follow:
             assert float(row["switches"]) == 0, row
+
+
+def test_a_quick_run_has_all_shifts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--shift", "--quick"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert len({row["shift"] for row in rows}) == len(SHIFTS)
+
+
+def test_a_shift_without_requests_says_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--shift", "--quick", "--models", "flux.1-dev"]) == 2
+    assert "raise --duration-s or --gpus" in capsys.readouterr().err
