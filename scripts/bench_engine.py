@@ -1,8 +1,8 @@
 """Times in which the live engine moves things on real workers (CPU processes): groups, tensors, weights, requests.
 
 `regroup`: workers form a group. `handoff`: 64 MiB through NIXL and through Ray's object store. `load`: weights
-from a peer, the host copy, the model folder. `pause_resume`: a request yields and resumes. `switch`: another placement
-under load. Medians; the last line is one JSON object.
+from a peer, the host copy, the model folder. `pause_resume`: a request yields and resumes. `service_pause`: the same
+with the scheduler in between. `switch`: another placement under load. Medians; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # Room for two parcels of 64 MiB: one that leaves, one that arrives.
 _HANDOFF_BYTES = 160 << 20
-PARTS = ("regroup", "handoff", "load", "pause_resume", "switch")
+PARTS = ("regroup", "handoff", "load", "pause_resume", "service_pause", "switch")
 
 
 def main() -> int:
@@ -103,7 +103,10 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if {"regroup", "handoff", "load", "pause_resume"}.intersection(options.only):
         count = max(2, *options.group_sizes)
         async with run_workers(count, sources, folder / "host", handoff_bytes=_HANDOFF_BYTES) as workers:
-            await _measure_workers(workers, options, folder, add)
+            await _measure_workers(workers, options, add)
+    if "service_pause" in options.only:
+        tiny = sources["tiny"].folder
+        add("service_pause", await measure_service_pause(tiny, folder / "host", options.small_side, 4, options.runs))
     if "switch" in options.only:
         large = sources["large"].folder
         nbytes = sum(file.stat().st_size for file in large.rglob("*.safetensors"))
@@ -113,7 +116,7 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 async def _measure_workers(
-    workers: Workers, options: argparse.Namespace, folder: Path, add: Callable[[str, dict[str, Any]], None]
+    workers: Workers, options: argparse.Namespace, add: Callable[[str, dict[str, Any]], None]
 ) -> None:
     if "regroup" in options.only:
         add("regroup", await measure_regroup(workers, options.group_sizes, options.runs))
@@ -122,10 +125,7 @@ async def _measure_workers(
     if "pause_resume" in options.only:
         figures = await measure_pause(workers, options.side, steps=2, runs=options.pauses)
         small = await measure_pause(workers, options.small_side, steps=4, runs=options.runs)
-        service = await measure_service_pause(
-            ensure_tiny("sd3", cache_dir()), folder / "host", options.small_side, 4, options.runs
-        )
-        add("pause_resume", figures | {"small": small | service})
+        add("pause_resume", figures | {"small": small})
     if "load" in options.only:
         add("load", await measure_load(workers, "large", max(3, options.runs // 4)))
 

@@ -19,8 +19,11 @@ def test_batching_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Pat
     run_quick("bench_batching", tmp_path, environment=make_environment(tiny_cache))
 
 
-# One after another, as each part starts workers of its own: together they would take more than 20 s.
-@pytest.mark.parametrize("parts", [("regroup", "handoff", "load"), ("pause_resume",), ("switch",)], ids="-".join)
+# Each run starts worker processes that import torch, which takes most of its time. All parts in one run would start
+# three sets of them, and take more than 20 s.
+@pytest.mark.parametrize(
+    "parts", [("regroup", "handoff", "load", "pause_resume"), ("service_pause",), ("switch",)], ids="-".join
+)
 def test_the_engine_on_the_cluster_of_the_tests(
     parts: Sequence[str], ray_cluster: None, tiny_cache: Path, tmp_path: Path
 ) -> None:

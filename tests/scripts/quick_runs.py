@@ -54,7 +54,7 @@ def run_quick(
     result: dict[str, Any] = json.loads(lines[-1], parse_constant=_refuse)
     assert [f"{name}: {result[name]}" for name in _ALWAYS] == [line for line in lines if line.startswith(_ALWAYS)][:2]
     found = {_generalize(name): figure for name, figure in list_figures(result)}
-    documented = {name for name in read_documented_figures(script) if not parts or name.startswith(tuple(parts))}
+    documented = {name for name in read_documented_figures(script) if not parts or name.partition(".")[0] in parts}
     assert set(found) == documented | set(_ALWAYS)
     for name, figure in list_figures(result):
         if isinstance(figure, int | float):

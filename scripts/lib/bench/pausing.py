@@ -106,6 +106,7 @@ async def measure_service_pause(folder: Path, host_dir: Path, side: int, steps: 
             if run > 0:
                 gaps_s.append(second.start_s - first.end_s)
     return {
-        "service_ms": compute_median_ms(gaps_s),
-        "service_range_ms": [round(1000 * gap, 3) for gap in (min(gaps_s), max(gaps_s))],
+        "side": side,
+        "ms": compute_median_ms(gaps_s),
+        "range_ms": [round(1000 * gap, 3) for gap in (min(gaps_s), max(gaps_s))],
     }
