@@ -3,9 +3,10 @@
 
 A service of four tiny SD3 workers (or that of --config, without its placement) is started for each policy, and again
 for each repetition, in an order that changes from repetition to repetition, so that a machine that drifts favours none.
-One more service, before them, says what each size takes on one worker; from that come the rate of the traces (--load,
-as a share of what the workers can do) and the deadlines (--slo-scale times the time alone), the same for all policies.
-One trace has Poisson arrivals, the other comes in bursts.
+One more service, before them, says what each size takes on one worker; where there is only one worker, the first
+policy's service says so. From that come the rate of the traces (--load, as a share of what the workers can do) and the
+deadlines (--slo-scale times the time alone), the same for all policies. One trace has Poisson arrivals, the other comes
+in bursts.
 
 Run it on an otherwise idle machine. The last line is one JSON object. Exit status: 0 when all requests were served, 1
 when one failed, 2 for bad usage, 130 after Ctrl-C.
@@ -101,7 +102,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=parse_whole_number, help="workers of a node, instead of the configuration's")
     parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default 0)")
     parser.add_quick(
-        policies=["default"], repetitions=1, sides=[64, 128, 256], steps=2, requests=3, rounds=1, workers=2
+        policies=["default"], repetitions=1, sides=[64, 128, 256], steps=2, requests=3, rounds=1, workers=1
     )
     return parser.parse_args(argv)
 

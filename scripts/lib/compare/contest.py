@@ -59,7 +59,8 @@ class ContestRun:
 
 
 class Contest:
-    """Starts services and replays traces. A first service, of plans on one worker, says what each size takes."""
+    """Starts services and replays traces. A first service, of plans on one worker, says what each size takes; where
+    there is only one worker, that of the first policy does, as it has no other plans."""
 
     def __init__(self, args: AppArgs, options: ContestLoad, seed: int) -> None:
         """`args`: the service; its placement is left to each policy."""
@@ -79,8 +80,9 @@ class Contest:
         or a warm-up failed."""
         runs = []
         with run_local_serve() as url:
-            with deploy(self._set_dispatch(max_degree=1)):
-                self._traces = self._make_traces(self._warm_up(url))
+            if len(list_service_workers(self._args)) > 1:
+                with deploy(self._set_dispatch(max_degree=1)):
+                    self._traces = self._make_traces(self._warm_up(url))
             for repetition in range(repetitions):
                 turn = repetition % len(policies)
                 for policy in (*policies[turn:], *policies[:turn]):
@@ -96,7 +98,9 @@ class Contest:
     def _serve(self, url: str, policy: str, repetition: int) -> list[ContestRun]:
         runs = []
         with deploy(self._set_dispatch(policy=policy)):
-            self._warm_up(url)
+            calibration = self._warm_up(url)
+            if not self._traces:
+                self._traces = self._make_traces(calibration)
             for name, requests in self._traces.items():
                 results = asyncio.run(replay(requests, url))
                 runs.append(_judge(policy, name, repetition, results))
