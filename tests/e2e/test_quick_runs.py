@@ -1,4 +1,7 @@
-"""`--quick` of the benchmarks that need Ray. Where they can share what takes long to start, they do."""
+"""`--quick` of the benchmarks that need Ray. Where they can share what takes long to start, they do.
+
+Those with a Serve of their own take more than 20 s: docs/benchmarks.md.
+"""
 
 from __future__ import annotations
 
