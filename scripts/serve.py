@@ -133,8 +133,11 @@ def _has_members(group: int) -> bool:
 
 def _say(text: str, stream: TextIO = sys.stderr) -> None:
     """Print a line even if its reader is gone: the service does not stop for that, and its shutdown continues."""
-    with suppress(OSError):
+    try:
         print(text, file=stream, flush=True)
+    except OSError:
+        # Python would try to write it again at its end, fail again, and end with status 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fetch_health(url: str) -> dict[str, Any] | None:

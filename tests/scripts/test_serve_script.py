@@ -81,8 +81,8 @@ def started(config: Path) -> AbstractContextManager[Popen[str]]:
         folder=str(ROOT / "scripts"),
         script=str(ROOT / "scripts" / "serve.py"),
     )
-    # A proxy of the environment, which nobody answers for, is not asked.
-    env = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"}
+    # A proxy of the environment, which nobody answers for, is not asked. Streams have buffers, whatever it says.
+    env = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "PYTHONUNBUFFERED": ""}
     return processes.started([sys.executable, "-c", code], ROOT, env)
 
 
