@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import shlex
 import sys
 import textwrap
@@ -31,8 +32,11 @@ HEALTH = [line for line in LINES if line.text.endswith("/health")]
 
 
 def run_line(line: ShownCommand, service: Service, folder: Path) -> str:
-    """Run a line as a reader types it in this directory, and return what it prints."""
-    return output_of(["bash", "-o", "pipefail", "-c", line.text.replace(SHOWN_URL, service.url)], folder)
+    """Run a line as a reader types it in this directory, with this Python's environment active, and return what it
+    prints."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-o", "pipefail", "-c", line.text.replace(SHOWN_URL, service.url)]
+    return output_of(command, folder, {**os.environ, "PATH": path})
 
 
 def test_no_line_is_left_out() -> None:
