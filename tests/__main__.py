@@ -74,6 +74,9 @@ async def run(part: Part) -> Outcome:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=_MAX_LINE,
+            # Linux shares the cores among sessions first (autogroup): in the shell's own, what else was started there
+            # would take most of the time of the lanes.
+            start_new_session=True,
         )
         assert process.stdout is not None
         try:
