@@ -103,10 +103,12 @@ async def run_lane(lane: Sequence[Part]) -> list[Outcome]:
 
 async def run_all(everything: bool, seed: int | None) -> bool:
     """True when all passed. The other parts are not begun where lint fails, which takes seconds."""
-    # SIGTERM ends the parts too, as Ctrl-C does.
+    # SIGTERM, and the end of the terminal unless it is ignored (`nohup`), end the parts too, as Ctrl-C does.
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     began_s = time.monotonic()
     lint, lanes = parts(everything, seed)
     outcomes = [await run(lint)]
