@@ -12,7 +12,7 @@ from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import ClusterView, Decisions, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.decision_log import LogEntry
+from tridentserve.scheduling.decision_log import LogEntry, replay
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import PlacementType
 
@@ -75,7 +75,8 @@ def failing_scheduler() -> tuple[Scheduler, FailsAtFirst, list[WorkerSpec], Plac
 
 
 def check_failed_and_served(decisions: Sequence[LogEntry], dispatcher: FailsAtFirst) -> None:
-    """The decisions that a failing tick had made before were carried out; then every request was served."""
+    """The decisions that a failing tick had made before were carried out; then every request was served. The log has
+    all ticks, so that a policy that counts them, as this one does, decides the same again."""
     assert dispatcher.failures_left == 0
     effects = [effect for decision in decisions for effect in decision.effects]
     (place,) = (effect for effect in effects if isinstance(effect, ev.Place))
@@ -83,3 +84,4 @@ def check_failed_and_served(decisions: Sequence[LogEntry], dispatcher: FailsAtFi
     first_run = next(index for index, effect in enumerate(effects) if isinstance(effect, ev.RunPlan))
     assert effects.index(place) < first_run
     assert sorted(effect.request_id for effect in effects if isinstance(effect, ev.Finish)) == list(REQUESTS)
+    assert all(decision.effects == again for decision, again in replay(decisions, failing_scheduler()[0]))

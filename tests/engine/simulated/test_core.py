@@ -79,13 +79,14 @@ def test_a_measured_solve_takes_its_time() -> None:
     assert result.counts.solve_seconds > 0
 
 
-def test_the_decision_log_has_events_with_their_effects_but_no_idle_ticks(tmp_path: Path) -> None:
+def test_the_decision_log_has_events_and_all_ticks_with_their_effects(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     script = Ticking(patience_s=1.0)
     simulate(script, {"a": "C"}, {"a": 1.0}, decision_log=path)
     logged = read_log(path)
     assert [(decision.now_s, decision.event.kind, len(decision.effects)) for decision in logged] == [
-        (0.0, "worker_joined", 0), (1.0, "request_arrived", 0), (2.0, "tick", 1), (4.0, "stage_finished", 1),
+        (0.0, "worker_joined", 0), (0.0, "tick", 0), (1.0, "request_arrived", 0), (1.0, "tick", 0), (1.25, "tick", 0),
+        (1.5, "tick", 0), (1.75, "tick", 0), (2.0, "tick", 1), (4.0, "stage_finished", 1), (4.0, "tick", 0),
     ]  # fmt: skip
 
 

@@ -110,15 +110,19 @@ class CoreThread:
             # The time of an event is when it was posted: a solve in between counts as waiting.
             now_s, event = self._advance_clock(item[0]), item[1]
             self._pacer.note_event(event)
-            self._publish(now_s, event, self._scheduler.on(event, now_s), log)
+            effects = self._scheduler.on(event, now_s)
+            _write_entry(log, now_s, event, effects)
+            self._listener(now_s, event, effects)
 
     def _tick(self, log: IO[str] | None) -> None:
         now_s = self._advance_clock(self.now_s())
         outcome = self._pacer.tick(self._scheduler, now_s)
         if outcome.failure is not None and not outcome.is_repeated:
             logger.error("a tick failed", exc_info=outcome.failure)
+        # Also a tick without effects: a policy may remember what it saw then, and a replay must see the same.
+        _write_entry(log, now_s, Tick(), outcome.effects)
         if outcome.has_decided:
-            self._publish(now_s, Tick(), outcome.effects, log)
+            self._listener(now_s, Tick(), outcome.effects)
         self._pacer.note_end(self.now_s())
 
     def _advance_clock(self, at_s: float) -> float:
@@ -126,14 +130,13 @@ class CoreThread:
         self._last_s = max(self._last_s, at_s)
         return self._last_s
 
-    def _publish(self, now_s: float, event: Event, effects: list[Effect], log: IO[str] | None) -> None:
-        """Log a decision and hand it to the listener."""
-        if log is not None:
-            try:
-                log.write(encode_entry(LogEntry(now_s, event, effects)) + "\n")
-            except (OSError, ValueError) as error:  # a full disk is no reason to stop serving
-                logger.error("the decision log misses an entry: %s", error)
-        self._listener(now_s, event, effects)
+
+def _write_entry(log: IO[str] | None, now_s: float, event: Event, effects: list[Effect]) -> None:
+    if log is not None:
+        try:
+            log.write(encode_entry(LogEntry(now_s, event, effects)) + "\n")
+        except (OSError, ValueError) as error:  # a full disk is no reason to stop serving
+            logger.error("the decision log misses an entry: %s", error)
 
 
 def _open_log(path: Path) -> IO[str]:

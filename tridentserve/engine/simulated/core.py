@@ -61,7 +61,9 @@ class SimulatedCore:
             posted_s, event = self._inbox.popleft()
             self._pacer.note_event(event)
             # The time of an event is when it was posted, as in the live engine: a solve in between is waiting.
-            self._take(posted_s, event, self._scheduler.on(event, posted_s))
+            effects = self._scheduler.on(event, posted_s)
+            self._write_entry(posted_s, event, effects)
+            self._tell(event, effects)
         self._is_busy = False
         self._enter_tick()
 
@@ -103,12 +105,16 @@ class SimulatedCore:
 
     def _finish_tick(self, ticked_s: float, outcome: TickOutcome) -> None:
         self._pacer.note_end(self._agenda.now_s)
+        # Also a tick without effects: a policy may remember what it saw then, and a replay must see the same.
+        self._write_entry(ticked_s, ev.Tick(), outcome.effects)
         if outcome.has_decided:
-            self._take(ticked_s, ev.Tick(), outcome.effects)
+            self._tell(ev.Tick(), outcome.effects)
         self._handle_inbox()
 
-    def _take(self, at_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        self._last_change_s = self._agenda.now_s
+    def _write_entry(self, at_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         if self._log is not None:
             self._log.write(encode_entry(LogEntry(at_s, event, effects)) + "\n")
+
+    def _tell(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+        self._last_change_s = self._agenda.now_s
         self._listener(event, effects)
