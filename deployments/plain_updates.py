@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tridentserve.byte_sizes import MIB
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
 from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat
@@ -52,7 +53,7 @@ def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
         "retries": update.retries,
         "stage_durations": update.stage_durations_s,
         "timeline": [_describe_span(span) for span in update.timeline],
-        "peak_memory_mb": update.peak_memory_bytes / 2**20,
+        "peak_memory_mb": update.peak_memory_bytes / MIB,
         "tiled": update.tiled,
         **video,
     }

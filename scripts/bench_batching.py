@@ -25,10 +25,10 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-from lib.bench.ray_cluster import run_ray_cluster
 from lib.bench.workers import Workers, run_workers
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, parse_whole_number
+from lib.ray_cluster import run_ray_cluster
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -57,7 +57,7 @@ class Outcome:
 def main() -> int:
     options = _parse_arguments()
     run = describe_run(libraries=("ray", "torch"))
-    with run_ray_cluster(num_cpus=2):
+    with run_ray_cluster(2, os.environ.get("RAY_ADDRESS")):
         pairs = asyncio.run(_measure(options))
     return _report(run, options, pairs)
 

@@ -26,12 +26,12 @@ from lib.bench.handing_off import measure_handoff
 from lib.bench.loading import measure_load
 from lib.bench.model_folder import make_model_folder
 from lib.bench.pausing import measure_pause, measure_service_pause
-from lib.bench.ray_cluster import run_ray_cluster
 from lib.bench.regrouping import measure_regroup
 from lib.bench.switching import measure_switch
 from lib.bench.workers import Workers, run_workers
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive, parse_whole_number
+from lib.ray_cluster import run_ray_cluster
 
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import cache_dir
@@ -45,7 +45,7 @@ PARTS = ("regroup", "handoff", "load", "pause_resume", "service_pause", "switch"
 def main() -> int:
     options = _parse_arguments()
     run = describe_run(libraries=("ray", "torch"))
-    with run_ray_cluster(num_cpus=4), tempfile.TemporaryDirectory() as folder:
+    with run_ray_cluster(4, os.environ.get("RAY_ADDRESS")), tempfile.TemporaryDirectory() as folder:
         print_result(run, asyncio.run(_measure(options, Path(folder))))
     return 0
 

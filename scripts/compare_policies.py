@@ -29,6 +29,7 @@ from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive, parse_policy_name, parse_sides, parse_whole_number
 from lib.compare.contest import Contest, ContestLoad
 from lib.compare.standings import format_standings, summarize
+from lib.local_service import add_serve_url
 
 from deployments.config.file import read_args
 from tridentserve.errors import TridentServeError
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.sides, options.steps, options.requests, options.load, options.slo_scale, options.rounds
             ),
             options.seed,
+            options.serve_url,
         )
         runs = contest.hold(options.policies, options.repetitions, report=lambda line: print(line, flush=True))
     except (TridentServeError, OSError) as error:
@@ -101,6 +103,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=parse_whole_number, help="workers of a node, instead of the configuration's")
     parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default 0)")
+    add_serve_url(parser)
     parser.add_quick(
         policies=["default"], repetitions=1, sides=[64, 128, 256], steps=2, requests=3, rounds=1, workers=1
     )

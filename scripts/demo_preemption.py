@@ -31,7 +31,7 @@ import torch
 import yaml
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive, parse_whole_number
-from lib.local_service import run_local_service
+from lib.local_service import add_serve_url, run_local_service
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -74,7 +74,7 @@ def main() -> int:
     # The service starts in processes of its own; meanwhile this one loads the stock pipeline.
     with ThreadPoolExecutor() as beside:
         loading = beside.submit(_load_stock_pipeline, args)
-        with run_local_service(args) as url:
+        with run_local_service(args, options.serve_url) as url:
             status = _replay(options.out, url)
             moved = _find_most_moved(options.out / "trace.json")
             index = int(moved[0].split("-")[1])  # the id of the service: run, index of the row, id of the row
@@ -105,6 +105,7 @@ def _parse_arguments() -> argparse.Namespace:
         metavar="N",
         help="worker sets that one request must have had (default 3)",
     )
+    add_serve_url(parser)
     parser.add_quick(requests=3, gap_s=0.1, side=64, steps=6, workers=2, worker_sets=1)
     return parser.parse_args()
 

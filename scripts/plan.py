@@ -29,9 +29,9 @@ from placement.cluster_file import ClusterSpec, read_cluster
 from placement.describe import describe_placement
 from placement.units import describe_divided_stages
 from traces.workloads.mixes import Mix, load_figure, load_mix
+from tridentserve.byte_sizes import MIB
 from tridentserve.errors import ConfigError, TridentServeError
 
-_MIB = 2**20
 # Options of --attainment, with their defaults.
 _OF_WHAT_IF = {"duration_s": 600.0, "max_gpus": 1024, "seed": 0}
 
@@ -94,7 +94,7 @@ def _make_options(arguments: argparse.Namespace, cluster: ClusterSpec) -> Servic
     if not 0 <= handoff_mb < math.inf:
         raise ConfigError(f"--handoff-mb is {handoff_mb:g}; it must be a number from 0 up")
     # Workers have a buffer of one byte at least.
-    return replace(shipped, worker=replace(shipped.worker, handoff_bytes=max(1, round(handoff_mb * _MIB))))
+    return replace(shipped, worker=replace(shipped.worker, handoff_bytes=max(1, round(handoff_mb * MIB))))
 
 
 def _list_load(mix: Mix) -> list[LoadShare]:

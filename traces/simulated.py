@@ -8,14 +8,13 @@ from dataclasses import replace
 
 from traces.requests import TraceRequest
 from traces.results import ReplayResult, TimelineEntry, simulated_result
+from tridentserve.byte_sizes import MIB
 from tridentserve.engine.simulated import RequestResult, SimulationResult, TimedRequest
 from tridentserve.engine.simulated.result import FINISHED, UNFINISHED
 from tridentserve.errors import ConfigError, ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
-
-_MIB = 2**20
 
 
 def make_arrivals(
@@ -78,7 +77,7 @@ def _make_result(request: TraceRequest, ended: RequestResult, peak_bytes: int, d
         error=_describe_error(ended),
         slo_s=ended.slo_s,
         queue_s=None if ended.start_s is None else ended.start_s - ended.arrival_s,
-        peak_memory_mb=peak_bytes / _MIB if peak_bytes else None,
+        peak_memory_mb=peak_bytes / MIB if peak_bytes else None,
         timeline=[
             TimelineEntry(
                 stage=run.stage.value,

@@ -13,6 +13,7 @@ from deployments.config.app import AppArgs
 from dispatch.policies import Policy, find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, build_fixed_placement
 from placement.units import choose_units
+from tridentserve.byte_sizes import MIB
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
@@ -20,8 +21,6 @@ from tridentserve.protocols import Replanner, StageTimes
 from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def list_workers(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
             WorkerSpec(
                 worker_id=f"n{order.index(node)}w{counts[node]}",
                 node_id=node,
-                memory_bytes=args.cluster.memory_mb * _MIB,
+                memory_bytes=args.cluster.memory_mb * MIB,
                 device=args.cluster.device_name,
                 place=counts[node],
             )

@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from deployments.config.base import MIB, Args, LocalPath, Name, make_absolute, make_config_error, make_option
+from deployments.config.base import MEBIBYTES, Args, LocalPath, Name, make_absolute, make_config_error, make_option
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from dispatch.policies import find_policy
+from tridentserve.byte_sizes import MIB
 from tridentserve.engine.options import EngineOptions, TorchDevice, Transport, WorkerOptions
 from tridentserve.models import cache
 from tridentserve.models.families import FAMILIES
@@ -51,7 +52,7 @@ class Limits(Args):
         default=4096, ge=1, description="Most characters of the prompt, and of the negative prompt."
     )
     max_image_bytes: int = Field(
-        default=20 * 2**20,
+        default=20 * MIB,
         ge=1,
         description="Largest file of an input image, in bytes, of models that start from one.",
     )
@@ -148,7 +149,7 @@ class HandoffArgs(Args):
     capacity_mb: int = make_option(
         WorkerOptions,
         "handoff_bytes",
-        MIB,
+        MEBIBYTES,
         "Size of the handoff buffer of one worker, in MiB; what does not fit goes through host memory.",
     )
     transport: Transport = make_option(WorkerOptions, "handoff_transport")

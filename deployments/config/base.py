@@ -15,12 +15,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from tridentserve.byte_sizes import MIB
 from tridentserve.validation import describe_problem
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$", max_length=96)]
 # Units of keys, in those of the fields that they stand for.
 MILLISECONDS = Fraction(1, 1000)
-MIB = Fraction(2**20)
+MEBIBYTES = Fraction(MIB)
 
 
 class Args(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from deployments.config.base import MIB, Args, LocalPath, make_option
+from deployments.config.base import MEBIBYTES, Args, LocalPath, make_option
 from tridentserve.engine.options import Fetch, WorkerOptions
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
@@ -16,7 +16,7 @@ class ReplicasArgs(Args):
     block_mb: int = make_option(
         WorkerOptions,
         "block_bytes",
-        MIB,
+        MEBIBYTES,
         "Size of the blocks in which weights are moved, in MiB; a load needs that much memory in addition to the "
         "weights.",
     )

@@ -15,9 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from deployments.http.forms import MULTIPART, URLENCODED, parse_form
+from tridentserve.byte_sizes import MIB
 from tridentserve.errors import InvalidRequestError
 
-MAX_BODY_BYTES = 1024 * 1024
+MAX_BODY_BYTES = MIB
 JSON = "application/json"
 FORMS = (URLENCODED, MULTIPART)
 # Bounds on a long body, which holds an image. Parsing small values takes a hundred times as long as parsing the same

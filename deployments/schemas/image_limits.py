@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, TypeVar
 
+from tridentserve.byte_sizes import MIB
 from tridentserve.errors import OverloadedError
 
-_MIB = 2**20
-MAX_HELD_BYTES = 1024 * _MIB
+MAX_HELD_BYTES = 1024 * MIB
 """Bytes of input images that the requests of one scheduler hold."""
-MAX_JOBS_BYTES = 256 * _MIB
+MAX_JOBS_BYTES = 256 * MIB
 """Bytes of input images that the video jobs hold which are given to a scheduler at once."""
 T = TypeVar("T")
 

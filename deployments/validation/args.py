@@ -16,6 +16,7 @@ from deployments.config.base import describe_problems
 from deployments.config.live import apply_user_config
 from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
+from tridentserve.byte_sizes import MIB
 from tridentserve.errors import ConfigError, ModelFolderError, ProfileError
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.requests import RequestSpec
@@ -25,7 +26,6 @@ from tridentserve.stages import Stage
 # A model folder's weights may differ by as much from those in its profile; beyond, the profile is of another model.
 _WEIGHTS_FACTOR = 1.5
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
-_MIB = 2**20
 
 
 def check_args(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
@@ -158,8 +158,8 @@ def _check_weights(
             if max(found_bytes, profiled_bytes) > _WEIGHTS_FACTOR * min(found_bytes, profiled_bytes):
                 key = "name" if model.profile_as is None else "profile_as"
                 yield (
-                    f"models[{index}].{key}: the weights of {stage} are {found_bytes / _MIB:.1f} MiB when loaded, in "
-                    f"the profile of {model.profile_name!r} {profiled_bytes / _MIB:.1f} MiB; it is of another model "
+                    f"models[{index}].{key}: the weights of {stage} are {found_bytes / MIB:.1f} MiB when loaded, in "
+                    f"the profile of {model.profile_name!r} {profiled_bytes / MIB:.1f} MiB; it is of another model "
                     "or another dtype: profile this one"
                 )
                 break

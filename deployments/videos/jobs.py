@@ -12,12 +12,13 @@ from typing import Any
 from deployments.backend import Backend
 from deployments.config.videos import VideosArgs
 from deployments.openai_errors import describe_error
-from deployments.videos.retention import MIB, VideoRetention
+from deployments.videos.retention import VideoRetention
 from deployments.videos.storage import VideoStorage
 from deployments.videos.store import VideoJob, VideoStore
 from deployments.videos.store_thread import StoreThread, translate_disk_errors
 from deployments.videos.view import describe_job
 from deployments.videos.worker import VideoWorker
+from tridentserve.byte_sizes import MIB
 from tridentserve.errors import RequestCancelledError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from deployments.videos.storage import VideoStorage
 from deployments.videos.store import VideoJob
 from deployments.videos.store_thread import StoreThread
+from tridentserve.byte_sizes import MIB
 from tridentserve.errors import VideoStorageError
 
 logger = logging.getLogger(__name__)
 
-MIB = 2**20
 _LEFT_OVER_S = 3600.0
 """No process writes the files of one job for longer: a process that began before has died."""
 _SWEEP_S = 30.0

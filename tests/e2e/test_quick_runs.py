@@ -1,7 +1,4 @@
-"""`--quick` of the benchmarks that need Ray. Where they can share what takes long to start, they do.
-
-Those with a Serve of their own take more than 20 s: docs/benchmarks.md.
-"""
+"""`--quick` of the benchmarks that need Ray. Where they can share what takes long to start, they do."""
 
 from __future__ import annotations
 
@@ -46,12 +43,17 @@ def test_overhead_of_the_service_of_the_tests(service: Service, tiny_cache: Path
     run_quick("bench_overhead", tmp_path, "--url", service.url, "--model", "tiny-sd3", environment=environment)
 
 
-def test_requests_are_preempted_on_a_service_of_its_own(tmp_path: Path) -> None:
-    assert run_quick("demo_preemption", tmp_path)["max_difference"] <= 1
+def test_requests_are_preempted_beside_the_service_of_the_tests(
+    service: Service, tiny_cache: Path, tmp_path: Path
+) -> None:
+    where = ("--serve-url", service.url)
+    result = run_quick("demo_preemption", tmp_path, *where, environment=make_environment(tiny_cache))
+    assert result["max_difference"] <= 1
 
 
-def test_a_policy_is_judged_on_services_of_its_own(tmp_path: Path) -> None:
-    result = run_quick("compare_policies", tmp_path, "--config", str(ROOT / "deployments" / "quickstart.yaml"))
+def test_a_policy_is_judged_beside_the_service_of_the_tests(service: Service, tiny_cache: Path, tmp_path: Path) -> None:
+    options = ("--config", str(ROOT / "deployments" / "quickstart.yaml"), "--serve-url", service.url)
+    result = run_quick("compare_policies", tmp_path, *options, environment=make_environment(tiny_cache))
     found = [(row["trace"], row["policy"]) for row in result["rows"]]
     assert found == [("poisson", "default"), ("bursty", "default")]
     assert result["requests"] == 6

@@ -62,8 +62,8 @@ class Contest:
     """Starts services and replays traces. A first service, of plans on one worker, says what each size takes; where
     there is only one worker, that of the first policy does, as it has no other plans."""
 
-    def __init__(self, args: AppArgs, options: ContestLoad, seed: int) -> None:
-        """`args`: the service; its placement is left to each policy."""
+    def __init__(self, args: AppArgs, options: ContestLoad, seed: int, serve_url: str | None = None) -> None:
+        """`args`: the service; its placement is left to each policy. `serve_url`: as in `run_local_serve`."""
         self._model = args.models[0].name
         load = [
             LoadArgs(model=self._model, width=side, height=side, num_inference_steps=options.steps)
@@ -73,13 +73,14 @@ class Contest:
         self._args = args.model_copy(update={"placement": "auto", "expected_load": [*load, *others]})
         self._options = options
         self._seed = seed
+        self._serve_url = serve_url
         self._traces: dict[str, list[TraceRequest]] = {}
 
     def hold(self, policies: Sequence[str], repetitions: int, report: Callable[[str], None]) -> list[ContestRun]:
         """All runs. `report` is called with a line after each. Raises `ConfigError` where a service cannot be started
         or a warm-up failed."""
         runs = []
-        with run_local_serve() as url:
+        with run_local_serve(self._serve_url) as url:
             if len(list_service_workers(self._args)) > 1:
                 with deploy(self._set_dispatch(max_degree=1)):
                     self._traces = self._make_traces(self._warm_up(url))

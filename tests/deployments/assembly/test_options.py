@@ -13,7 +13,7 @@ import pytest
 from deployments.assembly.options import ServiceOptions, describe_options, format_options, make_service_options
 from deployments.assembly.simulation import SimulationSetup, assemble_simulation, load_times, make_cluster_options
 from deployments.config.app import AppArgs, HandoffArgs
-from deployments.config.base import MIB, list_option_keys
+from deployments.config.base import MEBIBYTES, list_option_keys
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES, find_policy, make_policy
 from placement.cluster_file import ClusterSpec, NodeGroup
@@ -112,7 +112,7 @@ def test_values_reach_the_rooms_in_their_units(tmp_path: Path) -> None:
 def test_keys_hold_whole_numbers_where_fields_do() -> None:
     keys = dict(list_option_keys(HandoffArgs, WorkerOptions))
     capacity = keys["capacity_mb"]
-    assert (capacity.unit, capacity.make_default(), capacity.to_field(3)) == (MIB, 64, 3 << 20)
+    assert (capacity.unit, capacity.make_default(), capacity.to_field(3)) == (MEBIBYTES, 64, 3 << 20)
     assert isinstance(capacity.make_default(), int)
     assert isinstance(capacity.to_field(3), int)
 

@@ -1,0 +1,4 @@
+"""Units of memory."""
+
+MIB = 2**20
+"""Bytes of a mebibyte."""
