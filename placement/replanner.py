@@ -62,7 +62,7 @@ class ReplanOptions:
     settle_s: float = Field(
         default=2,
         ge=0,
-        description="How long workers must have stayed the same after one was lost or came back, in seconds.",
+        description="Time for which workers must have stayed the same after one was lost or came back, in seconds.",
     )
 
 

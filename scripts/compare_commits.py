@@ -68,7 +68,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("bench", type=Path, metavar="BENCH", help="a script by its path in both commits")
     parser.add_argument("--base", required=True, metavar="REV", help="the older commit")
     parser.add_argument(
-        "--rounds", type=parse_whole_number, default=3, metavar="N", help="runs of each side (default 3)"
+        "--rounds", type=parse_whole_number, default=3, metavar="N", help="runs of each side (default %(default)s)"
     )
     parser.add_argument(
         "--repository",

@@ -52,15 +52,21 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="compare_kernels", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="model folder, tiny-FAMILY or published model")
     parser.add_argument(
-        "--sizes", type=parse_shapes, default=parse_shapes("512"), help="sizes, such as 256,832x480x81 (default 512)"
+        "--sizes", type=parse_shapes, default="512", help="sizes, such as 256,832x480x81 (default %(default)s)"
     )
     parser.add_argument(
         "--attention", type=_parse_attentions, default=list(ATTENTIONS), help="kernels to compare (default: all)"
     )
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
-    parser.add_argument("--rounds", type=parse_whole_number, default=7, metavar="N", help="counted rounds (default 7)")
     parser.add_argument(
-        "--steps", type=parse_whole_number, default=1, metavar="N", help="steps of each way in a round (default 1)"
+        "--rounds", type=parse_whole_number, default=7, metavar="N", help="counted rounds (default %(default)s)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=parse_whole_number,
+        default=1,
+        metavar="N",
+        help="steps of each way in a round (default %(default)s)",
     )
     parser.add_argument(
         "--blocks", type=parse_whole_number, metavar="N", help="most blocks of each kind, for a published model"

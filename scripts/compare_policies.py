@@ -73,7 +73,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--config",
         type=Path,
         default=Path("deployments/quickstart.yaml"),
-        help="the Serve config file, whose first model is asked for (default deployments/quickstart.yaml)",
+        help="the Serve config file, whose first model is asked for (default %(default)s)",
     )
     parser.add_argument(
         "--policies",
@@ -83,26 +83,30 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="P",
         help=f"policies; ratios are to the first (default {' '.join(_POLICIES)})",
     )
-    parser.add_argument("--repetitions", type=parse_whole_number, default=3, help="runs of each policy (default 3)")
     parser.add_argument(
-        "--sides", type=parse_sides, default=[256, 384, 512], help="three sides in pixels (default 256,384,512)"
+        "--repetitions", type=parse_whole_number, default=3, help="runs of each policy (default %(default)s)"
     )
-    parser.add_argument("--steps", type=parse_whole_number, default=20, help="denoising steps (default 20)")
-    parser.add_argument("--requests", type=parse_whole_number, default=80, help="requests of each trace (default 80)")
     parser.add_argument(
-        "--load", type=make_positive(float), default=0.9, help="share of what the workers can do (default 0.9)"
+        "--sides", type=parse_sides, default="256,384,512", help="three sides in pixels (default %(default)s)"
+    )
+    parser.add_argument("--steps", type=parse_whole_number, default=20, help="denoising steps (default %(default)s)")
+    parser.add_argument(
+        "--requests", type=parse_whole_number, default=80, help="requests of each trace (default %(default)s)"
+    )
+    parser.add_argument(
+        "--load", type=make_positive(float), default=0.9, help="share of what the workers can do (default %(default)s)"
     )
     parser.add_argument(
         "--slo-scale",
         type=make_positive(float),
         default=3.0,
-        help="deadline over the time that a request takes alone on one worker (default 3)",
+        help="deadline over the time that a request takes alone on one worker (default %(default)g)",
     )
     parser.add_argument(
-        "--rounds", type=parse_whole_number, default=3, help="warm-up requests of each size (default 3)"
+        "--rounds", type=parse_whole_number, default=3, help="warm-up requests of each size (default %(default)s)"
     )
     parser.add_argument("--workers", type=parse_whole_number, help="workers of a node, instead of the configuration's")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default %(default)s)")
     add_serve_url(parser)
     parser.add_quick(
         policies=["default"], repetitions=1, sides=[64, 128, 256], steps=2, requests=3, rounds=1, workers=1

@@ -253,19 +253,21 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     profiles.add_argument("--profiles", nargs="+", metavar="P", help="tables instead of those of the configuration")
     profiles.add_argument("--profile", type=Path, metavar="CSV", help="measure the sizes first, into this table")
     parser.add_argument(
-        "--sides", type=parse_sides, default=[256, 384, 512], help="three sides in pixels (default 256,384,512)"
+        "--sides", type=parse_sides, default="256,384,512", help="three sides in pixels (default %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=parse_whole_number, default=10, help="denoising steps of every request (default 10)"
-    )
-    parser.add_argument("--requests", type=parse_whole_number, default=100, help="requests of each trace (default 100)")
-    parser.add_argument(
-        "--load", type=make_positive(float), default=0.5, help="share of what the workers can do (default 0.5)"
+        "--steps", type=parse_whole_number, default=10, help="denoising steps of every request (default %(default)s)"
     )
     parser.add_argument(
-        "--rounds", type=parse_whole_number, default=5, help="warm-up requests of each size (default 5)"
+        "--requests", type=parse_whole_number, default=100, help="requests of each trace (default %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default 0)")
+    parser.add_argument(
+        "--load", type=make_positive(float), default=0.5, help="share of what the workers can do (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=parse_whole_number, default=5, help="warm-up requests of each size (default %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the traces (default %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("out/comparison"), metavar="DIR", help="directory for the reports"
     )

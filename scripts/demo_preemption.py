@@ -103,7 +103,7 @@ def _parse_arguments() -> argparse.Namespace:
         type=parse_whole_number,
         default=3,
         metavar="N",
-        help="worker sets that one request must have had (default 3)",
+        help="worker sets that one request must have had (default %(default)s)",
     )
     add_serve_url(parser)
     parser.add_quick(requests=3, gap_s=0.1, side=64, steps=6, workers=2, worker_sets=1)

@@ -177,7 +177,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_cells(parser: Parser) -> None:
-    """What is simulated: which cells, on which cluster."""
+    """The options that say which cells are simulated, and on which cluster."""
     real, whole = make_positive(float), make_positive(int)
     add = parser.add_argument
     add(
@@ -199,9 +199,9 @@ def _add_cells(parser: Parser) -> None:
         metavar="P",
         help=f"policies, of {', '.join(POLICIES)}, or dotted paths (docs/write-a-policy.md)",
     )
-    add("--gpus", type=whole, default=128, help="GPUs of the cluster (default 128)")
+    add("--gpus", type=whole, default=128, help="GPUs of the cluster (default %(default)s)")
     add("--cluster", metavar="FILE", help="cluster as YAML (deployments/clusters); default: nodes of 8 NVIDIA L20")
-    add("--seeds", type=whole, default=1, help="traces per model and workload (default 1)")
+    add("--seeds", type=whole, default=1, help="traces per model and workload (default %(default)s)")
     add(
         "--unseen", type=whole, metavar="N", help="N cells whose parameters are all drawn, instead of workloads by name"
     )
@@ -209,7 +209,7 @@ def _add_cells(parser: Parser) -> None:
         "--related",
         action="store_true",
         help="the settings of the papers of related systems, with models, workloads, policies, GPUs and deadlines of "
-        "their own; --duration-s scales the length of all (1800: as in the papers)",
+        f"their own; --duration-s scales the length of all ({DURATION_S:g}: as in the papers)",
     )
     add("--shift", action="store_true", help="the default against placements that stay, while the load shifts")
     add("--seed", type=int, help=f"of unseen cells; {FIRST_PUBLISHED_SEED} and above are not tuned on")
@@ -232,21 +232,33 @@ def _add_cells(parser: Parser) -> None:
         metavar="FILE",
         help="published traces (docs/traces.md) whose arrivals unseen cells may have",
     )
-    add("--slo-scales", nargs="+", type=real, default=[1.0], metavar="X", help="multiply all deadlines (default 1)")
+    add(
+        "--slo-scales",
+        nargs="+",
+        type=real,
+        default=[1.0],
+        metavar="X",
+        help="multiply all deadlines (default: as they are)",
+    )
 
 
 def _add_simulation(parser: Parser) -> None:
-    """How it is simulated, and where the results go."""
+    """The options that say how the cells are simulated, and where the results go."""
     real, whole = make_positive(float), make_positive(int)
     add = parser.add_argument
-    add("--duration-s", type=real, default=DURATION_S, metavar="S", help="seconds of arrivals (default 1800)")
-    add("--profiles", default=PROFILES, metavar="DIR", help="a shipped table, a CSV file or a directory (default l20)")
+    add("--duration-s", type=real, default=DURATION_S, metavar="S", help="seconds of arrivals (default %(default)g)")
+    add(
+        "--profiles",
+        default=PROFILES,
+        metavar="DIR",
+        help="a shipped table, a CSV file or a directory (default %(default)s)",
+    )
     add(
         "--solve-time-s",
         type=parse_not_negative,
         default=SimulationOptions().solve_time,
         metavar="S",
-        help="seconds of simulated time that a decision takes (default 0)",
+        help="seconds of simulated time that a decision takes (default %(default)s)",
     )
     add(
         "--solve-limit-s",
@@ -260,7 +272,7 @@ def _add_simulation(parser: Parser) -> None:
         type=Path,
         default=Path("out/evaluation"),
         metavar="DIR",
-        help="directory for the results (default out/evaluation)",
+        help="directory for the results (default %(default)s)",
     )
     add("--bench-dispatch", type=_find_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")

@@ -36,32 +36,39 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="model of a workload that several models have")
     parser.add_argument("--mix", help=f"sizes for --from: a .yaml file or one of {', '.join(mix_names())}")
     parser.add_argument("--out", type=Path, required=True, metavar="OUT", help="file to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default %(default)s)")
     parser.add_argument(
-        "--duration-s", type=float, metavar="S", help="length of the trace (default 1800; with --from all of it)"
+        "--duration-s",
+        type=float,
+        metavar="S",
+        help=f"length of the trace (default {DURATION_S:g}; with --from all of it)",
     )
     parser.add_argument(
-        "--start-s", type=float, default=0.0, metavar="S", help="second of the --from file to begin at (default 0)"
+        "--start-s",
+        type=float,
+        metavar="S",
+        help="second of the --from file to begin at (default %(default)g)",
     )
     parser.add_argument(
         "--requests", type=parse_whole_number, metavar="N", help="scale to N requests, with the same pattern in time"
     )
-    parser.add_argument("--rate-scale", type=float, default=1.0, metavar="X", help="multiply the rate of the workload")
+    parser.add_argument("--rate-scale", type=float, metavar="X", help="multiply the rate of the workload")
     parser.add_argument("--arrivals", choices=get_args(Process), help="arrival process, instead of the workload's")
-    parser.add_argument("--cv", type=float, default=1.0, help="coefficient of variation of gamma and weibull arrivals")
+    parser.add_argument("--cv", type=float, help="coefficient of variation of gamma and weibull arrivals")
     parser.add_argument(
-        "--deadline-scale", type=float, default=1.0, metavar="X", help="multiply the deadlines that the workload fixes"
+        "--deadline-scale", type=float, metavar="X", help="multiply the deadlines that the workload fixes"
     )
     parser.add_argument(
         "--steps", type=parse_whole_number, metavar="N", help="denoising steps, instead of the workload's"
     )
+    parser.set_defaults(**_OF_EXTERNAL, **_OF_WORKLOAD)
     arguments = parser.parse_args(argv)
     if (arguments.external is None) != (arguments.mix is None):
         parser.error("--from and --mix go together: a trace of others holds no sizes")
     misplaced = _list_changed(arguments, _OF_EXTERNAL if arguments.external is None else _OF_WORKLOAD)
     if misplaced:
         parser.error(f"{', '.join(misplaced)} has no meaning with {'--from' if arguments.external else '--workload'}")
-    if arguments.cv != 1.0 and arguments.arrivals not in _WITH_CV:
+    if arguments.cv != _OF_WORKLOAD["cv"] and arguments.arrivals not in _WITH_CV:
         parser.error(f"--cv has no meaning without --arrivals {' or '.join(_WITH_CV)}")
     return arguments
 

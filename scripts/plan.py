@@ -117,7 +117,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--profiles",
         nargs="+",
         default=[PROFILES],
-        help="shipped tables by name, CSV files or directories (default: l20)",
+        help=f"shipped tables by name, CSV files or directories (default: {PROFILES})",
     )
     parser.add_argument(
         "--handoff-mb",
@@ -133,7 +133,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=parse_policy_name,
         default=DEFAULT_POLICY,
         metavar="P",
-        help="dispatch policy, by name or dotted path (default: default)",
+        help="dispatch policy, by name or dotted path (default: %(default)s)",
     )
     what_if = parser.add_argument_group("number of GPUs for an attainment")
     what_if.add_argument(
@@ -146,12 +146,15 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--duration-s",
         type=make_positive(float),
         metavar="S",
-        help="seconds of arrivals (default: 600)",
+        help=f"seconds of arrivals (default: {_OF_WHAT_IF['duration_s']:g})",
     )
     what_if.add_argument(
-        "--max-gpus", type=parse_whole_number, metavar="N", help="the most GPUs to try (default: 1024)"
+        "--max-gpus",
+        type=parse_whole_number,
+        metavar="N",
+        help=f"the most GPUs to try (default: {_OF_WHAT_IF['max_gpus']})",
     )
-    what_if.add_argument("--seed", type=int, help="seed of the requests (default: 0)")
+    what_if.add_argument("--seed", type=int, help=f"seed of the requests (default: {_OF_WHAT_IF['seed']})")
     arguments = parser.parse_args(argv)
     for name, default in _OF_WHAT_IF.items():
         if getattr(arguments, name) is None:

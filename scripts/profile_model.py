@@ -88,10 +88,14 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="sizes, such as 256,768x512,832x480x81 (frames)",
     )
     parser.add_argument(
-        "--degrees", type=_parse_degrees, default=[1, 2, 4], help="degrees of sequence parallelism (default 1,2,4)"
+        "--degrees", type=_parse_degrees, default="1,2,4", help="degrees of sequence parallelism (default %(default)s)"
     )
-    parser.add_argument("--decode-degrees", type=_parse_degrees, default=[1], help="degrees of decode (default 1)")
-    parser.add_argument("--batches", type=_parse_counts, default=[1], help="batch sizes, such as 1,2,4 (default 1)")
+    parser.add_argument(
+        "--decode-degrees", type=_parse_degrees, default="1", help="degrees of decode (default %(default)s)"
+    )
+    parser.add_argument(
+        "--batches", type=_parse_counts, default="1", help="batch sizes, such as 1,2,4 (default %(default)s)"
+    )
     parser.add_argument(
         "--stages", type=_parse_stages, default=list(Stage), help="stages to measure, of encode,diffuse,decode"
     )

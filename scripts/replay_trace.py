@@ -44,7 +44,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--url", help="address of the service, such as http://127.0.0.1:8000")
     way.add_argument("--simulate", type=Path, metavar="CLUSTER", help="simulate this cluster (deployments/clusters)")
-    parser.add_argument("--speed", type=real, default=1.0, help="play the trace this many times as fast (default 1)")
+    parser.add_argument(
+        "--speed", type=real, default=1.0, help="play the trace this many times as fast (default %(default)g)"
+    )
     parser.add_argument("--limit", type=whole, help="replay only the first N requests")
     parser.add_argument("--scale-pixels", type=real, default=1.0, metavar="F", help="multiply the pixels of each size")
     parser.add_argument("--steps", type=whole, help="denoising steps of every request, instead of the trace's")
@@ -54,24 +56,35 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         default=Path("out/replay"),
         metavar="DIR",
-        help="directory for the report (default out/replay)",
+        help="directory for the report (default %(default)s)",
     )
     live = parser.add_argument_group("with --url")
-    live.add_argument("--timeout-s", type=real, metavar="S", help="give up a request after S seconds (default 600)")
+    live.add_argument(
+        "--timeout-s",
+        type=real,
+        metavar="S",
+        help=f"give up a request after S seconds (default {_OF_LIVE['timeout_s']:g})",
+    )
     simulated = parser.add_argument_group("with --simulate")
     simulated.add_argument(
         "--policy", metavar="P", help="dispatch policy, by name or dotted path (default: default; docs/planning.md)"
     )
     simulated.add_argument(
-        "--profiles", nargs="+", metavar="P", help="shipped tables by name, CSV files or directories (default: l20)"
+        "--profiles",
+        nargs="+",
+        metavar="P",
+        help=f"shipped tables by name, CSV files or directories (default: {PROFILES})",
     )
     simulated.add_argument(
         "--decision-log", type=Path, metavar="FILE", help="file to which all events and effects are written"
     )
     simulated.add_argument(
-        "--jitter", type=parse_not_negative, metavar="F", help="relative standard deviation of stage times (default 0)"
+        "--jitter",
+        type=parse_not_negative,
+        metavar="F",
+        help=f"relative standard deviation of stage times (default {_OF_SIMULATED['jitter']:g})",
     )
-    simulated.add_argument("--seed", type=int, help="seed of the jitter (default 0)")
+    simulated.add_argument("--seed", type=int, help=f"seed of the jitter (default {_OF_SIMULATED['seed']})")
     simulated.add_argument(
         "--solve-limit-s", type=real, metavar="S", help="time limit of a solve, in real seconds, not simulated ones"
     )

@@ -76,7 +76,7 @@ def run_part(name: str, make_options: Callable[[], tuple[str, ...]], end_s: floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long to run, in minutes (default 30)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long to run, in minutes (default %(default)g)")
     length_s, began_s = 60 * parser.parse_args().minutes, time.monotonic()
     # Where SIGINT is ignored (a script's background job), pytest would inherit that and could not be interrupted.
     signal.signal(signal.SIGINT, signal.default_int_handler)

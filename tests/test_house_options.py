@@ -51,7 +51,6 @@ _HOMONYMS = {
             "scripts/compare_policies.py",
             "scripts/compare_simulation.py",
             "scripts/demo_preemption.py",
-            "scripts/lib/compare/calibration.py",
             "scripts/make_trace.py",
         },
         "seeds of other draws than the jitter of a simulation: traces, snapshots, images",
@@ -167,6 +166,24 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
                 yield from sections(part)
 
 
+def numbers_in_help(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Texts of `help=` that write a number out as the default, with the line. `%(default)s` and a constant in an
+    f-string print the one that counts."""
+    for node in ast.walk(tree):
+        for word in node.keywords if isinstance(node, ast.Call) else ():
+            for part in ast.walk(word.value) if word.arg == "help" else ():
+                if isinstance(part, ast.Constant) and re.search(r"\bdefault:? +[-.]?\d", str(part.value)):
+                    yield str(part.value), part.lineno
+
+
+def test_no_help_text_writes_a_default_out() -> None:
+    assert not {
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in sources("scripts")
+        for text, line in numbers_in_help(ast.parse(path.read_text(encoding="utf-8")))
+    }
+
+
 def test_no_option_has_a_default_in_two_places() -> None:
     found = written_defaults()
     assert len(found) > 40, "the rule has found no option classes"
@@ -215,6 +232,21 @@ def marks(section: type[BaseModel]) -> list[OptionOf]:
 )
 def test_the_rule_sees_all_kinds_of_defaults(text: str, names: list[str]) -> None:
     assert [plain(name) for name, _ in defaults_of(ast.parse(text))] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("add('--n', default=3, help='runs (default 3)')", 1),
+        ("parser.add_argument('--n', help='runs, '\n'of each (default: 0.5)')", 1),
+        ("add('--n', help=f'{WHAT} (default 1,2)')", 1),
+        ("add('--n', default=3, help='runs (default %(default)s)')", 0),
+        ("add('--n', help=f'runs (default {RUNS:g}; 8 are the most)')", 0),
+        ("add('--n', help='a cluster; default: nodes of 8 GPUs')", 0),
+    ],
+)
+def test_the_rule_sees_numbers_in_help_texts(text: str, count: int) -> None:
+    assert len(list(numbers_in_help(ast.parse(text)))) == count
 
 
 def test_the_rule_knows_classes_that_hold_options() -> None:

@@ -52,12 +52,16 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from `low` (left out when `above`) to `high`; both bounds are finite, so NaN and infinity fall out."""
+    """A number between two finite bounds, so NaN and infinity fall out."""
 
     low: float
+    """The lower bound, which is left out when `above`."""
     high: float
+    """The upper bound."""
     whole: bool = False
+    """True: the number is an integer."""
     above: bool = False
+    """True: the number must be above `low`."""
     hint: str = ""
 
     def check(self, name: str, value: object) -> float | int:

@@ -29,8 +29,7 @@ class TimelineEntry(BaseModel):
 
 
 class AnswerFacts(BaseModel):
-    """The fields of an answer in addition to the image; a service that is not ours may send none of them.
-    `latency_s` is the service's own figure: from when its scheduler got the request until it had the last report."""
+    """The fields of an answer in addition to the image; a service that is not ours may send none of them."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -40,26 +39,28 @@ class AnswerFacts(BaseModel):
     slo_met: bool | None = None
     queue_s: float | None = None
     latency_s: float | None = None
+    """The service's own figure: seconds from when its scheduler got the request until it had the last report."""
     peak_memory_mb: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of one request. The request was completed exactly when `error` is None.
-
-    `sent_s` counts from the start of the replay, `send_lateness_s` from when the request was due, `latency_s` from
-    sending to the last byte of the answer (or to the failure). `status` is the HTTP status, None without an answer and
-    in a simulation. `service_request_id` is the id that the service knows the request by.
-    """
+    """The result of one request of a replay."""
 
     request: TraceRequest
     model: str
     service_request_id: str
+    """The id that the service knows the request by."""
     sent_s: float
+    """Seconds from the start of the replay until the request was sent."""
     send_lateness_s: float
+    """Seconds from when the request was due until it was sent."""
     latency_s: float
+    """Seconds from sending to the last byte of the answer, or to the failure."""
     status: int | None
+    """The HTTP status; None without an answer and in a simulation."""
     error: str | None
+    """The message of the failure; None exactly when the request was completed."""
     facts: AnswerFacts = field(default_factory=AnswerFacts)
 
     @property

@@ -131,7 +131,7 @@ def list_mix(arrivals: Sequence[TimedRequest]) -> list[LoadShare]:
 
 
 def list_first_mix(arrivals: Sequence[TimedRequest], known_s: float = KNOWN_S) -> list[LoadShare]:
-    """What is known of a trace when its service starts, whatever its policy: the mix of the first seconds, and the
+    """The mix of a trace that is known when its service starts, whatever its policy: that of the first seconds, and the
     other kinds with weight 0, as a service is told the sizes that it must be able to serve."""
     start_s = min(arrival_s for arrival_s, _ in arrivals)
     first = list_mix([(arrival_s, spec) for arrival_s, spec in arrivals if arrival_s <= start_s + known_s])

@@ -196,8 +196,8 @@ class AppArgs(Args):
     drain_timeout_s: float = Field(
         default=300,
         ge=0,
-        description="How long a model that is removed while the service runs may finish its requests, in seconds; then "
-        "these are ended.",
+        description="Time that a model that is removed while the service runs has to finish its requests, in seconds; "
+        "then these are ended.",
     )
     decision_log: LocalPath | None = make_option(EngineOptions, "decision_log")
 

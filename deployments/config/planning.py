@@ -24,7 +24,7 @@ class LoadArgs(Args):
     height: int = Field(ge=1, description="Height of the image or video, in pixels.")
     num_frames: int = Field(default=1, ge=1, description="Number of frames of a video; an image has one.")
     num_inference_steps: int = Field(ge=1, description="Number of denoising steps.")
-    weight: float = Field(default=1.0, gt=0, description="How many requests of this kind come, relative to the others.")
+    weight: float = Field(default=1.0, gt=0, description="Number of requests of this kind, relative to the others.")
 
     @property
     def shape(self) -> Shape:

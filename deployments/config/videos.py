@@ -23,7 +23,7 @@ class VideosArgs(Args):
         "...); without it they are in `data_dir`.",
     )
     retention_s: float = Field(
-        default=86_400, gt=0, description="How long a job that has ended and its files are kept, in seconds."
+        default=86_400, gt=0, description="Time for which a job that has ended and its files are kept, in seconds."
     )
     max_results_mb: int = Field(
         default=10_240,

@@ -60,7 +60,7 @@ class VideoRequest(GenerationRequest):
         default=0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Of two jobs that wait for the scheduler, the one with the higher priority starts first.",
+        description="The job with the higher priority starts first where two jobs wait for the scheduler.",
     )
     output_format: Literal["mp4"] = Field(default="mp4", description="The format of the files.")
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(

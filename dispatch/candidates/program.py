@@ -1,5 +1,5 @@
-"""What sets the program of one dispatcher's ticks apart from another's: what groups are worth, and what they are made
-of."""
+"""The parts in which the program of one dispatcher's ticks differs from another's: the values of groups, and the
+workers and requests that groups are made of."""
 
 from __future__ import annotations
 

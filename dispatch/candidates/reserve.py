@@ -42,7 +42,7 @@ class Reserve:
     count: int
     """The number of workers."""
     slacks_s: tuple[float, ...]
-    """How long each of the short requests that came lately could have waited; ascending."""
+    """Seconds that each of the short requests that came lately could have waited; ascending."""
     span_s: float
     """The time in which they came."""
     model: str

@@ -24,12 +24,14 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
     """`pulp.HiGHS` that can solve the LP alone, reports the bound that was proved, and hands the whole program over at
     once (PuLP does it column by column and row by row, which takes longer than the search).
 
-    For maxima over integers with finite limits. `is_out_of_time` and `status`: how the latest call of the solver ended.
+    It is for maxima over integers with finite limits.
     """
 
     bound: float = float("inf")
     is_out_of_time: bool = False
+    """True when the latest call of the solver ended at the time limit."""
     status: str = "not run"
+    """The words of HiGHS for the end of the latest call of the solver."""
 
     def __init__(self, time_limit_s: float, gap: float) -> None:
         """`gap`: how far from the bound a solution may be, relative to it."""

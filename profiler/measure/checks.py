@@ -18,12 +18,14 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
-    """One thing to time: `degree` workers together, `batch` requests (DECODE: outputs) together."""
+    """One thing to time."""
 
     stage: Stage
     shape: Shape
     degree: int = 1
+    """The number of workers that run the stage together."""
     batch: int = 1
+    """The number of requests that the stage runs for at once; for DECODE, of outputs."""
 
     def __str__(self) -> str:
         batch = f" batch {self.batch}" if self.batch > 1 else ""

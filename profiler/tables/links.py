@@ -11,20 +11,23 @@ from tridentserve.protocols import LoadSource
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeeds:
-    """Bytes per second that one worker gets, and seconds before the first byte. Infinite speeds are allowed.
+    """The speeds of links, in bytes per second that one worker gets, and their latencies. Infinite speeds are allowed.
 
-    `intra_node`: between two workers of a node. `inter_node`: between nodes. `host`: host memory to device.
-    `disk`: the model folder to device. `transfer_latency_s` comes with each stage output that moves, `load_latency_s`
-    with each stage whose weights are loaded. Raises `ProfileError` for speeds that are not above 0, and for latencies
-    that are negative or not finite.
+    Raises `ProfileError` for speeds that are not above 0, and for latencies that are negative or not finite.
     """
 
     intra_node_bytes_per_s: float
+    """The speed between two workers of a node."""
     inter_node_bytes_per_s: float
+    """The speed between workers of two nodes."""
     host_bytes_per_s: float
+    """The speed from host memory to the device."""
     disk_bytes_per_s: float
+    """The speed from the model folder to the device."""
     transfer_latency_s: float = 0.0
+    """Seconds before the first byte of each stage output that moves."""
     load_latency_s: float = 0.0
+    """Seconds before the first byte of each stage whose weights are loaded."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

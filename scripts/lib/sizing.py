@@ -23,14 +23,17 @@ from tridentserve.errors import ConfigError, PlacementError
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A cluster of `nodes` nodes and its results; latencies are of completed requests. `error`: why the models do
-    not fit there at all."""
+    """A cluster that was tried, and its results."""
 
     nodes: int
+    """The number of nodes of the cluster."""
     attainment: float = 0.0
     mean_s: float | None = None
+    """The mean latency of completed requests."""
     p95_s: float | None = None
+    """The 95th percentile of the latencies of completed requests."""
     error: str = ""
+    """The reason why the models do not fit there at all; else empty."""
 
 
 def find_smallest(attainment: float, first: int, most: int, try_nodes: Callable[[int], Trial]) -> list[Trial]:
@@ -54,11 +57,14 @@ def find_smallest(attainment: float, first: int, most: int, try_nodes: Callable[
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Does `policy` reach `attainment` (a share) when requests of `mix`, at its rate, come for `duration_s`?"""
+    """The question of the smallest cluster on which a policy reaches an attainment."""
 
     mix: Mix
+    """The requests, which come at the rate of the mix."""
     attainment: float
+    """The share of the requests that must be on time."""
     duration_s: float
+    """The seconds for which requests come."""
     policy: str
     seed: int
     max_gpus: int

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lib.docs.configuration import SECTIONS
 
-from tridentserve.models.families import FAMILIES
+from tests.support.modules import is_one_of_many
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -103,11 +103,7 @@ def test_every_module_is_named() -> None:
 def has_own_entry(path: Path) -> bool:
     """True when a page has to name a module. Its directory stands for a package's `__init__`, for one family of many,
     and for one policy of many."""
-    if path.name == "__init__.py":
-        return False
-    if path.parent.name in ("adapters", "tiny") and path.stem in FAMILIES:
-        return False
-    return "\n@register_policy(" not in path.read_text(encoding="utf-8")
+    return path.name != "__init__.py" and not is_one_of_many(path)
 
 
 def is_defined(name: str, code: str) -> bool:

@@ -19,12 +19,13 @@ MAX_SIDE = 16384
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model of a service. `makes_videos`: None where the service does not say, and may make both. `takes_image`: its
-    requests start from an image."""
+    """A model of a service."""
 
     name: str
     makes_videos: bool | None = None
+    """None where the service does not say, and may make both."""
     takes_image: bool = False
+    """True: its requests start from an image."""
 
     def fits(self, request: TraceRequest) -> bool:
         """A video of one frame is one too; an image has no more."""

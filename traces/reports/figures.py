@@ -53,16 +53,18 @@ _DPI = 110
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One panel of bars: `values[policy][group]`, None where there is none (drawn as a cross). `marks[group]` is a line
-    over the group, such as an upper bound. `spreads`: lowest and highest of several seeds. `hatched`: (policy, group)
-    of bars that are not to be compared with the others."""
+    """One panel of bars."""
 
     label: str
     values: Mapping[str, Mapping[str, float | None]]
+    """The heights of the bars, as `values[policy][group]`; None where there is none (drawn as a cross)."""
     marks: Mapping[str, float] | None = None
+    """A line over each group, such as an upper bound."""
     mark_label: str = ""
     spreads: Mapping[str, Mapping[str, tuple[float, float]]] | None = None
+    """The lowest and the highest of several seeds, by policy and group."""
     hatched: Collection[tuple[str, str]] = ()
+    """The bars that are not to be compared with the others, as (policy, group)."""
 
 
 def choose_colour(policy: str) -> str | tuple[float, ...]:

@@ -32,7 +32,7 @@ StepCounts = PositiveInt | tuple[PositiveInt, ...]
 
 
 class MixShape(BaseModel):
-    """One size of a mix. What it leaves out, the mix says. `slo_s`: its fixed deadline, where the workload has one."""
+    """One size of a mix. What it leaves out, the mix says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -43,6 +43,7 @@ class MixShape(BaseModel):
     model: str | None = None
     num_inference_steps: StepCounts | None = None
     slo_s: PositiveFloat | None = None
+    """The fixed deadline of the size, where the workload has one."""
 
     @property
     def shape(self) -> Shape:
@@ -51,12 +52,7 @@ class MixShape(BaseModel):
 
 
 class Mix(BaseModel):
-    """A mix and the rate at which its requests come.
-
-    Where several numbers of steps are given, each is as likely. `load` is the share of the GPU-seconds of `num_gpus` of
-    `gpu` that the requests need at degree 1 (see `load_figure`). `slo_scale`: the deadline as a multiple of the latency
-    of a request alone, where the workload fixes one; None leaves it to the scheduler's rule.
-    """
+    """A mix and the rate at which its requests come."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -64,12 +60,16 @@ class Mix(BaseModel):
     about: str
     model: str | None = None
     num_inference_steps: StepCounts | None = None
+    """Where several numbers of steps are given, each is as likely."""
     rate_per_s: PositiveFloat
     arrivals: Process = "constant"
     num_gpus: PositiveInt
     gpu: str
     load: PositiveFloat
+    """The share of the GPU-seconds of `num_gpus` of `gpu` that the requests need at degree 1 (see `load_figure`)."""
     slo_scale: PositiveFloat | None = None
+    """The deadline as a multiple of the latency of a request alone, where the workload fixes one; None leaves it to the
+    scheduler's rule."""
     shapes: tuple[MixShape, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

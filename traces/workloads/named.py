@@ -25,12 +25,14 @@ _TIDES = 2
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A named workload. `mixes` are its mixes, without the model's name ahead of them where `per_model`."""
+    """A named workload."""
 
     name: str
     about: str
     mixes: tuple[str, ...]
+    """The names of its mixes, without the model's name ahead of them where `per_model`."""
     per_model: bool = False
+    """True: each model has mixes of its own, and one must be named."""
 
     def load_mixes(self, model: str | None = None) -> tuple[Mix, ...]:
         """Its mixes for the model. Raises `ConfigError` for a model that the workload is not for, and for none where it

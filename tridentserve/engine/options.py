@@ -62,8 +62,8 @@ class WorkerOptions:
     )
     handoff_transport: Transport = Field(
         default="nixl",
-        description="How tensors reach the next worker: `nixl` writes them straight into its handoff buffer and falls "
-        "back to host memory where it cannot; `host` always goes through host memory.",
+        description="Way in which tensors reach the next worker: `nixl` writes them straight into its handoff buffer "
+        "and falls back to host memory where it cannot; `host` always goes through host memory.",
     )
     max_groups: int = Field(
         default=8,

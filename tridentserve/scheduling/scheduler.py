@@ -56,13 +56,13 @@ class SchedulerOptions:
     max_retries: int = Field(
         default=2,
         ge=0,
-        description="How often a request is put back into the queue after a failed plan or a lost worker. It resumes "
-        "from its last state checkpoint, or starts again where there is none.",
+        description="Most times that a request is put back into the queue after a failed plan or a lost worker. It "
+        "resumes from its last state checkpoint, or starts again where there is none.",
     )
     decode_order: DecodeOrder = Field(
         default="urgent",
-        description="Which C that is due goes first to an auxiliary: the most urgent, the first or the shortest; or "
-        "each waits at the auxiliary that was planned for it, first in, first out.",
+        description="Rule by which each C that is due gets an auxiliary: the most urgent, the first or the shortest "
+        "goes first; or each waits at the auxiliary that was planned for it, first in, first out.",
     )
     checkpoint_s: float = Field(
         default=1.0,

@@ -32,10 +32,12 @@ class RoundRequest:
 
 @dataclass(frozen=True, slots=True)
 class RoundOption:
-    """A request does `steps` steps at `degree` in this round."""
+    """The part that a request may have in this round."""
 
     degree: int
+    """The degree at which the request does its steps."""
     steps: int
+    """The number of steps that the request does in this round."""
 
 
 def find_minimal_allocation(request: RoundRequest) -> dict[int, int]:

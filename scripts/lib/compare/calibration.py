@@ -23,11 +23,12 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Seconds. `stage_s`: of a service that does nothing else, per step for DIFFUSE. `http_s`: of the client's latency,
-    what the service does not see. The rest is as in `SimulationOptions`."""
+    """The costs of a live service, in seconds; fields without a docstring are as in `SimulationOptions`."""
 
     stage_s: dict[StagePoint, float]
+    """The times of stages on a service that does nothing else, per step for DIFFUSE."""
     http_s: dict[Shape, float]
+    """The part of the client's latency that the service does not see."""
     jitter: float
     plan_overhead_s: float
     report_overhead_s: float
@@ -35,7 +36,7 @@ class Calibration:
     slowdown: tuple[float, ...]
     wide_slowdown: tuple[float, ...]
 
-    def make_options(self, seed: int = 0) -> SimulationOptions:
+    def make_options(self, seed: int) -> SimulationOptions:
         return SimulationOptions(
             jitter=self.jitter,
             seed=seed,

@@ -18,13 +18,14 @@ _MOST_ROUNDS_TOGETHER = 3
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`alone`: answers to requests that the service had to itself. `hurried`: the same, with deadlines that only two
-    workers can keep to. `crowds`: of several clients at once, each of which sends its next request when it has the
-    answer to the last."""
+    """The answers of a service to the requests of its warm-up."""
 
     alone: Sequence[ReplayResult]
+    """Answers to requests that the service had to itself."""
     hurried: Sequence[ReplayResult]
+    """Answers to such requests with deadlines that only two workers can keep to."""
     crowds: Sequence[Sequence[ReplayResult]]
+    """Answers to several clients at once, each of which sends its next request when it has the answer to the last."""
 
     @property
     def everything(self) -> list[ReplayResult]:

@@ -29,16 +29,17 @@ PAPER_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings that all cells of a grid share. `cluster` is a YAML file; None: nodes of 8 NVIDIA L20.
-    `solve_time_s`: the time that a tick of the scheduler takes in the simulation. `solve_limit_s`: the time limit of a
-    solve, in seconds of the wall clock; None: the default. All other options have their defaults."""
+    """The settings that all cells of a grid share; all other options have their defaults."""
 
     gpus: int
     duration_s: float
     profiles: str
     cluster: str | None = None
+    """A YAML file; None: nodes of 8 NVIDIA L20."""
     solve_time_s: Literal["measured"] | float = SimulationOptions().solve_time
+    """The time that a tick of the scheduler takes in the simulation."""
     solve_limit_s: float | None = None
+    """The time limit of a solve, in seconds of the wall clock; None: the default."""
     recorded: tuple[str, ...] | None = None
     """Files of published traces (or directories of ServeGen chunks) whose arrivals unseen cells may have."""
 
@@ -65,12 +66,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """`slo_scale` multiplies the deadlines of the workload: 1 leaves them as they are (`DEFAULT_SLO_SCALE` times the
-    latency at the optimal degrees, where the workload says nothing else)."""
+    """One simulation of a grid: a policy, and the trace that it serves."""
 
     model: str
     workload: str
     slo_scale: float
+    """A factor of the deadlines of the workload: 1 leaves them as they are (`DEFAULT_SLO_SCALE` times the latency at
+    the optimal degrees, where the workload says nothing else)."""
     seed: int
     policy: str
     index: int = 0

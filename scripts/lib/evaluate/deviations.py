@@ -38,7 +38,7 @@ def make_deviations_table(results: Results) -> Table:
 
 
 def _compare(cells: dict[str, CellRows], policy: str, other: str) -> tuple[str, str, str, str]:
-    """What `policy` gains over `other`: on time, mean latency ratio, and where it gains the most and the least."""
+    """The gain of `policy` over `other`: on time, mean latency ratio, and where it gains the most and the least."""
     if not cells:
         return "-", "-", "-", "-"
     gains = {name: rows[policy]["slo_attainment"] - rows[other]["slo_attainment"] for name, rows in cells.items()}

@@ -28,11 +28,12 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """`row` has the keys of `COLUMNS` but version and command, `options` as JSON text; `details` is JSON-able, see
-    `make_details`."""
+    """The result of one cell."""
 
     row: dict[str, Any]
+    """The columns of `COLUMNS` but version and command, with `options` as JSON text."""
     details: dict[str, Any]
+    """The values for figures over time, ready for JSON; see `make_details`."""
 
 
 def make_row(result: SimulationResult, duration_s: float, bound: int, wall_s: float) -> dict[str, Any]:

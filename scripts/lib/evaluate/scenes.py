@@ -1,4 +1,5 @@
-"""What all policies of a cell serve: the cluster, the trace with its deadlines, and the bound. One policy serves it."""
+"""The scene that all policies of a cell serve: the cluster, the trace with its deadlines, and the bound; and one policy
+that serves it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from traces.workloads.unseen import make_unseen_trace
 from tridentserve.engine.simulated import SimulationOptions, TimedRequest
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
-# A shortened setting of a paper has about so many requests, and at no seed none.
+# A setting of a paper is never so short that fewer requests are expected, as no seed may draw none.
 _FEWEST = 10
 
 

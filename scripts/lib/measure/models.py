@@ -39,7 +39,7 @@ def parse_shapes(text: str) -> list[Shape]:
 def add_model_options(parser: Parser) -> None:
     """All but the models themselves."""
     parser.add_argument("--random-weights", action="store_true", help="read configurations only, no weights")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device (default cpu)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device (default %(default)s)")
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], help="dtype (default: float32 on cpu, bfloat16 on cuda)"
     )

@@ -21,12 +21,13 @@ Factor = Annotated[float, Field(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """At `time_s` a worker is lost with all that it holds; `down_s` later it is back, with the replicas of its
-    placement resident."""
+    """A worker is lost with all that it holds, and comes back with the replicas of its placement resident."""
 
     time_s: float
+    """The time at which the worker is lost."""
     worker_id: WorkerId
     down_s: float
+    """The seconds until it is back."""
 
 
 @options
