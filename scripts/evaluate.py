@@ -5,6 +5,7 @@ A cell is a model, a workload, a policy, a seed and an SLO scale; all policies o
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
 The report (report.html, figures/) is of all cells in DIR. The last line is one JSON object, of the cells asked for.
 With --shift, no grid: the load shifts, and the default is compared with placements that stay; nothing is kept in DIR.
+With --table, unseen cells are kept in that CSV file in place of DIR, and two plots are drawn beside it.
 
 Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130 after Ctrl-C.
 """
@@ -26,7 +27,7 @@ from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells, list_unseen_cells
 from lib.evaluate.related_systems.settings import list_related_cells
 from lib.evaluate.runner import run_cells
-from lib.evaluate.store import Store
+from lib.evaluate.store import CellStore, Store
 from tqdm import tqdm
 
 from deployments.assembly.options import format_options
@@ -42,11 +43,12 @@ ROOT = Path(__file__).resolve().parents[1]
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse_arguments(argv)
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
-    from lib.evaluate.deviations import DEVIATION_POLICIES, make_deviations_table
     from lib.evaluate.related_systems.comparison import make_related_table, write_related
     from lib.evaluate.report import write_csv, write_markdown, write_report
     from lib.evaluate.tables import summarize
-    from lib.evaluate.unseen import compare_unseen
+    from lib.evaluate.unseen_cells.cell_table import list_unseen_rows
+    from lib.evaluate.unseen_cells.comparison import compare_unseen
+    from lib.evaluate.unseen_cells.deviations import DEVIATION_POLICIES, make_deviations_table
 
     if arguments.deviations:
         arguments.policies = list(DEVIATION_POLICIES)
@@ -64,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings.read_cluster_spec()
         if arguments.shift:
             return _compare_shifts(arguments, settings, command)
+        if arguments.table is not None:
+            return _extend_table(arguments, settings, command)
         store = Store(arguments.out, settings)
         if arguments.markdown is not None:
             arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
@@ -88,9 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tables = [make_related_table(asked)]
                 print(f"related systems: {write_related(arguments.out, tables[0])}")
             elif arguments.deviations:
-                tables = [make_deviations_table(asked)]
+                tables = [make_deviations_table(list_unseen_rows(asked))]
             else:
-                tables = compare_unseen(asked, arguments.policies)
+                tables = compare_unseen(list_unseen_rows(asked), arguments.policies)
             print("\n".join(table.to_markdown() for table in tables))
             print_result(run, {**figures, "rows": [row for table in tables for row in table.to_records()]})
     except (TridentServeError, OSError) as error:
@@ -120,16 +124,38 @@ def _compare_shifts(arguments: argparse.Namespace, settings: Settings, command: 
     return 0
 
 
-def _run(cells: Sequence[Cell], settings: Settings, store: Store, jobs: int, command: str) -> int:
+def _extend_table(arguments: argparse.Namespace, settings: Settings, command: str) -> int:
+    """Runs the unseen cells that the table does not have, and compares the policies in all cells of the table. Returns
+    the exit status."""
+    from lib.evaluate.unseen_cells.cell_plots import write_unseen_plots
+    from lib.evaluate.unseen_cells.cell_table import UnseenTable
+    from lib.evaluate.unseen_cells.comparison import compare_unseen
+
+    arguments.table.parent.mkdir(parents=True, exist_ok=True)
+    table, cells = UnseenTable(arguments.table), list(_list_cells(arguments, settings))
+    table.check_cells(cells, settings)
+    run = describe_run(command=command)
+    status = _run(cells, settings, table, arguments.jobs, command)
+    print(format_options(settings.make_options()))
+    tables = compare_unseen(table.rows, arguments.policies)
+    print("\n".join(one.to_markdown() for one in tables))
+    for path in write_unseen_plots(table.path, table.rows, arguments.policies):
+        print(f"plot: {path}")
+    figures = {"cells": len(cells), "finished": sum(cell in table for cell in cells)}
+    print_result(run, {**figures, "rows": [row for one in tables for row in one.to_records()]})
+    return status
+
+
+def _run(cells: Sequence[Cell], settings: Settings, store: CellStore, jobs: int, command: str) -> int:
     """Runs what the store does not have yet. Returns the exit status."""
     missing = [cell for cell in cells if cell not in store]
     failed = 0
     facts = {"version": _find_version(), "command": command}
-    older = {str(result.row["version"]) for result in store.results.values()} - {facts["version"]}
+    older = store.versions - {facts["version"]}
     if older:
         print(
             f"evaluate: finished cells of version {', '.join(sorted(older))} are kept (now {facts['version']}); remove "
-            f"{store.folder} to run them again",
+            f"{store.path} to run them again",
             file=sys.stderr,
         )
     with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="cell", file=sys.stderr) as bar:
@@ -169,8 +195,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--unseen and --seed go together: cells are drawn from a seed")
     if arguments.related and arguments.unseen is not None:
         parser.error("--related and --unseen do not go together")
-    if arguments.unseen is None and (arguments.cells or arguments.deviations):
-        parser.error("--cells and --deviations are of unseen cells: give --unseen and --seed")
+    if arguments.unseen is None and (arguments.cells or arguments.deviations or arguments.table):
+        parser.error("--cells, --deviations and --table are of unseen cells: give --unseen and --seed")
     if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
         parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
     return arguments
@@ -273,6 +299,12 @@ def _add_simulation(parser: Parser) -> None:
         default=Path("out/evaluation"),
         metavar="DIR",
         help="directory for the results (default %(default)s)",
+    )
+    add(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="keep unseen cells in this CSV file, in place of --out: cells that it has are not run again",
     )
     add("--bench-dispatch", type=_find_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")

@@ -1,23 +1,18 @@
-"""The tables of docs/configuration.md, from the models of the configuration, and the options of docs/evaluation.md, as
-simulated services have them; all prose is the pages' own."""
+"""The tables of docs/configuration.md, from the models of the configuration; all prose is the page's own."""
 
 from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.assembly.options import ServiceOptions, describe_options
 from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelArgs
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
-from tridentserve.engine.options import WorkerOptions
-from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import CACHE_ENV
 
@@ -42,9 +37,6 @@ _TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean":
 _OWN_TYPES = {"placement": "`auto` or list"}
 _OWN_DEFAULTS = {"cache_dir": f"`${CACHE_ENV}`"}
 
-_START, _END = "<!-- options: start -->\n", "<!-- options: end -->\n"
-_WIDTH = 120
-
 
 def fill_tables(page: str) -> str:
     """The page with the table of each section as the code has it. Raises `ConfigError` for a section without one."""
@@ -60,19 +52,6 @@ def fill_tables(page: str) -> str:
         new = inside[: old.start()] + _HEADER + "".join(_format_rows(model)) + inside[old.end() :]
         page = before + found + new + next_heading + after
     return page
-
-
-def fill_options(page: str) -> str:
-    """The page with the options of a simulation of the default policy. Raises `ConfigError` if the page has no marks
-    around its list."""
-    before, start, rest = page.partition(_START)
-    _, end, after = rest.partition(_END)
-    if not start or not end:
-        raise ConfigError(f"docs/evaluation.md has no options between {_START!r} and {_END!r}; add these marks")
-    options = describe_options(ServiceOptions(worker=WorkerOptions(torch_device="cuda")), SimulationOptions())
-    listed = "; ".join(f"`{name}` {json.dumps(value)}" for name, value in options.items())
-    lines = textwrap.wrap(f"{listed}.", _WIDTH, break_long_words=False, break_on_hyphens=False)
-    return before + start + "\n".join(lines) + "\n" + end + after
 
 
 def _format_rows(model: type[BaseModel]) -> Iterator[str]:

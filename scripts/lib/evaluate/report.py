@@ -10,7 +10,8 @@ from pathlib import Path
 
 from lib.evaluate.plots import draw_plots
 from lib.evaluate.tables import Results, Table, make_cells_table, make_claims_table, make_frame, make_ratios_table
-from lib.evaluate.unseen import compare_unseen
+from lib.evaluate.unseen_cells.cell_table import list_unseen_rows
+from lib.evaluate.unseen_cells.comparison import compare_unseen
 from traces.reports.figures import write_png
 
 _STYLE = """
@@ -29,8 +30,8 @@ def make_tables(results: Results) -> list[Table]:
     cells are compared in tables of their own."""
     policies = {cell.policy for cell in results}
     if any(cell.is_unseen for cell in results):
-        first = [name for name in ("default",) if name in policies]
-        return [*compare_unseen(results, [*first, *sorted(policies - {"default"})]), make_cells_table(results)]
+        order = sorted(policies, key=lambda policy: (policy != "default", policy))
+        return [*compare_unseen(list_unseen_rows(results), order), make_cells_table(results)]
     compared = (
         [make_claims_table(results), make_ratios_table(results)] if "default" in policies and len(policies) > 1 else []
     )

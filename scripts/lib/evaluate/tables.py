@@ -48,8 +48,9 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
-    def to_markdown(self) -> str:
-        lines = [f"## {self.title}", "", *([self.note, ""] if self.note else [])]
+    def to_markdown(self, level: int = 2) -> str:
+        """`level`: that of the heading."""
+        lines = [f"{'#' * level} {self.title}", "", *([self.note, ""] if self.note else [])]
         lines.append(f"| {' | '.join(self.header)} |")
         lines.append("|" + "---|" * len(self.header))
         lines += [f"| {' | '.join(row)} |" for row in self.rows]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from evaluate import main
 from lib.evaluate.cells import UNSEEN, Cell
-from lib.evaluate.deviations import DEVIATION_POLICIES, make_deviations_table
-from lib.evaluate.rows import CellResult
+from lib.evaluate.unseen_cells.cell_table import UnseenRow
+from lib.evaluate.unseen_cells.deviations import DEVIATION_POLICIES, make_deviations_table
 
 from dispatch.policies.paper.deviations import NAMES
 from tests.scripts.evaluate.results import made
@@ -17,23 +17,24 @@ from tests.scripts.evaluate.results import made
 PAPER, DEFAULT = DEVIATION_POLICIES[:2]
 
 
-def results_of(*cells: dict[str, tuple[float, float]]) -> dict[Cell, CellResult]:
+def rows_of(*cells: dict[str, tuple[float, float]]) -> list[UnseenRow]:
     """The share on time and the mean latency of some policies in each cell; of the others 0.5 and 10 s."""
-    found = {}
+    found = []
+    parameters = json.dumps({"diffuse_only": False, "load": 1.0, "pattern": "poisson"})
     for index, figures in enumerate(cells):
         for policy in DEVIATION_POLICIES:
             cell = Cell("m", UNSEEN, 1.0, 7, policy, index)
             attainment, mean_s = figures.get(policy, (0.5, 10.0))
-            found[cell] = made(cell, attainment, mean_s)
+            found.append(UnseenRow.from_result(cell, made(cell, attainment, mean_s, parameters=parameters)))
     return found
 
 
 def test_each_deviation_has_what_it_gains_and_what_the_default_loses_without_it() -> None:
-    results = results_of(
+    rows_by_cell = rows_of(
         {PAPER: (0.4, 20.0), DEFAULT: (0.9, 5.0), f"{PAPER}+values": (0.6, 10.0), f"{PAPER}+all-values": (0.8, 4.0)},
         {PAPER: (0.4, 20.0), DEFAULT: (0.8, 10.0), f"{PAPER}+values": (0.5, 20.0), f"{PAPER}+all-values": (0.8, 10.0)},
     )
-    table = make_deviations_table(results)
+    table = make_deviations_table(rows_by_cell)
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == ["all of them", *(f"`{name}`" for name in NAMES)]
     assert rows["all of them"][0].startswith("0.450 (0.400 to 0.500)")
@@ -44,10 +45,11 @@ def test_each_deviation_has_what_it_gains_and_what_the_default_loses_without_it(
 
 
 def test_cells_without_all_policies_do_not_count() -> None:
-    results = results_of({}, {})
-    del results[Cell("m", UNSEEN, 1.0, 7, DEFAULT, 1)]
-    assert make_deviations_table(results).title == "1 unseen cells: each deviation from the paper"
-    assert make_deviations_table({}).rows[0][1] == "-"
+    whole = rows_of({}, {})
+    incomplete = [row for row in whole if row.key != (7, 1, DEFAULT)]
+    assert len(incomplete) == len(whole) - 1
+    assert make_deviations_table(incomplete).title == "1 unseen cells: each deviation from the paper"
+    assert make_deviations_table([]).rows[0][1] == "-"
 
 
 def test_the_command_runs_them_all(

@@ -9,31 +9,33 @@ from pathlib import Path
 import pytest
 from evaluate import main
 from lib.evaluate.cells import UNSEEN, Cell, list_unseen_cells
-from lib.evaluate.rows import CellResult
-from lib.evaluate.unseen import compare_unseen
+from lib.evaluate.unseen_cells.cell_table import UnseenRow, UnseenTable
+from lib.evaluate.unseen_cells.comparison import compare_unseen
 
 from tests.scripts.evaluate.results import SETTINGS, made
 from traces.workloads.unseen import draw_cell
 
 
-def make_results(rows: list[tuple[bool, float, dict[str, tuple[float, float]]]]) -> dict[Cell, CellResult]:
+def make_rows(rows: list[tuple[bool, float, dict[str, tuple[float, float]]]]) -> list[UnseenRow]:
     """For each cell whether D alone takes time, the bound, and on-time share and mean latency of each policy."""
-    return {
-        cell: made(cell, on_time, mean_s, bound_attainment=bound, parameters=json.dumps({"diffuse_only": alone}))
-        for index, (alone, bound, policies) in enumerate(rows)
-        for policy, (on_time, mean_s) in policies.items()
-        for cell in [Cell("flux.1-dev", UNSEEN, 1.0, 7, policy, index)]
-    }
+    found = []
+    for index, (alone, bound, policies) in enumerate(rows):
+        parameters = json.dumps({"diffuse_only": alone, "load": 1.0, "pattern": "poisson"})
+        for policy, (on_time, mean_s) in policies.items():
+            cell = Cell("flux.1-dev", UNSEEN, 1.0, 7, policy, index)
+            result = made(cell, on_time, mean_s, bound_attainment=bound, parameters=parameters)
+            found.append(UnseenRow.from_result(cell, result))
+    return found
 
 
 def test_gaps_are_to_the_bound_where_it_can_be_reached_and_else_to_the_best_policy() -> None:
-    results = make_results(
+    rows = make_rows(
         [
             (False, 1.0, {"ours": (0.99, 2.0), "b4": (0.89, 3.0)}),
             (False, 1.0, {"ours": (0.60, 2.0), "b4": (0.70, 1.0)}),
         ]
     )
-    gaps, duels = compare_unseen(results, ["ours", "b4"])
+    gaps, duels = compare_unseen(rows, ["ours", "b4"])
     assert gaps.title == "2 unseen cells, full cost"
     ours, b4 = gaps.rows
     assert [text.split()[0] for text in ours[1:5]] == ["0.010", "0.010", "0.100", "0.100"]
@@ -45,17 +47,17 @@ def test_gaps_are_to_the_bound_where_it_can_be_reached_and_else_to_the_best_poli
 
 
 def test_cells_of_d_alone_have_tables_of_their_own_and_incomplete_ones_none() -> None:
-    results = make_results(
+    rows = make_rows(
         [
             (True, 1.0, {"ours": (1.0, 1.0), "b4": (1.0, 1.0)}),
             (False, 1.0, {"ours": (0.9, 1.0), "b4": (0.9, 1.0)}),
             (False, 1.0, {"ours": (0.1, 1.0)}),
         ]
     )
-    titles = [table.title for table in compare_unseen(results, ["ours", "b4"])]
+    titles = [table.title for table in compare_unseen(rows, ["ours", "b4"])]
     assert [title.split(":")[0] for title in titles] == [
-        *["1 unseen cells, D alone"] * 2,
         *["1 unseen cells, full cost"] * 2,
+        *["1 unseen cells, D alone"] * 2,
     ]
 
 
@@ -84,3 +86,45 @@ def test_the_command_draws_cells_and_compares_policies(
         assert int(row["gpus"]) == drawn.gpus
         assert json.loads(row["parameters"])["load"] == drawn.load
         assert json.loads(row["options"])["simulation.jitter"] == drawn.jitter
+
+
+def test_a_table_keeps_cells_from_run_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traces.workloads.unseen._FEWEST", 12)
+    monkeypatch.setattr("traces.workloads.unseen._LENGTH", 1)
+    path = tmp_path / "new" / "cells.csv"
+    options = ["--unseen", "2", "--seed", "5", "--jobs", "1", "--table", str(path)]
+    assert main([*options, "--policies", "segments", "b4", "--cells", "0"]) == 0
+    first = path.read_text()
+    assert [row.key for row in UnseenTable(path).rows] == [(5, 0, "b4"), (5, 0, "segments")]
+    monkeypatch.setattr("lib.evaluate.runner.run_cell", None)  # whatever the table has is not run again
+    assert main([*options, "--policies", "segments", "b4", "--cells", "0"]) == 0
+    assert path.read_text() == first
+    plots = [line.removeprefix("plot: ") for line in capsys.readouterr().out.splitlines() if line.startswith("plot: ")]
+    assert {Path(plot).name for plot in plots} == {"cells-on-time.png", "cells-latency.png"}
+    assert all(Path(plot).read_bytes().startswith(b"\x89PNG") for plot in plots)
+
+
+def test_a_table_of_other_cells_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cells.csv"
+    options = ["--unseen", "2", "--seed", "5", "--policies", "b4", "--table", str(path)]
+    (cell,) = list_unseen_cells(5, [0], ["b4"], SETTINGS)
+    drawn = json.dumps({"diffuse_only": False, "load": 0.1, "pattern": "recorded"})
+    UnseenTable(path).add(cell, made(cell, parameters=drawn))
+    assert main(options) == 2
+    assert "has another cell 5-0 than is asked for" in capsys.readouterr().err
+    path.write_text("a,b\n1,2\n")
+    assert main(options) == 2
+    assert "is no table of unseen cells: its columns are not seed, index, policy" in capsys.readouterr().err
+
+
+def test_the_rows_of_a_table_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    table = UnseenTable(path)
+    for index, mean_s in enumerate((2.0, 1 / 3)):
+        cell = Cell("flux.1-dev", UNSEEN, 1.0, 7, "b4", index)
+        parameters = json.dumps({"diffuse_only": index == 1, "load": 1.0, "pattern": "poisson"})
+        table.add(cell, made(cell, 1.0, mean_s, parameters=parameters, unfinished=index))
+    assert UnseenTable(path).rows == table.rows
+    assert [row.mean_s for row in table.rows] == [2.0, 0.333333]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from statistics import fmean, median
+from typing import Literal
 
-from lib.evaluate.tables import Results, Table
+from lib.evaluate.tables import Table
+from lib.evaluate.unseen_cells.cell_table import UnseenRow
 
 # A policy is better where its share of requests on time is larger by more than this.
 _BETTER = 0.01
@@ -18,21 +19,29 @@ _RESAMPLES = 1000
 _CONFIDENCE = 0.95
 
 # The rows of one cell by policy.
-CellRows = dict[str, dict[str, float]]
+CellRows = dict[str, UnseenRow]
 
 
-def compare_unseen(results: Results, policies: Sequence[str]) -> list[Table]:
-    """Tables of the cells in which all policies have results: those of D alone, and those at full cost."""
-    cells: dict[tuple[int, int], CellRows] = {}
-    diffuse_only: dict[tuple[int, int], bool] = {}
-    for cell, result in results.items():
-        if cell.is_unseen and cell.policy in policies:
-            cells.setdefault((cell.seed, cell.index), {})[cell.policy] = result.row
-            diffuse_only[cell.seed, cell.index] = json.loads(result.row["parameters"])["diffuse_only"]
-    whole = {key: rows for key, rows in cells.items() if len(rows) == len(policies)}
-    kinds = (("D alone", True), ("full cost", False))
-    groups = [(name, [rows for key, rows in whole.items() if diffuse_only[key] is kind]) for name, kind in kinds]
+def compare_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[Table]:
+    """Tables of the cells in which all policies have results: those at full cost, and those of D alone."""
+    kinds = (("full cost", False), ("D alone", True))
+    whole = group_by_cell(rows, policies)
+    groups = [(name, [cell for cell in whole if is_diffuse_only(cell) is kind]) for name, kind in kinds]
     return [table for name, group in groups if group for table in _make_tables(name, group, policies)]
+
+
+def group_by_cell(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[CellRows]:
+    """The cells in which all policies have results."""
+    cells: dict[tuple[int, int], CellRows] = {}
+    for row in rows:
+        if row.policy in policies:
+            cells.setdefault((row.seed, row.index), {})[row.policy] = row
+    return [cell for cell in cells.values() if len(cell) == len(policies)]
+
+
+def is_diffuse_only(cell: CellRows) -> bool:
+    """True where D alone takes time."""
+    return next(iter(cell.values())).diffuse_only
 
 
 def _make_tables(name: str, cells: Sequence[CellRows], policies: Sequence[str]) -> list[Table]:
@@ -42,20 +51,20 @@ def _make_tables(name: str, cells: Sequence[CellRows], policies: Sequence[str]) 
 
 def _make_gaps_table(title: str, cells: Sequence[CellRows], policies: Sequence[str]) -> Table:
     rows = []
-    tight = [cell for cell in cells if _find_gap(cell, _find_best(cell)) <= _TIGHT]
-    loose = [cell for cell in cells if _find_gap(cell, _find_best(cell)) > _TIGHT]
+    tight = [cell for cell in cells if _is_tight(cell)]
+    loose = [cell for cell in cells if not _is_tight(cell)]
     for policy in policies:
         rows.append(
             (
                 policy,
-                show_mean([_find_gap(cell, cell[policy]["slo_attainment"]) for cell in tight]),
-                f"{max((_find_gap(cell, cell[policy]['slo_attainment']) for cell in tight), default=0.0):.3f}",
-                show_mean([_find_best(cell) - cell[policy]["slo_attainment"] for cell in loose]),
-                f"{max((_find_best(cell) - cell[policy]['slo_attainment'] for cell in loose), default=0.0):.3f}",
-                show_median([_divide_by_best(cell, policy, "mean_all_s") for cell in cells]),
-                show_median([_divide_by_best(cell, policy, "p95_all_s") for cell in cells]),
-                f"{fmean(cell[policy]['slo_attainment'] for cell in cells):.4f}",
-                f"{sum(cell[policy]['placement_switches'] for cell in cells):.0f}",
+                show_mean([find_lack(cell, policy) for cell in tight]),
+                f"{max((find_lack(cell, policy) for cell in tight), default=0.0):.3f}",
+                show_mean([find_lack(cell, policy) for cell in loose]),
+                f"{max((find_lack(cell, policy) for cell in loose), default=0.0):.3f}",
+                show_median([divide_by_best(cell, policy, "mean_s") for cell in cells]),
+                show_median([divide_by_best(cell, policy, "p95_s") for cell in cells]),
+                f"{fmean(cell[policy].on_time for cell in cells):.4f}",
+                f"{sum(cell[policy].switches for cell in cells):.0f}",
             )
         )
     header = (
@@ -74,7 +83,7 @@ def _make_duels_table(title: str, cells: Sequence[CellRows], policies: Sequence[
     first, *others = policies
     rows = []
     for other in others:
-        leads = [cell[first]["slo_attainment"] - cell[other]["slo_attainment"] for cell in cells]
+        leads = [cell[first].on_time - cell[other].on_time for cell in cells]
         rows.append(
             (
                 other,
@@ -83,8 +92,8 @@ def _make_duels_table(title: str, cells: Sequence[CellRows], policies: Sequence[
                 f"{sum(lead < -_MUCH_BETTER for lead in leads)}",
                 show_mean(leads),
                 f"{min(leads):.3f}",
-                show_median([cell[first]["mean_all_s"] / cell[other]["mean_all_s"] for cell in cells]),
-                show_median([cell[first]["p95_all_s"] / cell[other]["p95_all_s"] for cell in cells]),
+                show_median([cell[first].mean_s / cell[other].mean_s for cell in cells]),
+                show_median([cell[first].p95_s / cell[other].p95_s for cell in cells]),
             )
         )
     header = (
@@ -95,15 +104,28 @@ def _make_duels_table(title: str, cells: Sequence[CellRows], policies: Sequence[
 
 
 def _find_best(cell: CellRows) -> float:
-    return max(row["slo_attainment"] for row in cell.values())
+    return max(row.on_time for row in cell.values())
 
 
-def _find_gap(cell: CellRows, attainment: float) -> float:
-    return next(iter(cell.values()))["bound_attainment"] - attainment
+def _is_tight(cell: CellRows) -> bool:
+    """True where some policy is near the bound of the linear program."""
+    return _get_bound(cell) - _find_best(cell) <= _TIGHT
 
 
-def _divide_by_best(cell: CellRows, policy: str, figure: str) -> float:
-    return cell[policy][figure] / min(row[figure] for row in cell.values())
+def _get_bound(cell: CellRows) -> float:
+    return next(iter(cell.values())).bound
+
+
+def divide_by_best(cell: CellRows, policy: str, figure: Literal["mean_s", "p95_s"]) -> float:
+    """A latency of a policy over the shortest one of all policies."""
+    best: float = min(getattr(row, figure) for row in cell.values())
+    return float(getattr(cell[policy], figure)) / best
+
+
+def find_lack(cell: CellRows, policy: str) -> float:
+    """The share of requests that a policy has on time less than the bound allows, or where no policy is near the bound
+    less than the best policy."""
+    return (_get_bound(cell) if _is_tight(cell) else _find_best(cell)) - cell[policy].on_time
 
 
 def show_mean(values: Sequence[float]) -> str:
