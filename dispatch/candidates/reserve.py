@@ -173,14 +173,19 @@ class Reserver:
             work_s = cheapest.group.degree * cheapest.run_s
             gpu_seconds += work_s
             blocked += work_s * cheapest.group.degree * compute_held_seconds(arrival.work, cheapest, self._segment_s)
-            in_time = [c for c in candidates if c.run_s <= arrival.patience_s]
-            if in_time:
-                first = min(in_time, key=lambda c: c.group.degree)
-                waits.append((arrival.patience_s - first.run_s, first.group.degree * first.run_s, arrival.work.model))
-        # What has waited for longer than all of these must find as many workers as it needs, too.
+            # What could wait for longer at a wider degree is not short of time.
+            slack_s = arrival.patience_s - min(c.run_s for c in candidates)
+            if slack_s >= 0:
+                first = min((c for c in candidates if c.run_s <= arrival.patience_s), key=lambda c: c.group.degree)
+                waits.append((slack_s, first.group.degree * first.run_s, arrival.work.model))
+        # What has waited for longer than all of these must find as many workers as it needs, too. A hopeless request
+        # has its optimal degree alone; where the pool is one node, `_OtherWorkers` makes that one narrower.
+        has_nodes = len(pool.nodes) > 1
         for work in {Work.from_spec(request.spec) for request in self._waiting}:
-            degrees = [c.group.degree for c in tick.survey(work).candidates if c.group.pool == index]
-            narrowest = max(narrowest, min(degrees, default=1))
+            mine = [c for c in tick.survey(work).candidates if c.group.pool == index]
+            narrowest = max(narrowest, min((c.group.degree for c in mine), default=1))
+            if has_nodes:
+                narrowest = max(narrowest, max((c.group.degree for c in mine if c.efficient), default=1))
         # Where all are busy, this is the mean time until some worker is free: half of what runs, over their number.
         wait_s = blocked / (2 * gpu_seconds * num_workers) if gpu_seconds else 0.0
         short = sorted(wait for wait in waits if wait[0] < wait_s)

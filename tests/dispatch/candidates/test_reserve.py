@@ -115,6 +115,22 @@ def test_requests_that_could_not_be_in_time_anyway_are_not_waited_for() -> None:
     assert reserve(past(slack_s=-0.1), workers(8, "EDC")) is None
 
 
+def test_a_long_request_that_a_wider_degree_leaves_time_is_not_short() -> None:
+    """Alone on one worker it would have a second to spare, on two more than half a step."""
+    long = [request(f"long {i}", HUGE, STEP_S + 1.0, steps=1, arrival_s=NOW_S * i / 12) for i in range(12)]
+    views, wide = workers(8, "EDC"), replace(OPTIONS, max_degree=2)
+    assert kept(reserve(long, views)) != []
+    assert kept(reserve(long, views, options=wide)) == []
+
+
+def test_a_node_is_left_for_what_needs_its_optimal_degree() -> None:
+    """Two nodes of two: a hopeless request runs on two workers of one node or not at all."""
+    views, wide = [*workers(2, "EDC"), *workers(2, "EDC", node="n1")], replace(OPTIONS, max_degree=2)
+    many = past(number=60)
+    assert len(kept(reserve(many, views))) == 3
+    assert kept(reserve(many, views, options=wide)) == ["n0-w0", "n0-w1"]
+
+
 def test_units_of_several_workers_are_not_kept() -> None:
     views = [replace(view, place=i) for i, view in enumerate(workers(8, "EDC"))]
     wide = replace(OPTIONS, max_degree=2)
