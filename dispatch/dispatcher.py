@@ -78,11 +78,11 @@ class IlpDispatcher:
         self._reserver.note(view.pending)
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
-        reserved = None
+        reserved, load = None, self._reserver.estimate_load(tick)
         if self._options.keep_free and (reserved := self._reserver.keep(self._snapshot, tick)) is not None:
             tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
         waiting = group_by_work(view.pending, tick.list_idle_models())
-        tick.set_horizon(waiting)
+        tick.set_pressure(waiting, load)
         batches: Batches = {}
         if self._program.batches_first and self._options.batch_limit > NO_BATCHES:
             waiting, batches = self._batch_first(waiting, tick)
@@ -93,7 +93,7 @@ class IlpDispatcher:
             overdue = find_longest_overdue(sorted(firsts, key=by_deadline), tick)
             if held := hold_back(overdue, tick):
                 tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved)
-                tick.set_horizon(waiting)
+                tick.set_pressure(waiting, load)
         members, problem = build_problem(waiting, overdue, tick, self._weights.weigh(waiting))
         if not problem.classes:
             return _NOTHING_TO_DECIDE

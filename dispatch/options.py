@@ -42,11 +42,12 @@ class ValueOptions:
         description="Time in which the urgency of a request falls by a factor of e while it has slack, in units of the "
         "mean time from arrival to deadline of what waits.",
     )
-    safety: float = Field(
-        default=0.5,
+    spare: float = Field(
+        default=0.1,
         ge=0,
-        description="Power of the share of the time to the deadline that a group leaves to spare; 0: a group that only "
-        "just meets the deadline is worth as much as one that has time to spare.",
+        le=1,
+        description="Share of the time to the deadline that an efficient group must leave to spare for a request to "
+        "use efficient groups alone.",
     )
     hopeless: float = Field(
         default=1e-3,
@@ -76,8 +77,8 @@ class DispatchOptions:
         le=1,
         description="Lowest parallel efficiency, T(1) / (k T(k)), of degrees that count as efficient, of which the "
         "widest is the optimal one. A higher value means narrower degrees where a policy asks for efficient ones; the "
-        "default runs a request that can be in time at any degree, a hopeless one at the optimal degree, and one "
-        "that is long overdue at any efficient one.",
+        "default runs a hopeless request at the optimal degree, one that is long overdue at any efficient one, and "
+        "one that has time to spare at degrees that are about as efficient, or less where the load is low.",
     )
     max_degree: Degree | None = Field(
         default=None,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.candidate import Candidate
-from dispatch.candidates.values import Appraisal
+from dispatch.candidates.values import Appraisal, Pressure
 from dispatch.candidates.work import Work
 from dispatch.options import ValueOptions
 
-# Called with the work, its candidates, the widest group of each pool, the time, the horizon of urgency in seconds, and
-# the options of values.
-AppraiseWork = Callable[[Work, Sequence[Candidate], Sequence[int], float, float, ValueOptions], Appraisal]
+# Called with the work, its candidates, the widest group of each pool, the time, the pressure, and the options of
+# values.
+AppraiseWork = Callable[[Work, Sequence[Candidate], Sequence[int], float, Pressure, ValueOptions], Appraisal]
 
 
 def appraise_by_value(
@@ -21,11 +21,11 @@ def appraise_by_value(
     candidates: Sequence[Candidate],
     idle: Sequence[int],
     now_s: float,
-    horizon_s: float,
+    pressure: Pressure,
     options: ValueOptions,
 ) -> Appraisal:
     """The default's values (`dispatch.candidates.values`)."""
-    return Appraisal(candidates, idle, now_s, horizon_s, options)
+    return Appraisal(candidates, idle, now_s, pressure, options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Workers that are kept free for requests with short deadlines, where long steps would make these late.
+"""The load that the latest arrivals make, and workers that are kept free for requests with short deadlines.
 
 Nothing stops a step of D, or C. Requests that have less slack than the steps of others take are late unless a worker is
 free soon whenever they come. On many workers one always is; on a few, as many as these requests need are kept from work
@@ -24,7 +24,7 @@ from tridentserve.stages import Stage
 # The latest arrivals say what is to be expected; with fewer than this there is nothing to go by.
 _MOST_KNOWN, _FEWEST_KNOWN = 200, 10
 # What is expected changes slowly.
-_KEPT_S = 5.0
+_KEPT_S, _LOAD_KEPT_S = 5.0, 2.0
 
 
 class RecentArrival(NamedTuple):
@@ -105,11 +105,14 @@ def compute_held_seconds(work: Work, candidate: Candidate, segment_s: float) -> 
 
 
 class Reserver:
-    """Remembers the latest arrivals, and says how many workers of each pool to keep for requests like them."""
+    """Remembers the latest arrivals, and says how much load they make, and how many workers of each pool to keep for
+    requests like them."""
 
     def __init__(self, segment_s: float) -> None:
         self._segment_s = segment_s
         self._arrivals: deque[RecentArrival] = deque(maxlen=_MOST_KNOWN)
+        self._load = 0.0
+        self._load_s = -math.inf
         self._latest_s = -math.inf
         self._found: Mapping[int, Reserve] = {}
         self._found_s = -math.inf
@@ -124,6 +127,19 @@ class Reserver:
             patience_s = request.deadline_s - request.arrival_s
             self._arrivals.append(RecentArrival(request.arrival_s, Work.from_spec(request.spec), patience_s))
             self._latest_s = request.arrival_s
+
+    def estimate_load(self, tick: TickView) -> float:
+        """The GPU-seconds that the latest arrivals need at their cheapest degrees, over those that all workers of D had
+        since the first of them; 0 as long as there are too few."""
+        if len(self._arrivals) >= _FEWEST_KNOWN and tick.now_s >= self._load_s + _LOAD_KEPT_S:
+            needed_s = sum(
+                min(map(_count_gpu_seconds, tick.survey(arrival.work).candidates), default=0.0)
+                for arrival in self._arrivals
+            )
+            num_workers = sum(len(node) for pool in tick.pools for node in pool.nodes)
+            span_s = max(tick.now_s - self._arrivals[0].arrival_s, 1e-3)
+            self._load, self._load_s = needed_s / (span_s * max(1, num_workers)), tick.now_s
+        return self._load
 
     def keep(self, snapshot: WorkerSnapshot, tick: TickView) -> ReservedTick | None:
         """Split what should be kept from `snapshot`, of which `tick` is the view. None where nothing is to be kept."""
@@ -197,6 +213,12 @@ class Reserver:
         count = min(math.ceil(busy + math.sqrt(busy)), num_workers - narrowest)
         model = Counter(model for _, _, model in short).most_common(1)[0][0]
         return Reserve(count, tuple(slack_s for slack_s, _, _ in short), span_s, model) if count > 0 else None
+
+
+def _count_gpu_seconds(candidate: Candidate) -> float:
+    """Those of a candidate without any waiting."""
+    diffuse_s, decode_s = candidate.group.degree * candidate.diffuse_s, candidate.decode_degree * candidate.decode_s
+    return candidate.encode_s + diffuse_s + decode_s
 
 
 def _choose_workers(pool: Pool, reserve: Reserve, now_s: float) -> tuple[tuple[WorkerView, ...], ...]:

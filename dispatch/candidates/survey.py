@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dispatch.candidates.candidate import MERGED_S, Candidate, PoolRule, Survey
 from dispatch.candidates.program import DEFAULT_PROGRAM, Program
-from dispatch.candidates.values import Appraisal
+from dispatch.candidates.values import Appraisal, Pressure, measure_pressure
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.problem import GroupKind
@@ -235,7 +235,8 @@ class TickView:
         )
         self._values = options.objective
         self._appraisals: dict[Work, Appraisal] = {}
-        self._horizon_s = 1.0  # the dispatcher sets another, by what waits
+        self._min_efficiency = options.min_efficiency
+        self._pressure = Pressure(1.0, 0.0)  # the dispatcher sets another, by what waits
 
     @property
     def any_idle(self) -> bool:
@@ -248,11 +249,12 @@ class TickView:
             model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
         )
 
-    def set_horizon(self, waiting: Waiting) -> None:
-        """Urgency falls in proportion to the mean time from arrival to deadline of what waits."""
+    def set_pressure(self, waiting: Waiting, load: float) -> None:
+        """Urgency falls in proportion to the mean time from arrival to deadline of what waits; efficiency is asked for
+        in proportion to the load."""
         patience_s = [max(0.0, r.deadline_s - r.arrival_s) for requests in waiting.values() for r in requests]
         mean_s = sum(patience_s) / len(patience_s) if patience_s else 1.0
-        self._horizon_s = max(1e-6, self._values.horizon * mean_s)
+        self._pressure = measure_pressure(max(1e-6, self._values.horizon * mean_s), load, self._min_efficiency)
 
     def survey(self, work: Work) -> Survey:
         """The ways in which the work could run, now or later."""
@@ -263,7 +265,7 @@ class TickView:
         if (known := self._appraisals.get(work)) is None:
             candidates = self.survey(work).candidates
             known = self._appraisals[work] = self.program.appraise(
-                work, candidates, self._widest, self.now_s, self._horizon_s, self._values
+                work, candidates, self._widest, self.now_s, self._pressure, self._values
             )
         return known
 

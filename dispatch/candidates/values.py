@@ -1,4 +1,4 @@
-"""The value of each group of workers to a request: what it does for it per second, how urgent that is, how safe.
+"""The value of each group of workers to a request: what it does for it per second, and how urgent that is.
 
 A tick's program chooses the groups with the largest sum of values. docs/policy.md has the reason for each factor.
 """
@@ -18,10 +18,27 @@ from dispatch.solver.problem import GroupKind
 # those of more horizons than this are not told apart.
 _LEVELS_PER_HORIZON = 8
 _MOST_HORIZONS = 4.5
-# A group that would end at the deadline itself is not safe at all, and still better than none.
-_LEAST_SAFETY = 0.3
+# At this load a request that has time to spare uses efficient degrees alone; a lower load asks for less in proportion.
+_FULL_LOAD = 0.9
+# Rounding of GPU-seconds that are the same.
+_ROUNDING = 1e-9
 # No work takes less: what is left of a stopped request may be nothing but a decode that costs nothing.
 _LEAST_S = 1e-6
+
+
+class Pressure(NamedTuple):
+    """The state of the whole service, as far as it matters to the value of a group."""
+
+    horizon_s: float
+    """The time in which urgency falls by a factor of e."""
+    efficiency: float
+    """The efficiency that is asked of a group for a request with time to spare: the GPU-seconds of the cheapest group
+    over those of this one."""
+
+
+def measure_pressure(horizon_s: float, load: float, min_efficiency: float) -> Pressure:
+    """The pressure at a load of 0 (no worker is needed) to 1 (all are) or above."""
+    return Pressure(horizon_s, min(min_efficiency, load / _FULL_LOAD))
 
 
 class Standing(NamedTuple):
@@ -47,6 +64,8 @@ class _PossibleGroup(NamedTuple):
     efficient: bool
     per_s: float
     """The share of all that is left of the request that the group does per second."""
+    gpu_seconds: float
+    """The GPU-seconds that it takes for that."""
 
 
 class Appraisal:
@@ -57,14 +76,13 @@ class Appraisal:
         candidates: Sequence[Candidate],
         idle: Sequence[int],
         now_s: float,
-        horizon_s: float,
+        pressure: Pressure,
         options: ValueOptions,
     ) -> None:
-        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest group it can form.
-        `horizon_s`: the time in which urgency falls by a factor of e."""
+        """`idle[pool]` is the largest number of idle workers in a node of the pool: the widest group it can form."""
         self._options = options
         self._now_s = now_s
-        self._horizon_s = horizon_s
+        self._pressure = pressure
         best_finish_s = best_run_s = least_gpu_seconds = math.inf
         self._optimal, self._possible = 1, []
         for candidate in candidates:
@@ -79,7 +97,7 @@ class Appraisal:
                 self._optimal = group.degree
             if group.degree <= idle[group.pool]:
                 per_s = group.degree / max(_LEAST_S, gpu_seconds)
-                self._possible.append(_PossibleGroup(finish_s, group, efficient, per_s))
+                self._possible.append(_PossibleGroup(finish_s, group, efficient, per_s, gpu_seconds))
         self._possible.sort()
         self.best_finish_s = best_finish_s
         self._best_run_s = max(_LEAST_S, best_run_s)
@@ -102,14 +120,15 @@ class Appraisal:
         """The standing of a deadline now: the number of candidates that meet it, and its distance."""
         if self.best_finish_s > deadline_s:
             return HOPELESS
-        horizons = min((deadline_s - self._now_s) / self._horizon_s, _MOST_HORIZONS)
+        horizons = min((deadline_s - self._now_s) / self._pressure.horizon_s, _MOST_HORIZONS)
         return Standing(bisect_right(self._finishes_s, deadline_s), math.floor(_LEVELS_PER_HORIZON * horizons))
 
     def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
         """The value of each group that may be used now, for all deadlines that stand there; made once.
 
         While some candidate can still make the deadline, now or once busy workers are expected to be free, only groups
-        that make it count, of any degree: to start late what can be had in time is never better than to wait for it.
+        that make it count: to start late what can be had in time is never better than to wait for it. Where some of
+        them leave time to spare and are as efficient as is asked for, only these; else they may have any degree.
         Hopeless requests run at their optimal degree alone, where a step, which nothing can stop, is over soon, and
         long overdue ones (`OVERDUE`) at each efficient degree. Groups that are worth no more than a narrower one of
         their pool are left out.
@@ -124,19 +143,20 @@ class Appraisal:
                     if each.efficient and each.group.degree >= narrowest
                 }
             else:
-                left_s = (standing.level + 0.5) / _LEVELS_PER_HORIZON * self._horizon_s
-                urgency = math.exp(-max(0.0, left_s - (self.best_finish_s - self._now_s)) / self._horizon_s)
-                values = {
-                    each.group: urgency * each.per_s * self._compute_safety(each.finish_s - self._now_s, left_s)
-                    for each in self._possible[: standing.in_time]
-                }
+                horizon_s = self._pressure.horizon_s
+                left_s = (standing.level + 0.5) / _LEVELS_PER_HORIZON * horizon_s
+                urgency = math.exp(-max(0.0, left_s - (self.best_finish_s - self._now_s)) / horizon_s)
+                in_time = self._possible[: standing.in_time]
+                values = {each.group: urgency * each.per_s for each in self._list_frugal(in_time, left_s) or in_time}
             self._values[standing] = drop_dominated(values)
         return self._values[standing]
 
-    def _compute_safety(self, run_s: float, left_s: float) -> float:
-        """From the share of the time to the deadline that is to spare if the group is kept to the end."""
-        spare: float = max(0.0, 1 - run_s / left_s) ** self._options.safety
-        return max(_LEAST_SAFETY, spare)
+    def _list_frugal(self, in_time: Sequence[_PossibleGroup], left_s: float) -> list[_PossibleGroup]:
+        """The groups that are efficient enough and leave a share of the time to the deadline to spare."""
+        latest_s = self._now_s + (1 - self._options.spare) * left_s
+        most = (1 + _ROUNDING) * self._least_gpu_seconds
+        asked = self._pressure.efficiency
+        return [each for each in in_time if asked * each.gpu_seconds <= most and each.finish_s <= latest_s]
 
 
 def drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, float]:

@@ -30,7 +30,7 @@ def test_bad_options_are_named(settings: dict[str, Any], message: str) -> None:
         DispatchOptions(**settings)
 
 
-@pytest.mark.parametrize(("name", "value"), [("horizon", 0.0), ("safety", -1.0), ("hopeless", 0.0)])
+@pytest.mark.parametrize(("name", "value"), [("horizon", 0.0), ("spare", -1.0), ("hopeless", 0.0)])
 def test_bad_weights_of_the_objective_are_named(name: str, value: float) -> None:
     """Urgency is divided by the horizon, and the worth of a group is never negative nor nothing."""
     wrong: dict[str, Any] = {name: value}

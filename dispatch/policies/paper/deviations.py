@@ -29,7 +29,8 @@ class Deviations:
     """E and C may be plans of their own on the workers of D, with weights that leave and come back. The paper: a type
     without the memory for all of its stages at once is not used, unless nothing else would run the request."""
     values: bool
-    """Groups are worth urgency x share per second x safety. The paper: the rewards of appendix C.2."""
+    """Groups are worth urgency x share per second, and a request with time to spare uses efficient ones. The paper: the
+    rewards of appendix C.2."""
     degrees: bool
     """A request has any degree that meets its deadline. The paper: efficient degrees only (constraint C0)."""
     hopeless: bool

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.candidate import Candidate
-from dispatch.candidates.values import OVERDUE, Appraisal, Standing, drop_dominated
+from dispatch.candidates.values import OVERDUE, Appraisal, Pressure, Standing, drop_dominated
 from dispatch.candidates.work import Work
 from dispatch.options import ValueOptions
 from dispatch.solver.problem import GroupKind
@@ -61,12 +61,12 @@ class RewardAppraisal(Appraisal):
         candidates: Sequence[Candidate],
         idle: Sequence[int],
         now_s: float,
-        horizon_s: float,
+        pressure: Pressure,
         options: ValueOptions,
         waits: bool,
     ) -> None:
         """`waits`: a request that can be in time has only groups with which it is."""
-        super().__init__(candidates, idle, now_s, horizon_s, options)
+        super().__init__(candidates, idle, now_s, pressure, options)
         self._waits = waits
         self._tokens = float(work.shape.tokens * work.num_outputs * work.batch)
         self._primaries = {candidate.group: candidate.primary for candidate in candidates}

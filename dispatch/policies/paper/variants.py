@@ -8,7 +8,7 @@ from functools import partial
 
 from dispatch.candidates.candidate import MERGED_S, Candidate
 from dispatch.candidates.program import DEFAULT_PROGRAM, Program, appraise_by_value
-from dispatch.candidates.values import Appraisal
+from dispatch.candidates.values import Appraisal, Pressure
 from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import MAX_BATCH, NO_BATCHES, DispatchOptions, ValueOptions
@@ -71,13 +71,13 @@ class _Appraiser:
         candidates: Sequence[Candidate],
         idle: Sequence[int],
         now_s: float,
-        horizon_s: float,
+        pressure: Pressure,
         options: ValueOptions,
     ) -> Appraisal:
         left = self._limit(candidates, now_s)
         if self.deviations.values:
-            return appraise_by_value(work, left, idle, now_s, horizon_s, options)
-        return RewardAppraisal(work, left, idle, now_s, horizon_s, options, waits=self.deviations.foresight)
+            return appraise_by_value(work, left, idle, now_s, pressure, options)
+        return RewardAppraisal(work, left, idle, now_s, pressure, options, waits=self.deviations.foresight)
 
     def _limit(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Candidate]:
         if not self.deviations.apart:

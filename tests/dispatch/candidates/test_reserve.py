@@ -191,6 +191,19 @@ def test_no_request_waits_for_workers_that_are_kept_for_ever(number: int) -> Non
     assert len(assignment.diffuse) == 2
 
 
+def test_the_load_is_what_came_over_what_the_workers_could_do() -> None:
+    """Twelve short requests of 0.4 s and eight huge ones of 160 s came in the last 10 s."""
+    reserver, views = Reserver(OPTIONS.segment_s), workers(8, "EDC")
+    few, wide = TickView(Times(), OPTIONS, views, NOW_S), replace(OPTIONS, max_degree=2)
+    assert reserver.estimate_load(few) == 0.0, "nothing is known yet"
+    reserver.note(past())
+    assert reserver.estimate_load(few) == pytest.approx((12 * RUN_S + 8 * 4 * STEP_S) / (8 * NOW_S))
+    soon = TickView(Times(), OPTIONS, workers(4, "EDC"), NOW_S + 1.0)
+    assert reserver.estimate_load(soon) == reserver.estimate_load(few), "it changes slowly"
+    later = TickView(Times(), wide, views, NOW_S + 10.0)
+    assert reserver.estimate_load(later) == pytest.approx((12 * RUN_S + 8 * 4 * STEP_S) / (8 * 2 * NOW_S))
+
+
 # The dispatcher as a whole.
 
 

@@ -1,4 +1,4 @@
-"""The value of groups: deadlines first, then what a group does per second, by urgency and by safety."""
+"""The value of groups: deadlines first, then what a group does per second, by urgency."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import pytest
 
 from dispatch import ValueOptions
 from dispatch.candidates.candidate import Candidate
-from dispatch.candidates.values import HOPELESS, OVERDUE, Appraisal
+from dispatch.candidates.values import HOPELESS, OVERDUE, Appraisal, Pressure, measure_pressure
 from dispatch.solver.problem import GroupKind
 from tridentserve.stages import PlacementType
 
 OPTIONS = ValueOptions()
 # Levels of deadlines are a second apart.
 HORIZON_S = 8.0
+# Nobody needs the workers, so that any group that makes the deadline counts.
+IDLE = Pressure(HORIZON_S, 0.0)
+BUSY = Pressure(HORIZON_S, 0.8)
 NO_QUEUE = float("-inf")
 
 
@@ -35,9 +38,11 @@ def candidate(
     )
 
 
-def appraise(candidates: Sequence[Candidate], idle: int = 8, options: ValueOptions = OPTIONS) -> Appraisal:
-    """At 0 s, with so many idle workers in each of two pools."""
-    return Appraisal(candidates, [idle, idle], now_s=0.0, horizon_s=HORIZON_S, options=options)
+def appraise(
+    candidates: Sequence[Candidate], idle: int = 8, options: ValueOptions = OPTIONS, pressure: Pressure = IDLE
+) -> Appraisal:
+    """At 0 s, with `idle` idle workers in each of two pools."""
+    return Appraisal(candidates, [idle, idle], now_s=0.0, pressure=pressure, options=options)
 
 
 def compute_values(appraisal: Appraisal, deadline_s: float) -> Mapping[GroupKind, float]:
@@ -45,15 +50,15 @@ def compute_values(appraisal: Appraisal, deadline_s: float) -> Mapping[GroupKind
 
 
 def values(
-    candidates: Sequence[Candidate], deadline_s: float, idle: int = 8, options: ValueOptions = OPTIONS
+    candidates: Sequence[Candidate], deadline_s: float, idle: int = 8, pressure: Pressure = IDLE
 ) -> dict[int, float]:
     """By degree."""
-    found = compute_values(appraise(candidates, idle, options), deadline_s)
+    found = compute_values(appraise(candidates, idle, pressure=pressure), deadline_s)
     return {group.degree: value for group, value in found.items()}
 
 
-def by_pool(candidates: Sequence[Candidate], deadline_s: float, options: ValueOptions = OPTIONS) -> list[float]:
-    return [value for _, value in sorted(compute_values(appraise(candidates, options=options), deadline_s).items())]
+def by_pool(candidates: Sequence[Candidate], deadline_s: float) -> list[float]:
+    return [value for _, value in sorted(compute_values(appraise(candidates), deadline_s).items())]
 
 
 WIDTHS = [candidate(1, 8.0), candidate(2, 4.2), candidate(4, 2.2)]
@@ -71,6 +76,19 @@ def test_any_width_that_is_faster_counts_for_a_request_that_can_be_in_time() -> 
     assert set(values(wasteful, deadline_s=5.5)) == {4}
 
 
+def test_with_time_to_spare_efficient_widths_count_alone() -> None:
+    """8 and 8.4 GPU-seconds are as good as any; 12 are not, unless no other width leaves a tenth of the time."""
+    widths = [candidate(1, 8.0), candidate(2, 4.2), candidate(4, 3.0)]
+    assert set(values(widths, deadline_s=20.0, pressure=BUSY)) == {1, 2}
+    assert set(values(widths, deadline_s=8.4, pressure=BUSY)) == {2}
+    assert set(values(widths, deadline_s=4.3, pressure=BUSY)) == {2, 4}
+    assert set(values(widths, deadline_s=20.0, pressure=Pressure(HORIZON_S, 0.6))) == {1, 2, 4}
+
+
+def test_less_efficiency_is_asked_for_where_the_load_is_low() -> None:
+    assert [measure_pressure(1.0, load, 0.8).efficiency for load in (0.0, 0.45, 0.9, 5.0)] == [0.0, 0.5, 0.8, 0.8]
+
+
 def test_a_width_that_is_no_faster_than_a_narrower_one_of_its_pool_is_left_out() -> None:
     slower = [candidate(1, 8.0), candidate(2, 8.0), candidate(4, 9.0)]
     assert set(values(slower, deadline_s=20.0)) == {1}
@@ -80,10 +98,9 @@ def test_a_width_that_is_no_faster_than_a_narrower_one_of_its_pool_is_left_out()
 
 def test_a_group_is_worth_what_it_does_per_second() -> None:
     """Twice as wide and twice as fast is worth as much as two such groups; twice as wide and no faster is not."""
-    even = ValueOptions(safety=0.0)
-    perfect = values([candidate(1, 8.0), candidate(2, 4.0)], 100.0, options=even)
+    perfect = values([candidate(1, 8.0), candidate(2, 4.0)], 100.0)
     assert perfect[2] == pytest.approx(2 * perfect[1])
-    poor = values([candidate(1, 8.0), candidate(2, 6.0)], 100.0, options=even)
+    poor = values([candidate(1, 8.0), candidate(2, 6.0)], 100.0)
     assert poor[1] < poor[2] < 2 * poor[1]
 
 
@@ -115,9 +132,8 @@ def test_of_hopeless_requests_one_with_little_left_is_worth_more() -> None:
 
 
 def test_urgency_falls_with_slack() -> None:
-    even = ValueOptions(safety=0.0)
     deadlines_s = [2.0 + HORIZON_S * n / 8 for n in range(33)]
-    falling = [values([candidate(1, 2.0)], deadline_s, options=even)[1] for deadline_s in deadlines_s]
+    falling = [values([candidate(1, 2.0)], deadline_s)[1] for deadline_s in deadlines_s]
     assert falling == sorted(falling, reverse=True)
     assert [falling[n] / falling[n + 8] for n in (8, 16)] == pytest.approx([math.e, math.e])
 
@@ -128,16 +144,12 @@ def test_very_distant_deadlines_are_not_told_apart() -> None:
     assert appraisal.find_standing(4 * HORIZON_S) != appraisal.find_standing(1e9)
 
 
-def test_of_groups_that_do_as_much_the_one_with_time_to_spare_is_worth_more() -> None:
-    """C waits for its worker in the second pool, and would end just before the deadline in the third case."""
+def test_groups_that_do_as_much_are_worth_the_same_when_both_are_in_time() -> None:
+    """C waits for its worker in the second pool."""
     quick = candidate(2, 4.0)
     queued = candidate(2, 4.0, pool=1)._replace(decode_free_s=8.0)
-    safe, less_safe = by_pool([quick, queued], 10.0)
-    assert safe > less_safe
-    even = by_pool([quick, queued], 10.0, ValueOptions(safety=0.0))
-    assert even[0] == even[1]
-    _, just_in_time = by_pool([quick, queued._replace(decode_free_s=10.0)], 10.0)
-    assert 0 < just_in_time < less_safe
+    first, second = by_pool([quick, queued], 10.0)
+    assert first == second
 
 
 def test_requests_with_like_deadlines_are_worth_the_same() -> None:
@@ -174,9 +186,8 @@ def test_queues_at_auxiliaries_count() -> None:
 
 
 def test_workers_that_wait_for_e_do_less_per_second() -> None:
-    even = ValueOptions(safety=0.0)
     waiting = candidate(1, 4.0, pool=1)._replace(encode_free_s=3.0)
-    at_once, later = by_pool([candidate(1, 4.0), waiting], 100.0, even)
+    at_once, later = by_pool([candidate(1, 4.0), waiting], 100.0)
     assert at_once == pytest.approx(later * 7 / 4)
 
 
