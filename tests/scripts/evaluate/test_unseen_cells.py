@@ -125,6 +125,6 @@ def test_the_rows_of_a_table_are_read_as_they_were_written(tmp_path: Path) -> No
     for index, mean_s in enumerate((2.0, 1 / 3)):
         cell = Cell("flux.1-dev", UNSEEN, 1.0, 7, "b4", index)
         parameters = json.dumps({"diffuse_only": index == 1, "load": 1.0, "pattern": "poisson"})
-        table.add(cell, made(cell, 1.0, mean_s, parameters=parameters, unfinished=index))
+        table.add(cell, made(cell, 1.0, mean_s, parameters=parameters, unfinished=index, version="5e95655"))
     assert UnseenTable(path).rows == table.rows
     assert [row.mean_s for row in table.rows] == [2.0, 0.333333]

@@ -139,7 +139,7 @@ _NAMES = [field.name for field in fields(UnseenRow)]
 
 def _read_rows(path: Path) -> list[UnseenRow]:
     try:
-        frame = pd.read_csv(path)
+        frame = pd.read_csv(path, dtype={"version": str})  # 5e95655 is a commit, not a number
     except ValueError as error:
         raise ConfigError(f"{path} is no table of unseen cells: {error}") from None
     if list(frame.columns) != _NAMES:
