@@ -19,7 +19,7 @@ from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
 from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
 from dispatch.workers.pools import Pool, WorkerSnapshot, take_snapshot
-from dispatch.workers.residency import compute_load_seconds
+from dispatch.workers.residency import LoadTimes
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes, WorkerView
@@ -96,7 +96,7 @@ class Surveyor:
         self._surveys: dict[Work, Survey] = {}
         self._of_one_step: dict[Work, _PerPool | str] = {}
         self._starts_s: dict[GroupKind, float] = {}
-        self._loads_s: dict[tuple[int, str, bool, int], float] = {}
+        self._loads: dict[tuple[int, str, bool], LoadTimes] = {}
 
     def survey(self, work: Work) -> Survey:
         """Candidates and obstacles. Work that the profile does not cover has no candidates, and says so."""
@@ -198,10 +198,10 @@ class Surveyor:
         return self._starts_s[group]
 
     def _load_s(self, index: int, model: str, stages: frozenset[Stage], degree: int) -> float:
-        key = (index, model, Stage.ENCODE in stages, degree)
-        if key not in self._loads_s:
-            self._loads_s[key] = compute_load_seconds(self._pools[index], model, stages, degree, self._times)
-        return self._loads_s[key]
+        key = (index, model, Stage.ENCODE in stages)
+        if (loads := self._loads.get(key)) is None:
+            loads = self._loads[key] = LoadTimes(self._pools[index], model, stages, self._times)
+        return loads.find_least_s(degree)
 
 
 class TickView:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from dispatch.solver.problem import GroupKind, Problem, RequestClass, is_feasibl
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import IdleWorkers, Pool, take_snapshot
-from dispatch.workers.residency import compute_load_seconds
+from dispatch.workers.residency import LoadTimes
 from placement import LoadShare
 from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker
@@ -94,7 +94,39 @@ def test_a_shard_takes_its_share_of_the_time_to_load() -> None:
     whole_s = cost_model().load_seconds("one", Stage.DIFFUSE)
     shard_s = TIMES.load_seconds("one", Stage.DIFFUSE)
     assert shard_s < whole_s
-    assert compute_load_seconds(pool_of(views), "one", [Stage.DIFFUSE], 2, TIMES) == shard_s
+    assert LoadTimes(pool_of(views), "one", [Stage.DIFFUSE], TIMES).find_least_s(2) == shard_s
+
+
+loaded = st.one_of(st.none(), st.frozensets(st.sampled_from([E, D, C])))
+load_nodes = st.lists(st.lists(st.tuples(st.booleans(), loaded), min_size=2, max_size=6), min_size=1, max_size=3)
+
+
+@given(load_nodes, st.sampled_from([TIMES, cost_model()]), st.sampled_from([2, 4]))
+def test_the_least_time_to_load_is_that_of_the_best_choice_of_units(
+    nodes: list[list[tuple[bool, frozenset[Replica] | None]]], times: CostModel, degree: int
+) -> None:
+    views = [
+        replace(worker(f"n{n}w{i}", "ED", node=f"n{n}", free_at_s=None if idle else 9.0), place=i, resident=resident)
+        for n, node_workers in enumerate(nodes)
+        for i, (idle, resident) in enumerate(node_workers[: len(node_workers) // 2 * 2])
+    ]
+    (pool,) = take_snapshot(views, MemoryCheck(times, DispatchOptions()).find_unit).pools
+    stages = [Stage.ENCODE, Stage.DIFFUSE]
+
+    def missing_s(view: WorkerView) -> float:
+        missing = [
+            stage for stage in stages if view.resident is not None and Replica("one", stage) not in view.resident
+        ]
+        return sum(times.load_seconds("one", stage) for stage in missing)
+
+    groups = [
+        [view for unit in units for view in unit]
+        for members in pool.nodes
+        for units in combinations(pool.list_units(members), degree // pool.unit)
+    ]
+    idle = [group for group in groups if all(view.idle for view in group)]
+    expected = min((max(map(missing_s, group)) for group in idle or groups), default=float("inf"))
+    assert LoadTimes(pool, "one", stages, times).find_least_s(degree) == pytest.approx(expected)
 
 
 # The integer program with units of 2: idle workers come in pairs, and groups are of 2 or 4.
