@@ -5,7 +5,7 @@ A cell is a model, a workload, a policy, a seed and an SLO scale; all policies o
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
 The report (report.html, figures/) is of all cells in DIR. The last line is one JSON object, of the cells asked for.
 With --shift, no grid: the load shifts, and the default is compared with placements that stay; nothing is kept in DIR.
-With --table, unseen cells are kept in that CSV file in place of DIR, and two plots are drawn beside it.
+With --table, cells are kept in that CSV file in place of DIR; of unseen cells, two plots are drawn beside it.
 
 Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130 after Ctrl-C.
 """
@@ -15,29 +15,23 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
-from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, Settings, list_cells, list_unseen_cells
+from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, NamedLoad, Settings, list_cells, list_unseen_cells
+from lib.evaluate.missing_cells import run_missing
 from lib.evaluate.related_systems.settings import list_related_cells
-from lib.evaluate.runner import run_cells
-from lib.evaluate.store import CellStore, Store
-from tqdm import tqdm
+from lib.evaluate.store import Store
 
 from deployments.assembly.options import format_options
 from dispatch.policies import POLICIES
-from traces.workloads.named import DURATION_S, MODELS, WORKLOADS
+from traces.workloads.named import DIURNAL, DURATION_S, MODELS, WORKLOADS
 from traces.workloads.unseen import FIRST_PUBLISHED_SEED
 from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import TridentServeError
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.solve_time_s,
         arguments.solve_limit_s,
         arguments.recorded and tuple(arguments.recorded),
+        NamedLoad(arguments.arrivals, arguments.rate_scale),
     )
     try:
         settings.read_cluster_spec()
@@ -73,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.markdown.parent.mkdir(parents=True, exist_ok=True)  # the grid may take hours
         cells = list(_list_cells(arguments, settings))
         run = describe_run(command=command)
-        status = _run(cells, settings, store, arguments.jobs, command)
+        status = run_missing(cells, settings, store, arguments.jobs, command)
         if not store.results:
             print("evaluate: no cell has a result: there is nothing to report", file=sys.stderr)
             return status
@@ -125,62 +120,32 @@ def _compare_shifts(arguments: argparse.Namespace, settings: Settings, command: 
 
 
 def _extend_table(arguments: argparse.Namespace, settings: Settings, command: str) -> int:
-    """Runs the unseen cells that the table does not have, and compares the policies in all cells of the table. Returns
-    the exit status."""
+    """Runs the cells that the table does not have, and compares the policies in all cells of the table. Returns the
+    exit status."""
+    from lib.evaluate.kept_table import KeptTable
+    from lib.evaluate.named_cells import NamedRow, compare_named
     from lib.evaluate.unseen_cells.cell_plots import write_unseen_plots
-    from lib.evaluate.unseen_cells.cell_table import UnseenTable
+    from lib.evaluate.unseen_cells.cell_table import UnseenRow, check_cells
     from lib.evaluate.unseen_cells.comparison import compare_unseen
 
     arguments.table.parent.mkdir(parents=True, exist_ok=True)
-    table, cells = UnseenTable(arguments.table), list(_list_cells(arguments, settings))
-    table.check_cells(cells, settings)
-    run = describe_run(command=command)
-    status = _run(cells, settings, table, arguments.jobs, command)
+    cells, run = list(_list_cells(arguments, settings)), describe_run(command=command)
+    if arguments.unseen is not None:
+        unseen = KeptTable(arguments.table, UnseenRow, settings)
+        check_cells(unseen, cells, settings)
+        status = run_missing(cells, settings, unseen, arguments.jobs, command)
+        tables, finished = compare_unseen(unseen.rows, arguments.policies), sum(cell in unseen for cell in cells)
+        for path in write_unseen_plots(unseen.path, unseen.rows, arguments.policies):
+            print(f"plot: {path}")
+    else:
+        named = KeptTable(arguments.table, NamedRow, settings)
+        status = run_missing(cells, settings, named, arguments.jobs, command)
+        tables, finished = list(compare_named(named.rows)), sum(cell in named for cell in cells)
     print(format_options(settings.make_options()))
-    tables = compare_unseen(table.rows, arguments.policies)
     print("\n".join(one.to_markdown() for one in tables))
-    for path in write_unseen_plots(table.path, table.rows, arguments.policies):
-        print(f"plot: {path}")
-    figures = {"cells": len(cells), "finished": sum(cell in table for cell in cells)}
-    print_result(run, {**figures, "rows": [row for one in tables for row in one.to_records()]})
+    rows = [row for one in tables for row in one.to_records()]
+    print_result(run, {"cells": len(cells), "finished": finished, "rows": rows})
     return status
-
-
-def _run(cells: Sequence[Cell], settings: Settings, store: CellStore, jobs: int, command: str) -> int:
-    """Runs what the store does not have yet. Returns the exit status."""
-    missing = [cell for cell in cells if cell not in store]
-    failed = 0
-    facts = {"version": _find_version(), "command": command}
-    older = store.versions - {facts["version"]}
-    if older:
-        print(
-            f"evaluate: finished cells of version {', '.join(sorted(older))} are kept (now {facts['version']}); remove "
-            f"{store.path} to run them again",
-            file=sys.stderr,
-        )
-    with tqdm(total=len(cells), initial=len(cells) - len(missing), unit="cell", file=sys.stderr) as bar:
-        try:
-            for cell, result in run_cells(missing, settings, jobs):
-                if isinstance(result, str):
-                    failed += 1
-                    bar.write(f"evaluate: {cell.name}: {result}", file=sys.stderr)
-                else:
-                    store.add(cell, replace(result, row=result.row | facts))
-                bar.set_postfix_str(cell.name)
-                bar.update()
-        except KeyboardInterrupt:
-            bar.write("evaluate: interrupted; the same command resumes from here", file=sys.stderr)
-            return 130
-    return 1 if failed else 0
-
-
-def _find_version() -> str:
-    """The commit, marked when files were changed since; outside a checkout the version of the package."""
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
-    try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return version("tridentserve")
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -195,8 +160,13 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--unseen and --seed go together: cells are drawn from a seed")
     if arguments.related and arguments.unseen is not None:
         parser.error("--related and --unseen do not go together")
-    if arguments.unseen is None and (arguments.cells or arguments.deviations or arguments.table):
-        parser.error("--cells, --deviations and --table are of unseen cells: give --unseen and --seed")
+    if arguments.unseen is None and (arguments.cells or arguments.deviations):
+        parser.error("--cells and --deviations are of unseen cells: give --unseen and --seed")
+    if arguments.related and arguments.table:
+        parser.error("--table keeps unseen cells and workloads by name: do not give --related")
+    changed = NamedLoad(arguments.arrivals, arguments.rate_scale) != NamedLoad()
+    if changed and (arguments.related or arguments.unseen is not None):
+        parser.error("--arrivals and --rate-scale are of workloads by name: --unseen and --related have their own")
     if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
         parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
     return arguments
@@ -266,6 +236,18 @@ def _add_cells(parser: Parser) -> None:
         metavar="X",
         help="multiply all deadlines (default: as they are)",
     )
+    add(
+        "--arrivals",
+        choices=("poisson",),
+        help=f"arrivals of the workloads, in place of their own, which are even; {DIURNAL} keeps its own",
+    )
+    add(
+        "--rate-scale",
+        type=real,
+        default=NamedLoad().rate_scale,
+        metavar="X",
+        help="multiply the rates of the workloads (default %(default)g: as they are)",
+    )
 
 
 def _add_simulation(parser: Parser) -> None:
@@ -304,7 +286,7 @@ def _add_simulation(parser: Parser) -> None:
         "--table",
         type=Path,
         metavar="FILE",
-        help="keep unseen cells in this CSV file, in place of --out: cells that it has are not run again",
+        help="keep cells in this CSV file, in place of --out: those that it has are not run again",
     )
     add("--bench-dispatch", type=_find_file, metavar="FILE", help="output of scripts/bench_dispatch.py, for the report")
     add("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown too")

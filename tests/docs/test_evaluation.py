@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from lib.docs.evaluation import CELLS, fill_evaluation
-from lib.evaluate.unseen_cells.cell_table import UnseenTable
+from lib.evaluate.kept_table import read_rows
+from lib.evaluate.unseen_cells.cell_table import UnseenRow
 
 from tridentserve.errors import ConfigError
 
@@ -26,10 +27,10 @@ def test_stale_options_are_replaced() -> None:
 
 
 def test_the_cells_are_whole_and_each_policy_is_of_one_version() -> None:
-    table = UnseenTable(ROOT / CELLS)
-    policies = {row.policy for row in table.rows}
-    assert len(table.rows) == len(policies) * len({(row.seed, row.index) for row in table.rows})
-    assert len({(row.policy, row.version) for row in table.rows}) == len(policies)
+    rows = read_rows(ROOT / CELLS, UnseenRow)
+    policies = {row.policy for row in rows}
+    assert len(rows) == len(policies) * len({(row.seed, row.index) for row in rows})
+    assert len({(row.policy, row.version) for row in rows}) == len(policies)
 
 
 def test_a_page_without_marks_is_refused() -> None:

@@ -60,7 +60,7 @@ def _make_registry() -> dict[str, Workload]:
         for workload in (
             *steady,
             Workload("dynamic", "random phases of Steady light, medium and heavy", LEVELS, per_model=True),
-            Workload("proprietary", "diurnal, as many requests as Steady, the medium mix", ("medium",), per_model=True),
+            Workload(DIURNAL, "diurnal, as many requests as Steady, the medium mix", ("medium",), per_model=True),
             Workload("tetriserve-uniform", "TetriServe: four sizes, fixed deadlines, 8 GPUs", ("tetriserve-uniform",)),
             Workload("tetriserve-skewed", "TetriServe: mostly large images, 8 GPUs", ("tetriserve-skewed",)),
             Workload("genserve", "GenServe: images and videos of two models, 8 GPUs", ("genserve",)),
@@ -70,6 +70,8 @@ def _make_registry() -> dict[str, Workload]:
     }
 
 
+# The workload whose rate swings.
+DIURNAL = "proprietary"
 WORKLOADS = _make_registry()
 # The duration of a trace that is asked for without one, in seconds.
 DURATION_S = 1800.0
@@ -107,7 +109,7 @@ def make_workload(
 
     if name == "dynamic":
         requests = _draw_dynamic(mixes, process_times(mixes[0]), duration_s, rng)
-    elif name == "proprietary" and arrivals is None:
+    elif name == DIURNAL and arrivals is None:
         requests = _draw_proprietary(mixes[0], rate_per_s, duration_s, rng)
     else:
         requests = draw(mixes[0], process_times(mixes[0]), rng.getrandbits(63))

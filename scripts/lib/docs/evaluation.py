@@ -8,7 +8,8 @@ import textwrap
 from pathlib import Path
 
 from deployments.assembly.options import ServiceOptions, describe_options
-from lib.evaluate.unseen_cells.cell_table import UnseenTable
+from lib.evaluate.kept_table import read_rows
+from lib.evaluate.unseen_cells.cell_table import UnseenRow
 from lib.evaluate.unseen_cells.comparison import compare_unseen
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import SimulationOptions
@@ -33,7 +34,7 @@ def _list_options() -> str:
 
 
 def _make_tables(root: Path) -> str:
-    tables = compare_unseen(UnseenTable(root / CELLS).rows, _POLICIES)
+    tables = compare_unseen(read_rows(root / CELLS, UnseenRow), _POLICIES)
     return "\n".join(table.to_markdown(level=3) for table in tables)
 
 

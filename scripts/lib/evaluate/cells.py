@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +12,7 @@ from deployments.assembly.options import ServiceOptions
 from deployments.assembly.simulation import make_cluster_options
 from dispatch.options import DEFAULT_POLICY
 from placement.cluster_file import ClusterSpec, NodeGroup, read_cluster
+from traces.workloads.arrivals import Process
 from traces.workloads.named import WORKLOADS
 from traces.workloads.unseen import UnseenCell, draw_cell
 from tridentserve.engine.simulated import SimulationOptions
@@ -25,6 +26,21 @@ MIXED = "mixed"
 UNSEEN = "unseen"
 # The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).
 PAPER_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLoad:
+    """Changes of the arrivals of workloads by name."""
+
+    arrivals: Process | None = None
+    """The process of arrivals; None: that of the workload, as in a diurnal workload always."""
+    rate_scale: float = 1.0
+    """A factor of the rate."""
+
+    @property
+    def process(self) -> str:
+        """The name of the process, `own` for that of the workload."""
+        return self.arrivals or "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,8 @@ class Settings:
     """The time limit of a solve, in seconds of the wall clock; None: the default."""
     recorded: tuple[str, ...] | None = None
     """Files of published traces (or directories of ServeGen chunks) whose arrivals unseen cells may have."""
+    named_load: NamedLoad = field(default_factory=NamedLoad)
+    """The load of workloads by name."""
 
     def make_options(self, policy: str = DEFAULT_POLICY) -> ServiceOptions:
         """The options of a simulated service with this policy."""

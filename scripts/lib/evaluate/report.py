@@ -9,7 +9,15 @@ from html import escape
 from pathlib import Path
 
 from lib.evaluate.plots import draw_plots
-from lib.evaluate.tables import Results, Table, make_cells_table, make_claims_table, make_frame, make_ratios_table
+from lib.evaluate.tables import (
+    Results,
+    Table,
+    compute_means,
+    make_cells_table,
+    make_claims_table,
+    make_frame,
+    make_ratios_table,
+)
 from lib.evaluate.unseen_cells.cell_table import list_unseen_rows
 from lib.evaluate.unseen_cells.comparison import compare_unseen
 from traces.reports.figures import write_png
@@ -32,10 +40,9 @@ def make_tables(results: Results) -> list[Table]:
     if any(cell.is_unseen for cell in results):
         order = sorted(policies, key=lambda policy: (policy != "default", policy))
         return [*compare_unseen(list_unseen_rows(results), order), make_cells_table(results)]
-    compared = (
-        [make_claims_table(results), make_ratios_table(results)] if "default" in policies and len(policies) > 1 else []
-    )
-    return [*compared, make_cells_table(results)]
+    if "default" not in policies or len(policies) == 1:
+        return [make_cells_table(results)]
+    return [make_claims_table(compute_means(results)), make_ratios_table(results), make_cells_table(results)]
 
 
 def write_csv(folder: Path, results: Results) -> Path:

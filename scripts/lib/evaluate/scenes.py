@@ -27,7 +27,7 @@ from traces.formats.external import read_arrivals
 from traces.reports.bound import bound_on_time
 from traces.simulated import make_arrivals
 from traces.workloads.arrivals import Arrival
-from traces.workloads.named import DURATION_S, WORKLOADS, make_workload
+from traces.workloads.named import DIURNAL, DURATION_S, WORKLOADS, make_workload
 from traces.workloads.unseen import make_unseen_trace
 from tridentserve.engine.simulated import SimulationOptions, TimedRequest
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
@@ -50,7 +50,7 @@ class Scene:
     duration_s: float
     """For how long requests arrive."""
     parameters: str
-    """Those of an unseen cell, or of a paper's setting, as JSON; else empty."""
+    """Those of an unseen cell or of a paper's setting, or the arrivals of a workload by name, as JSON."""
 
 
 def run_cell(cell: Cell, settings: Settings) -> CellResult:
@@ -92,12 +92,21 @@ def _make_named_scene(cell: Cell, settings: Settings) -> Scene:
     make_times = load_times(cluster, [settings.profiles])
     times = make_times()
     asked = None if cell.model == MIXED else cell.model
-    requests = make_workload(cell.workload, asked, cell.trace_seed, settings.duration_s, deadline_scale=cell.slo_scale)
+    requests = make_workload(
+        cell.workload,
+        asked,
+        cell.trace_seed,
+        settings.duration_s,
+        settings.named_load.rate_scale,
+        arrivals=None if cell.workload == DIURNAL else settings.named_load.arrivals,
+        deadline_scale=cell.slo_scale,
+    )
     scale = cell.slo_scale * (WORKLOADS[cell.workload].slo_scale(asked) or DEFAULT_SLO_SCALE)
     arrivals = tuple(set_deadlines(make_arrivals(requests, times.models), times, scale))
     bound = bound_on_time(arrivals, times, settings.gpus)
     engine = SimulationOptions(solve_time=settings.solve_time_s, seed=cell.trace_seed)
-    return Scene(arrivals, bound, cluster, make_times, engine, settings.duration_s, "")
+    parameters = json.dumps({"arrivals": settings.named_load.process, "rate_scale": settings.named_load.rate_scale})
+    return Scene(arrivals, bound, cluster, make_times, engine, settings.duration_s, parameters)
 
 
 def _make_related_scene(cell: Cell, settings: Settings) -> Scene:

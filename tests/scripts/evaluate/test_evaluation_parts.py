@@ -161,7 +161,7 @@ def test_claims_leave_out_cells_that_ran_out_of_memory_and_count_them() -> None:
         cell("b1", "heavy"): made(cell("b1", "heavy"), 0.1, 1.0, ooms=50, completed=50),
         cell("b1", "dynamic"): made(cell("b1", "dynamic"), 0.0, 6.0),
     }
-    over_b1 = make_claims_table(results).rows[0]
+    over_b1 = make_claims_table(compute_means(results)).rows[0]
     assert over_b1[:4] == ("b1", "2", "3.00 / 3.00 / 3.00 (∞ in 1)", "2.1 to 6.6")
     assert over_b1[4] == "3.00 / 3.50 / 4.00"
     assert over_b1[8:] == ("1 (flux.1-dev)", "0")

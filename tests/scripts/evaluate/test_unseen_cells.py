@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from evaluate import main
 from lib.evaluate.cells import UNSEEN, Cell, list_unseen_cells
-from lib.evaluate.unseen_cells.cell_table import UnseenRow, UnseenTable
+from lib.evaluate.kept_table import KeptTable, read_rows
+from lib.evaluate.unseen_cells.cell_table import UnseenRow
 from lib.evaluate.unseen_cells.comparison import compare_unseen
 
 from tests.scripts.evaluate.results import SETTINGS, made
@@ -97,7 +98,7 @@ def test_a_table_keeps_cells_from_run_to_run(
     options = ["--unseen", "2", "--seed", "5", "--jobs", "1", "--table", str(path)]
     assert main([*options, "--policies", "segments", "b4", "--cells", "0"]) == 0
     first = path.read_text()
-    assert [row.key for row in UnseenTable(path).rows] == [(5, 0, "b4"), (5, 0, "segments")]
+    assert [row.key for row in read_rows(path, UnseenRow)] == [(5, 0, "b4"), (5, 0, "segments")]
     monkeypatch.setattr("lib.evaluate.runner.run_cell", None)  # whatever the table has is not run again
     assert main([*options, "--policies", "segments", "b4", "--cells", "0"]) == 0
     assert path.read_text() == first
@@ -111,20 +112,20 @@ def test_a_table_of_other_cells_is_refused(tmp_path: Path, capsys: pytest.Captur
     options = ["--unseen", "2", "--seed", "5", "--policies", "b4", "--table", str(path)]
     (cell,) = list_unseen_cells(5, [0], ["b4"], SETTINGS)
     drawn = json.dumps({"diffuse_only": False, "load": 0.1, "pattern": "recorded"})
-    UnseenTable(path).add(cell, made(cell, parameters=drawn))
+    KeptTable(path, UnseenRow, SETTINGS).add(cell, made(cell, parameters=drawn))
     assert main(options) == 2
     assert "has another cell 5-0 than is asked for" in capsys.readouterr().err
     path.write_text("a,b\n1,2\n")
     assert main(options) == 2
-    assert "is no table of unseen cells: its columns are not seed, index, policy" in capsys.readouterr().err
+    assert "is no table of such cells: its columns are not seed, index, policy" in capsys.readouterr().err
 
 
 def test_the_rows_of_a_table_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "cells.csv"
-    table = UnseenTable(path)
+    table = KeptTable(path, UnseenRow, SETTINGS)
     for index, mean_s in enumerate((2.0, 1 / 3)):
         cell = Cell("flux.1-dev", UNSEEN, 1.0, 7, "b4", index)
         parameters = json.dumps({"diffuse_only": index == 1, "load": 1.0, "pattern": "poisson"})
         table.add(cell, made(cell, 1.0, mean_s, parameters=parameters, unfinished=index, version="5e95655"))
-    assert UnseenTable(path).rows == table.rows
+    assert read_rows(path, UnseenRow) == table.rows
     assert [row.mean_s for row in table.rows] == [2.0, 0.333333]
