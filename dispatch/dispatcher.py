@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.assignment.batching import Batches, batch_first
 from dispatch.candidates.candidate import Candidate
-from dispatch.candidates.classes import (
-    Members,
-    build_problem,
-    by_deadline,
-    find_longest_overdue,
-    group_by_work,
-    hold_back,
-)
+from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
+from dispatch.candidates.overdue import OverdueTurns
 from dispatch.candidates.program import DEFAULT_PROGRAM, Program
 from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
@@ -48,8 +42,8 @@ _NOTHING_TO_DECIDE = TickPlan((), gap=0.0)
 class IlpDispatcher:
     """Satisfies `tridentserve.protocols.Dispatcher`. The same views in the same order give the same assignments, unless
     the solver's time limit cuts a search short. Of what is past, only the latest arrivals count
-    (`dispatch.candidates.reserve`), and what was given to models with shares (`dispatch.candidates.weights`); what else
-    is kept between calls saves time."""
+    (`dispatch.candidates.reserve`), and what was given to models with shares (`dispatch.candidates.weights`) and to
+    requests that were long overdue (`dispatch.candidates.overdue`); what else is kept between calls saves time."""
 
     def __init__(
         self, times: StageTimes, options: DispatchOptions | None = None, program: Program = DEFAULT_PROGRAM
@@ -61,6 +55,7 @@ class IlpDispatcher:
         self._snapshot: WorkerSnapshot | None = None
         self._reserver = Reserver(self._options.segment_s)
         self._weights = ModelWeights(self._options)
+        self._turns = OverdueTurns(self._options.overdue_share)
 
     def decide(self, view: ClusterView) -> Decisions:
         """Assignments only, earliest deadline first: nothing is preempted or refused. A request that the profile
@@ -86,14 +81,12 @@ class IlpDispatcher:
         batches: Batches = {}
         if self._program.batches_first and self._options.batch_limit > NO_BATCHES:
             waiting, batches = self._batch_first(waiting, tick)
-        overdue = []
-        if self._options.overdue_first:
-            ahead = self._weights.find_ahead(waiting)
-            firsts = [requests[0] for work, requests in waiting.items() if work.model not in ahead]
-            overdue = find_longest_overdue(sorted(firsts, key=by_deadline), tick)
-            if held := hold_back(overdue, tick):
-                tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved)
-                tick.set_pressure(waiting, load)
+        ahead = self._weights.find_ahead(waiting)
+        firsts = [requests[0] for work, requests in waiting.items() if work.model not in ahead]
+        overdue = self._turns.choose(sorted(firsts, key=by_deadline), tick)
+        if held := self._turns.hold_back(overdue, tick):
+            tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved)
+            tick.set_pressure(waiting, load)
         members, problem = build_problem(waiting, overdue, tick, self._weights.weigh(waiting))
         if not problem.classes:
             return _NOTHING_TO_DECIDE
@@ -101,6 +94,7 @@ class IlpDispatcher:
         assigner = Assigner(self._times, self._options, tick, waiting, batches)
         assignments = assigner.assign(_list_choices(solution, members, tick), solution.found_by)
         self._weights.note(waiting, assignments, view.now_s)
+        self._turns.note(assignments, view.now_s)
         return TickPlan(assignments, solution.compute_gap(problem))
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:

@@ -63,7 +63,8 @@ class ValueOptions:
     overdue_runs: float = Field(
         default=50.0,
         gt=0,
-        description="A request that can only end this many of its own shortest runtimes after its deadline goes first.",
+        description="A request that can only end this many of its own shortest runtimes after its deadline is long "
+        "overdue.",
     )
 
 
@@ -98,10 +99,13 @@ class DispatchOptions:
         "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve`, `patchedserve` and "
         "`tridentserve-paper`, 1 (no batches) for all others.",
     )
-    overdue_first: bool = Field(
-        default=True,
-        description="Requests that are long overdue go first, one at a time, so that none starves "
-        "(`dispatch.candidates.classes`); without it they wait for as long as others come that can be in time.",
+    overdue_share: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Share of the workers' time that requests that are long overdue have before all others, one at a "
+        "time in order of deadlines, while any of them waits; so none starves (`dispatch.candidates.overdue`). With 0 "
+        "they wait for as long as others come that can be in time.",
     )
     request_weights: Mapping[str, Positive] | None = Field(
         default=None,

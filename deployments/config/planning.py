@@ -54,10 +54,11 @@ class DispatchArgs(Args):
     min_efficiency: float = make_option(DispatchOptions, "min_efficiency")
     request_weights: Mapping[str, Positive] | None = make_option(DispatchOptions, "request_weights")
     fair_shares: Mapping[str, Positive] | None = make_option(DispatchOptions, "fair_shares")
-    overdue_first: bool = make_option(
+    overdue_share: float = make_option(
         DispatchOptions,
-        "overdue_first",
-        description="Requests that are long overdue go first, one at a time, so that none starves.",
+        "overdue_share",
+        description="Share of the workers' time that requests that are long overdue have before all others, one at a "
+        "time in order of deadlines, while any of them waits. With 0 they may starve.",
     )
 
     @field_validator("policy")
@@ -76,8 +77,8 @@ class ReplanArgs(Args):
     enabled: bool | None = Field(
         default=None,
         description="Turns replanning on or off. Without it replanning is on with `placement: auto` and a policy that "
-        "follows the load (`default`, `tridentserve-paper`, `wo-stage-aware`, `wo-scheduler`, `wo-pooling`, `edf`, "
-        "`segments`).",
+        "follows the load (`default`, `tridentserve-paper`, `wo-stage-aware`, `wo-scheduler`, `wo-overdue`, "
+        "`wo-pooling`, `edf`, `segments`).",
     )
     window_s: float = make_option(ReplanOptions, "window_s")
     shortest_window_s: float = make_option(ReplanOptions, "shortest_window_s")

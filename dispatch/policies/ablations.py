@@ -1,4 +1,4 @@
-"""The default without one of its parts: the ablations of TridentServe (arXiv 2510.02838, section 8.4), and another."""
+"""The default without one of its parts: the ablations of TridentServe (arXiv 2510.02838, section 8.4), and others."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def make_wo_switch(context: PolicyContext) -> Policy:
 def make_wo_pooling(context: PolicyContext) -> Policy:
     """Placements are those of the paper's Algorithm 2; no ablation of the paper, which has no pooling."""
     return Policy(IlpDispatcher(context.times, context.options), one_pool=False, all_together=False)
+
+
+@register_policy("wo-overdue", supports_units=True)
+def make_wo_overdue(context: PolicyContext) -> Policy:
+    """No request goes first because it is long overdue, so that some may starve; no ablation of the paper."""
+    return Policy(IlpDispatcher(context.times, replace(context.options, overdue_share=0.0)))
 
 
 @register_policy("wo-stage-aware")

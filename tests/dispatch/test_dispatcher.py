@@ -222,8 +222,9 @@ requests = st.lists(st.tuples(shapes, st.floats(0, 60), models, st.integers(0, 2
 def test_assignments_are_valid_whatever_the_cluster(
     pending: list[PendingRequest], views: list[WorkerView], now_s: float
 ) -> None:
-    assignments = decide(IDLE, pending, views, now_s)
-    assert assignments == decide(IDLE, list(reversed(pending)), list(reversed(views)), now_s)
+    first, second = (IlpDispatcher(TIMES, DispatchOptions(time_limit_s=30.0)) for _ in range(2))
+    assignments = decide(first, pending, views, now_s)
+    assert assignments == decide(second, list(reversed(pending)), list(reversed(views)), now_s)
     by_id = {view.worker_id: view for view in views}
     specs = {entry.spec.request_id: entry for entry in pending}
     used = [worker_id for assignment in assignments for worker_id in assignment.diffuse]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher, ValueOptions
-from dispatch.candidates.classes import find_longest_overdue, hold_back
+from dispatch.candidates.overdue import OverdueTurns
 from dispatch.candidates.survey import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
@@ -20,8 +20,7 @@ TIMES = cost_model()
 # So that tests are short: by default it is 50 runtimes.
 OBJECTIVE = ValueOptions(overdue_runs=9.0)
 OPTIONS = DispatchOptions(objective=OBJECTIVE, segment_s=1e9)
-DISPATCHER = IlpDispatcher(TIMES, OPTIONS)
-WITHOUT_RULE = IlpDispatcher(TIMES, replace(OPTIONS, overdue_first=False))
+WITHOUT_RULE = replace(OPTIONS, overdue_share=0.0)
 # For 1024x1024, D alone needs 800 + 391 MiB at degree 1 and 800 + 196 at degree 2; 256x256 fits at any degree.
 WIDE_ONLY_BYTES = 1100 * MIB
 # It could end 9 of its own runtimes after its deadline at best.
@@ -29,8 +28,9 @@ RUN_S = 0.02 + 20 * step_seconds(LARGE, 1) + TIMES.seconds("one", Stage.DECODE, 
 LONG_OVERDUE_S = 1.0 + 10 * RUN_S
 
 
-def leaves_at_s(cluster: list[WorkerView], slo_s: float, dispatcher: IlpDispatcher = DISPATCHER) -> float:
+def leaves_at_s(cluster: list[WorkerView], slo_s: float, options: DispatchOptions = OPTIONS) -> float:
     """The time at which an overdue large request is dispatched while three small ones with this SLO always wait."""
+    dispatcher = IlpDispatcher(TIMES, options)
     pending, made, now_s = [request("large", LARGE, 1.0)], 0, 0.0
     free_s = {view.worker_id: 0.0 for view in cluster}
     while now_s < 2 * LONG_OVERDUE_S:
@@ -73,7 +73,9 @@ def test_width_that_never_comes_by_itself_is_kept_for_a_request_that_needs_it(sl
 
 
 def served(pending: list[PendingRequest], views: list[WorkerView], now_s: float = 1000.0) -> dict[str, tuple[str, ...]]:
-    return {entry.request_ids[0]: entry.diffuse for entry in decide(DISPATCHER, pending, views, now_s)}
+    return {
+        entry.request_ids[0]: entry.diffuse for entry in decide(IlpDispatcher(TIMES, OPTIONS), pending, views, now_s)
+    }
 
 
 @pytest.mark.parametrize("order", [("large", "small"), ("small", "large")])
@@ -120,9 +122,10 @@ def test_the_kept_worker_is_used_as_soon_as_the_other_is_free() -> None:
 def test_a_worker_is_kept_until_the_overdue_request_would_be_done() -> None:
     views, large = half_busy({"b": 1005.0}), request("large", LARGE, 1.0)
     tick = TickView(TIMES, OPTIONS, views, 1000.0)
-    overdue = find_longest_overdue([large], tick)
+    turns = OverdueTurns(0.1)
+    overdue = turns.choose([large], tick)
     assert overdue == [large]
-    kept = {view.worker_id: view for view in views} | hold_back(overdue, tick)
+    kept = {view.worker_id: view for view in views} | turns.hold_back(overdue, tick)
     assert not kept["b-idle"].idle
     done_s = 1005.0 + 0.02 + 20 * step_seconds(LARGE, 2)
     assert kept["b-idle"].free_at_s == kept["b-busy"].free_at_s == pytest.approx(done_s)
@@ -134,9 +137,92 @@ def test_what_no_worker_can_run_holds_nothing_back() -> None:
     assert served(pending, apart(1, "D", "E", "C")) == {"fresh 0": ("n0-w0",)}
 
 
+def overdue_ids(turns: OverdueTurns, names: str, views: list[WorkerView], now_s: float) -> list[str]:
+    """The requests whose turn it is, of large ones that are long overdue in this order."""
+    tick = TickView(TIMES, OPTIONS, views, now_s)
+    pending = [request(name, LARGE, 1.0 + rank) for rank, name in enumerate(names)]
+    return [each.spec.request_id for each in turns.choose(pending, tick)]
+
+
+def take(turns: OverdueTurns, name: str, views: list[WorkerView], now_s: float, seconds: float) -> None:
+    """Has a request run on one worker for some seconds."""
+    (made,) = decide(IlpDispatcher(TIMES, WITHOUT_RULE), [request(name, LARGE)], views[:1], now_s)
+    turns.note([replace(made, expected_finish_s=now_s + seconds)], now_s)
+
+
+def test_a_turn_is_paid_for_by_the_share_of_the_workers_before_the_next_one() -> None:
+    turns, views = OverdueTurns(0.25), workers(4, "EDC")
+    assert overdue_ids(turns, "ab", views, 1000.0) == ["a"]
+    take(turns, "a", views, 1000.0, seconds=8.0)
+    assert overdue_ids(turns, "b", views, 1007.9) == []
+    assert overdue_ids(turns, "b", views, 1008.1) == ["b"]
+
+
+def test_nothing_is_saved_up_while_nothing_is_overdue() -> None:
+    turns, views = OverdueTurns(0.25), workers(4, "EDC")
+    assert overdue_ids(turns, "a", views, 1000.0) == ["a"]
+    take(turns, "a", views, 1000.0, seconds=8.0)
+    assert overdue_ids(turns, "", views, 1001.0) == []
+    assert overdue_ids(turns, "b", views, 2000.0) == ["b"]
+    take(turns, "b", views, 2000.0, seconds=8.0)
+    assert overdue_ids(turns, "c", views, 2007.9) == []
+    assert overdue_ids(turns, "c", views, 2008.1) == ["c"]
+
+
+def test_workers_that_are_kept_idle_for_a_turn_are_paid_for_and_it_goes_on_until_it_runs() -> None:
+    views, turns, large = half_busy({"b": 1009.0}), OverdueTurns(0.25), request("a", LARGE, 1.0)
+    for now_s in (1000.0, 1004.0, 1008.0):
+        tick = TickView(TIMES, OPTIONS, views, now_s)
+        assert turns.hold_back(turns.choose([large], tick), tick).keys() == {"b-idle", "b-busy"}
+    other = request("b", LARGE, 2.0)
+    # 9 s of an idle worker against a quarter of two.
+    assert turns.choose([other], TickView(TIMES, OPTIONS, views, 1009.0)) == []
+    assert turns.choose([other], TickView(TIMES, OPTIONS, views, 1017.9)) == []
+    assert turns.choose([other], TickView(TIMES, OPTIONS, views, 1018.1)) == [other]
+
+
+def test_pools_of_other_models_have_accounts_of_their_own() -> None:
+    turns, views = OverdueTurns(0.25), [*workers(1, "EDC"), worker("two", "two:EDC")]
+    tick = TickView(TIMES, OPTIONS, views, 1000.0)
+    one, two = (request(model, LARGE, 1.0, model=model) for model in ("one", "two"))
+    assert turns.choose([one, two], tick) == [one, two]
+    take(turns, "one", views, 1000.0, seconds=8.0)
+    assert turns.choose([one, two], TickView(TIMES, OPTIONS, views, 1010.0)) == [two]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_without_end_of_overdue_requests_the_others_keep_what_the_share_leaves(share: float) -> None:
+    """Large requests are long overdue, more than can be served, and small ones that can be in time always wait."""
+    dispatcher = IlpDispatcher(TIMES, replace(OPTIONS, overdue_share=share))
+    cluster, now_s, made, passed_s = workers(4, "EDC"), 1000.0, 0, 100.0
+    pending = [request(f"large {rank:03}", LARGE, 1.0 + rank / 100) for rank in range(200)]
+    free_s, given_s = {view.worker_id: 0.0 for view in cluster}, {"large": 0.0, "small": 0.0}
+    order = []
+    while now_s < 1000.0 + passed_s:
+        while sum(entry.spec.request_id.startswith("small") for entry in pending) < 6:
+            made += 1
+            pending.append(request(f"small {made}", SMALL, 30.0, arrival_s=now_s))
+        views = [
+            replace(view, idle=free_s[view.worker_id] <= now_s, free_at_s=max(now_s, free_s[view.worker_id]))
+            for view in cluster
+        ]
+        for assignment in decide(dispatcher, pending, views, now_s):
+            (name,) = assignment.request_ids
+            pending = [entry for entry in pending if entry.spec.request_id != name]
+            given_s[name.split()[0]] += len(assignment.diffuse) * (assignment.expected_finish_s - now_s)
+            free_s.update(dict.fromkeys(assignment.diffuse, assignment.expected_finish_s))
+            order += [name] if name.startswith("large") else []
+        now_s = min(free for free in free_s.values() if free > now_s)
+    assert order == sorted(order), "in order of deadlines"
+    given = given_s["large"] / (given_s["large"] + given_s["small"])
+    one_turn = RUN_S / (passed_s * len(cluster))  # it takes most GPU-seconds at degree 1
+    assert share - 2 * one_turn <= given <= share + 2 * one_turn
+    assert pending[0].spec.request_id.startswith("large"), "there were always some"
+
+
 def test_without_the_rule_values_alone_decide() -> None:
     """A hopeless request is worth next to nothing beside one that can be in time."""
     pending = [request("large", LARGE, 1.0), request("small", SMALL, arrival_s=1000.0)]
-    (with_rule,) = decide(DISPATCHER, pending, apart(1, "D", "E", "C"), 1000.0)
-    (without,) = decide(WITHOUT_RULE, pending, apart(1, "D", "E", "C"), 1000.0)
+    (with_rule,) = decide(IlpDispatcher(TIMES, OPTIONS), pending, apart(1, "D", "E", "C"), 1000.0)
+    (without,) = decide(IlpDispatcher(TIMES, WITHOUT_RULE), pending, apart(1, "D", "E", "C"), 1000.0)
     assert (with_rule.request_ids, without.request_ids) == (("large",), ("small",))

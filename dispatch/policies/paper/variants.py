@@ -51,7 +51,7 @@ def _choose_options(options: DispatchOptions, deviations: Deviations) -> Dispatc
     return replace(
         options,
         keep_free=options.keep_free and deviations.reserve,
-        overdue_first=options.overdue_first and deviations.overdue,
+        overdue_share=options.overdue_share if deviations.overdue else 0.0,
         segment_s=options.segment_s if deviations.segments else _WHOLE_S,
         objective=replace(
             options.objective, hopeless_at_optimal=options.objective.hopeless_at_optimal and deviations.hopeless

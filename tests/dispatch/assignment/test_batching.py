@@ -32,12 +32,11 @@ def batched_table() -> ProfileTable:
 
 
 TIMES = CostModel([batched_table()], "gpu")
-ONE_BY_ONE = IlpDispatcher(TIMES)
-BATCHED = IlpDispatcher(TIMES, DispatchOptions(max_batch=8))
+IN_BATCHES = DispatchOptions(max_batch=8)
 
 
 def ids(pending: list[PendingRequest], views: list[WorkerView], now_s: float = 0.0) -> list[tuple[str, ...]]:
-    return [assignment.request_ids for assignment in decide(BATCHED, pending, views, now_s)]
+    return [assignment.request_ids for assignment in decide(IlpDispatcher(TIMES, IN_BATCHES), pending, views, now_s)]
 
 
 def small(n: int, slo_s: float = 1000.0) -> list[PendingRequest]:
@@ -49,7 +48,7 @@ def test_requests_without_a_slot_join_the_first_of_their_kind_up_to_the_optimal_
     assert ids(small(6), workers(1, "EDC")) == [("r0", "r1", "r2", "r3")]
     limited = IlpDispatcher(TIMES, DispatchOptions(max_batch=2))
     assert decide(limited, small(6), workers(1, "EDC"), 0.0)[0].request_ids == ("r0", "r1")
-    assert decide(ONE_BY_ONE, small(6), workers(1, "EDC"), 0.0)[0].request_ids == ("r0",)
+    assert decide(IlpDispatcher(TIMES), small(6), workers(1, "EDC"), 0.0)[0].request_ids == ("r0",)
 
 
 def test_with_idle_workers_for_all_nobody_shares() -> None:
@@ -80,7 +79,7 @@ def test_outputs_count_towards_the_batch() -> None:
 
 
 def test_a_batch_takes_its_time_and_its_members_are_decoded_one_after_the_other() -> None:
-    (assignment,) = decide(BATCHED, small(4), [worker("d", "DC"), worker("e", "E")], 0.0)
+    (assignment,) = decide(IlpDispatcher(TIMES, IN_BATCHES), small(4), [worker("d", "DC"), worker("e", "E")], 0.0)
     assert (assignment.encode, assignment.decode) == (("e",), ("d",))
     encode_s = TIMES.seconds("one", Stage.ENCODE, SMALL, batch=4) + TIMES.transfer_seconds(
         "one", Stage.ENCODE, SMALL, 4
@@ -92,7 +91,7 @@ def test_a_batch_takes_its_time_and_its_members_are_decoded_one_after_the_other(
 
 
 def test_whoever_would_make_another_late_does_not_join() -> None:
-    (alone,) = decide(BATCHED, small(1), workers(1, "EDC"), 0.0)
+    (alone,) = decide(IlpDispatcher(TIMES, IN_BATCHES), small(1), workers(1, "EDC"), 0.0)
     tight = request("tight", SMALL, alone.expected_finish_s + 1e-3)
     assert ids([tight, *small(3)], workers(1, "EDC")) == [("tight",)]
 
@@ -113,10 +112,10 @@ def test_memory_limits_the_batch() -> None:
 def test_a_batch_may_have_less_room_for_all_stages_at_once_than_one_request() -> None:
     """All weights are 1300 MiB; C needs 96 MiB for one member at a time, and D of four 98."""
     views = workers(1, "EDC", memory_bytes=1300 * MIB + 97 * MIB)
-    (four,) = decide(BATCHED, small(4), views, 0.0)
+    (four,) = decide(IlpDispatcher(TIMES, IN_BATCHES), small(4), views, 0.0)
     assert len(four.request_ids) == 4
     assert four.apart == {Stage.DECODE}
-    (one,) = decide(BATCHED, small(1), views, 0.0)
+    (one,) = decide(IlpDispatcher(TIMES, IN_BATCHES), small(1), views, 0.0)
     assert one.apart == set()
 
 
@@ -140,7 +139,7 @@ def test_no_member_in_time_becomes_late_and_no_batch_is_too_large(
 ) -> None:
     by_id = {entry.spec.request_id: entry for entry in pending}
     held = {view.worker_id: view.replicas for view in views}
-    assignments = decide(BATCHED, pending, views, now_s)
+    assignments = decide(IlpDispatcher(TIMES, IN_BATCHES), pending, views, now_s)
     assert assignments == decide(IlpDispatcher(TIMES, DispatchOptions(max_batch=8)), pending, views, now_s)
     served = [request_id for assignment in assignments for request_id in assignment.request_ids]
     assert len(served) == len(set(served))
@@ -159,6 +158,8 @@ def test_no_member_in_time_becomes_late_and_no_batch_is_too_large(
 @given(pending_of, views_of)
 def test_batches_only_add(pending: list[PendingRequest], views: list[WorkerView]) -> None:
     """Whoever has a group without batches has the same one with them, or joined another of its kind."""
-    alone = {entry.request_ids[0]: entry.diffuse for entry in decide(ONE_BY_ONE, pending, views, 0.0)}
-    together = {entry.request_ids[0]: entry.diffuse for entry in decide(BATCHED, pending, views, 0.0)}
+    alone = {entry.request_ids[0]: entry.diffuse for entry in decide(IlpDispatcher(TIMES), pending, views, 0.0)}
+    together = {
+        entry.request_ids[0]: entry.diffuse for entry in decide(IlpDispatcher(TIMES, IN_BATCHES), pending, views, 0.0)
+    }
     assert together == alone

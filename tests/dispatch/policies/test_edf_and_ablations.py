@@ -14,9 +14,9 @@ from tests.profiler.synthetic import cost_model, step_seconds
 from tridentserve.stages import PlacementType, Stage
 
 TIMES = cost_model()
-EDF, GREEDY, ALIGNED, SWITCHLESS, DEFAULT = (
+EDF, GREEDY, ALIGNED, SWITCHLESS, TURNLESS, DEFAULT = (
     make_policy(name, TIMES, cluster(4), LOAD)
-    for name in ("edf", "wo-scheduler", "wo-stage-aware", "wo-switch", "default")
+    for name in ("edf", "wo-scheduler", "wo-stage-aware", "wo-switch", "wo-overdue", "default")
 )
 
 
@@ -47,6 +47,13 @@ def test_edf_waits_for_the_width_that_makes_the_deadline() -> None:
     held = [*workers(2, "EDC"), worker("n0-w2", "EDC", free_at_s=0.2), worker("n0-w3", "EDC", free_at_s=0.2)]
     assert started(EDF.dispatcher, [tight], held) == {}
     assert len(started(EDF.dispatcher, [tight], held, now_s=1.0)["r"].diffuse) == 2
+
+
+def test_without_its_turn_a_long_overdue_request_waits_for_one_that_can_be_in_time() -> None:
+    now_s = 1e6
+    pending = [request("overdue", LARGE, 1.0), request("fresh", TINY, arrival_s=now_s)]
+    assert list(started(DEFAULT.dispatcher, pending, workers(1, "EDC"), now_s=now_s)) == ["overdue"]
+    assert list(started(TURNLESS.dispatcher, pending, workers(1, "EDC"), now_s=now_s)) == ["fresh"]
 
 
 def test_greedy_keeps_to_the_optimal_degree_on_the_least_communication() -> None:
