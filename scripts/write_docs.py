@@ -1,5 +1,6 @@
 """Writes tables and figures of the documentation anew from the code: those of docs/configuration.md and
-docs/metrics.md, options and unseen cells of docs/evaluation.md, and the house figures of docs/architecture.md.
+docs/metrics.md, unseen cells of docs/evaluation.md and docs/comparisons.md, and the house figures of
+docs/architecture.md.
 
 Example: python scripts/write_docs.py
 Exit status: 0; 1 with --check when a page is not as the code says.
@@ -15,7 +16,7 @@ from pathlib import Path
 from house_figures import fill_house_figures
 from lib.command_line import Parser
 from lib.docs.configuration import fill_tables
-from lib.docs.evaluation import fill_evaluation
+from lib.docs.evaluation import fill_comparisons, fill_evaluation
 from lib.docs.metrics import fill_metrics
 
 from tridentserve.errors import TridentServeError
@@ -26,6 +27,7 @@ _FILLED: dict[str, Callable[[str], str]] = {
     "configuration.md": fill_tables,
     "metrics.md": lambda page: fill_metrics(page, ROOT),
     "evaluation.md": lambda page: fill_evaluation(page, ROOT),
+    "comparisons.md": lambda page: fill_comparisons(page, ROOT),
     "architecture.md": lambda page: fill_house_figures(page, ROOT),
 }
 

@@ -1,29 +1,37 @@
-"""docs/evaluation.md lists the options that its tables are made with, and its tables are those of the cells with it."""
+"""docs/comparisons.md lists the options that its tables are made with, and the tables of unseen cells on it and on
+docs/evaluation.md are those of the cells with them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from lib.docs.evaluation import CELLS, fill_evaluation
+from lib.docs.evaluation import CELLS, fill_comparisons, fill_evaluation
 from lib.evaluate.kept_table import read_rows
 from lib.evaluate.unseen_cells.cell_table import UnseenRow
 
 from tridentserve.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+Fill = Callable[[str, Path], str]
 
 
-def test_the_page_is_as_the_code_and_the_cells_say() -> None:
-    assert fill_evaluation(TEXT, ROOT) == TEXT, "the page is out of date; run python scripts/write_docs.py"
-    assert "`dispatch.objective.horizon` 0.25;" in TEXT.replace("\n", " ")
+def read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "fill"), [("evaluation.md", fill_evaluation), ("comparisons.md", fill_comparisons)])
+def test_the_pages_are_as_the_code_and_the_cells_say(name: str, fill: Fill) -> None:
+    assert fill(read(name), ROOT) == read(name), "the page is out of date; run python scripts/write_docs.py"
 
 
 def test_stale_options_are_replaced() -> None:
-    stale = TEXT.replace("`dispatch.max_batch` 1;", "`dispatch.max_batch` 8;")
-    assert stale != TEXT
-    assert fill_evaluation(stale, ROOT) == TEXT
+    text = read("comparisons.md")
+    assert "`dispatch.objective.horizon` 0.25;" in text.replace("\n", " ")
+    stale = text.replace("`dispatch.max_batch` 1;", "`dispatch.max_batch` 8;")
+    assert stale != text
+    assert fill_comparisons(stale, ROOT) == text
 
 
 def test_the_cells_are_whole_and_each_policy_is_of_one_version() -> None:
@@ -33,6 +41,10 @@ def test_the_cells_are_whole_and_each_policy_is_of_one_version() -> None:
     assert len({(row.policy, row.version) for row in rows}) == len(policies)
 
 
-def test_a_page_without_marks_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "fill", "mark"),
+    [("evaluation.md", fill_evaluation, "result"), ("comparisons.md", fill_comparisons, "unseen")],
+)
+def test_a_page_without_marks_is_refused(name: str, fill: Fill, mark: str) -> None:
     with pytest.raises(ConfigError, match="add these marks"):
-        fill_evaluation(TEXT.replace("<!-- unseen: end -->", ""), ROOT)
+        fill(read(name).replace(f"<!-- {mark}: end -->", ""), ROOT)

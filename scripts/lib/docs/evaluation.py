@@ -1,5 +1,5 @@
-"""The options in docs/evaluation.md, as simulated services have them, and its tables of unseen cells, from the cells
-that are kept with the page. All prose is the page's own."""
+"""The tables of unseen cells in docs/evaluation.md and docs/comparisons.md, from the cells that are kept with them, and
+the options of simulated services. All prose is the pages' own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from deployments.assembly.options import ServiceOptions, describe_options
 from lib.evaluate.kept_table import read_rows
 from lib.evaluate.unseen_cells.cell_table import UnseenRow
-from lib.evaluate.unseen_cells.comparison import compare_unseen
+from lib.evaluate.unseen_cells.comparison import compare_unseen, sum_up_unseen
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import ConfigError
@@ -22,8 +22,14 @@ _WIDTH = 120
 
 
 def fill_evaluation(page: str, root: Path) -> str:
-    """The page with the options of a simulation of the default policy, and with the tables of the cells below `root`.
-    Raises `ConfigError` if the page has no marks around either."""
+    """The page of the result, with the table of the cells below `root`. Raises `ConfigError` if it has no marks."""
+    table = sum_up_unseen(read_rows(root / CELLS, UnseenRow), _POLICIES)
+    return _fill(page, "result", table.to_markdown(level=2))
+
+
+def fill_comparisons(page: str, root: Path) -> str:
+    """The page of details with the options of a simulation of the default policy, and with all tables of the cells
+    below `root`. Raises `ConfigError` if it has no marks around either."""
     return _fill(_fill(page, "options", _list_options()), "unseen", _make_tables(root))
 
 
@@ -43,5 +49,5 @@ def _fill(page: str, name: str, text: str) -> str:
     before, start, rest = page.partition(start_mark)
     _, end, after = rest.partition(end_mark)
     if not start or not end:
-        raise ConfigError(f"docs/evaluation.md has nothing between {start_mark!r} and {end_mark!r}; add these marks")
+        raise ConfigError(f"the page has nothing between {start_mark!r} and {end_mark!r}; add these marks")
     return before + start + text + end + after

@@ -11,7 +11,7 @@ from evaluate import main
 from lib.evaluate.cells import UNSEEN, Cell, list_unseen_cells
 from lib.evaluate.kept_table import KeptTable, read_rows
 from lib.evaluate.unseen_cells.cell_table import UnseenRow
-from lib.evaluate.unseen_cells.comparison import compare_unseen
+from lib.evaluate.unseen_cells.comparison import compare_unseen, sum_up_unseen
 
 from tests.scripts.evaluate.results import SETTINGS, made
 from traces.workloads.unseen import draw_cell
@@ -60,6 +60,26 @@ def test_cells_of_d_alone_have_tables_of_their_own_and_incomplete_ones_none() ->
         *["1 unseen cells, full cost"] * 2,
         *["1 unseen cells, D alone"] * 2,
     ]
+
+
+def test_the_sum_counts_the_cells_in_which_another_policy_has_more_on_time() -> None:
+    rows = make_rows(
+        [
+            (True, 1.0, {"ours": (0.995, 1.0), "b4": (1.0, 2.0)}),
+            (False, 1.0, {"ours": (0.90, 3.0), "b4": (0.99, 1.0)}),
+            (False, 1.0, {"ours": (0.70, 1.0), "b4": (0.68, 1.0)}),
+        ]
+    )
+    table = sum_up_unseen(rows, ["ours", "b4"])
+    assert table.title == "3 unseen cells"
+    ours, b4 = table.to_records()
+    assert [ours[f"behind another by over {limit}"] for limit in ("0.01", "0.03")] == ["1", "1"]
+    assert [b4[f"behind another by over {limit}"] for limit in ("0.01", "0.03")] == ["1", "0"]
+    gaps = [
+        ours[f"gap: {name} (1 cells)"].split()[0] for name in ("full cost, bound near", "full cost, others", "D alone")
+    ]
+    assert gaps == ["0.100", "0.000", "0.005"]
+    assert ours["mean latency over the best"].startswith("1.000 (")
 
 
 def test_all_policies_of_a_cell_meet_the_same_trace() -> None:

@@ -30,6 +30,35 @@ def compare_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[T
     return [table for name, group in groups if group for table in _make_tables(name, group, policies)]
 
 
+def sum_up_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> Table:
+    """One table of all cells in which all policies have results."""
+    cells = group_by_cell(rows, policies)
+    full = [cell for cell in cells if not is_diffuse_only(cell)]
+    groups = (
+        ("full cost, bound near", [cell for cell in full if _is_tight(cell)]),
+        ("full cost, others", [cell for cell in full if not _is_tight(cell)]),
+        ("D alone", [cell for cell in cells if is_diffuse_only(cell)]),
+    )
+    shown = []
+    for policy in policies:
+        behind = [_find_best(cell) - cell[policy].on_time for cell in cells]
+        shown.append(
+            (
+                policy,
+                f"{fmean(cell[policy].on_time for cell in cells):.3f}",
+                *(show_mean([find_lack(cell, policy) for cell in group]) for _, group in groups),
+                *(f"{sum(lack > limit for lack in behind)}" for limit in (_BETTER, _MUCH_BETTER)),
+                *(show_median([divide_by_best(cell, policy, name) for cell in cells]) for name in ("mean_s", "p95_s")),
+            )
+        )
+    header = (
+        *("policy", "on time", *(f"gap: {name} ({len(group)} cells)" for name, group in groups)),
+        *(f"behind another by over {limit:g}" for limit in (_BETTER, _MUCH_BETTER)),
+        *("mean latency over the best", "P95 over the best"),
+    )
+    return Table(f"{len(cells)} unseen cells", header, tuple(shown), _describe_figures())
+
+
 def group_by_cell(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[CellRows]:
     """The cells in which all policies have results."""
     cells: dict[tuple[int, int], CellRows] = {}
@@ -71,12 +100,15 @@ def _make_gaps_table(title: str, cells: Sequence[CellRows], policies: Sequence[s
         *("policy", f"gap to the bound ({len(tight)} cells)", "worst", f"to the best policy ({len(loose)} cells)"),
         *("worst", "mean latency over the best", "P95 over the best", "on time", "switches"),
     )
-    note = (
+    return Table(title, header, tuple(rows), _describe_figures())
+
+
+def _describe_figures() -> str:
+    return (
         f"Gaps are of the share of requests on time. The bound counts where some policy is within {_TIGHT:g} of it; in "
         f"the other cells the best policy does. Latencies count all requests, as the median of the ratios to the best "
         f"policy of each cell. Brackets: {_CONFIDENCE:.0%} intervals, by resampling the cells."
     )
-    return Table(title, header, tuple(rows), note)
 
 
 def _make_duels_table(title: str, cells: Sequence[CellRows], policies: Sequence[str]) -> Table:
