@@ -151,6 +151,7 @@ def _extend_table(arguments: argparse.Namespace, settings: Settings, command: st
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     _add_cells(parser)
+    _add_named_load(parser)
     _add_simulation(parser)
     parser.add_quick(
         models=["sd3-medium"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
@@ -165,8 +166,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.related and arguments.table:
         parser.error("--table keeps unseen cells and workloads by name: do not give --related")
     changed = NamedLoad(arguments.arrivals, arguments.rate_scale) != NamedLoad()
-    if changed and (arguments.related or arguments.unseen is not None):
-        parser.error("--arrivals and --rate-scale are of workloads by name: --unseen and --related have their own")
+    if changed and (arguments.related or arguments.shift or arguments.unseen is not None):
+        parser.error("--arrivals and --rate-scale are of workloads by name, not of --unseen, --related and --shift")
     if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
         parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
     return arguments
@@ -174,7 +175,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _add_cells(parser: Parser) -> None:
     """The options that say which cells are simulated, and on which cluster."""
-    real, whole = make_positive(float), make_positive(int)
+    whole = make_positive(int)
     add = parser.add_argument
     add(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="M", help=f"models, of {', '.join(MODELS)}"
@@ -228,6 +229,11 @@ def _add_cells(parser: Parser) -> None:
         metavar="FILE",
         help="published traces (docs/traces.md) whose arrivals unseen cells may have",
     )
+
+
+def _add_named_load(parser: Parser) -> None:
+    """The options that change the arrivals and deadlines of workloads by name."""
+    real, add = make_positive(float), parser.add_argument
     add(
         "--slo-scales",
         nargs="+",

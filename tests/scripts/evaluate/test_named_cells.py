@@ -84,6 +84,7 @@ def test_poisson_arrivals_are_of_the_same_rate_and_leave_the_diurnal_workload_al
     [
         (["--unseen", "1", "--seed", "1", "--arrivals", "poisson"], "are of workloads by name"),
         (["--related", "--rate-scale", "2"], "are of workloads by name"),
+        (["--shift", "--arrivals", "poisson"], "are of workloads by name"),
         (["--related", "--table", "x.csv"], "do not give --related"),
     ],
 )
