@@ -1,12 +1,12 @@
 """Measures one tick of the Dispatcher (build, solve, E and C), and how far its plan is from the proved bound.
 
-One cluster of nodes of 8 serves the mixes of four models in equal parts: the Orchestrator places them so that each
-brings the same work, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a
-seed: which workers are idle, until when the others are busy, which requests wait and for how long. All worker views are
-new objects in every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service.
-Everything is measured twice: with requests that are all new, as in Table 4 of TridentServe (arXiv 2510.02838, section
-8.5), and with a share of them stopped between two segments of D, where the state of each is on some worker. Ratios are
-to the first cluster. The last line is one JSON object.
+One cluster of nodes of 8 serves the mixes of four models in equal parts: each policy places them by the same work for
+each, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a seed: which
+workers are idle, until when the others are busy, which requests wait and for how long. All worker views are new objects
+in every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service. Everything is
+measured twice: with requests that are all new, as in Table 4 of TridentServe (arXiv 2510.02838, section 8.5), and with
+a share of them stopped between two segments of D, where the state of each is on some worker. Ratios are to the policy's
+first cluster. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 from lib.benchmark import describe_run, print_result
-from lib.command_line import PROFILES, Parser, parse_not_negative, parse_whole_number
+from lib.command_line import PROFILES, Parser, parse_not_negative, parse_policy_name, parse_whole_number
 from lib.evaluate.cells import PAPER_NODE
 
 from deployments.assembly.planning import Planners, assemble, list_degrees_in_use
@@ -57,7 +57,7 @@ class Snapshots:
     kinds: dict[str, list[LoadShare]]
     workers: Sequence[WorkerSpec]
     planners: Planners
-    """The dispatcher and the placement of the default policy."""
+    """The dispatcher and the placement of a policy."""
     num_pending: int
     primaries: Mapping[str, Sequence[WorkerId]]
     """The workers that hold D, by model."""
@@ -117,23 +117,29 @@ def main() -> int:
     return 0
 
 
-def _measure_rows(stopped: float, options: argparse.Namespace) -> list[dict[str, float]]:
-    """The rows of all clusters, which are printed."""
-    rows = [_measure_row(gpus, stopped, options) for gpus in options.gpus]
+def _measure_rows(stopped: float, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of all policies and clusters, which are printed as soon as they are there."""
+    rows: list[dict[str, Any]] = []
     print(f"{stopped:.0%} of the requests stopped between segments")
-    print(f"{'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9} {'p50 ratio':>9}")
-    for row in rows:
-        row["p50_ratio"] = round(row["p50_ms"] / rows[0]["p50_ms"], 4)
-        figures = f"{row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {row['gap']:9.5f} {row['p50_ratio']:9.2f}"
-        print(f"{row['gpus']:6g} {row['pending']:8g} {figures}")
+    print(f"{'policy':<20} {'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9} {'p50 ratio':>9}")
+    for policy in options.policies:
+        first_ms = None
+        for gpus in options.gpus:
+            row = _measure_row(policy, gpus, stopped, options)
+            first_ms = first_ms or row["p50_ms"]
+            row["p50_ratio"] = round(row["p50_ms"] / first_ms, 4)
+            gap = "-" if row["gap"] is None else f"{row['gap']:.5f}"
+            figures = f"{row['p50_ms']:8.1f} {row['p99_ms']:8.1f} {gap:>9} {row['p50_ratio']:9.2f}"
+            print(f"{policy:<20} {gpus:6} {row['pending']:8} {figures}", flush=True)
+            rows.append(row)
     return rows
 
 
-def _measure_row(gpus: int, stopped: float, options: argparse.Namespace) -> dict[str, float]:
-    """One warm-up tick, then `ticks` measured ones. The gap is the largest of them."""
-    snapshots = _make_snapshots(gpus, options)
+def _measure_row(policy: str, gpus: int, stopped: float, options: argparse.Namespace) -> dict[str, Any]:
+    """One warm-up tick, then `ticks` measured ones. The gap is the largest of them, None for a policy that is not the
+    program of the default."""
+    snapshots = _make_snapshots(policy, gpus, options)
     dispatcher = snapshots.planners.policy.dispatcher
-    assert isinstance(dispatcher, IlpDispatcher)
     spare_long_lived()  # as the service does
     rng = random.Random(options.seed)
     took_s: list[float] = []
@@ -143,23 +149,25 @@ def _measure_row(gpus: int, stopped: float, options: argparse.Namespace) -> dict
         start_s = time.perf_counter()
         dispatcher.decide(view)
         took_s.append(time.perf_counter() - start_s)
-        gaps.append(dispatcher.plan(view).gap)
+        if isinstance(dispatcher, IlpDispatcher):
+            gaps.append(dispatcher.plan(view).gap)
     return {
+        "policy": policy,
         "gpus": gpus,
         "pending": snapshots.num_pending,
         "p50_ms": round(1000 * statistics.median(took_s[1:]), 2),
         "p99_ms": round(1000 * _find_percentile(took_s[1:], 0.99), 2),
-        "gap": max(gaps[1:]),
+        "gap": max(gaps[1:], default=None),
     }
 
 
-def _make_snapshots(gpus: int, options: argparse.Namespace) -> Snapshots:
+def _make_snapshots(policy: str, gpus: int, options: argparse.Namespace) -> Snapshots:
     table = read_shipped_table(options.profiles)
     nodes = math.ceil(gpus / PAPER_NODE.gpus_per_node)
     cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
     times, workers = CostModel([table], device=cluster.gpu), cluster.list_workers()[:gpus]
     kinds = {model: _weigh_kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
-    shipped = make_cluster_options(cluster, DEFAULT_POLICY)
+    shipped = make_cluster_options(cluster, policy)
     service = replace(shipped, dispatch=replace(shipped.dispatch, solver=options.solver))
     planners = assemble(service, times, workers, [kind for model in _MODELS for kind in kinds[model]])
     primaries = {model: _list_primaries(planners.placement, model) for model in _MODELS}
@@ -196,6 +204,14 @@ def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--gpus", type=_parse_counts, default=[128, 256, 512, 1024, 4096], help="cluster sizes, comma-separated"
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        type=parse_policy_name,
+        default=[DEFAULT_POLICY],
+        metavar="P",
+        help=f"policies (default {DEFAULT_POLICY})",
     )
     parser.add_argument("--ticks", type=parse_whole_number, default=30, help="measured ticks per size")
     parser.add_argument("--seed", type=int, default=0)

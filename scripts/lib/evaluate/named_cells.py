@@ -14,7 +14,7 @@ from dispatch.policies.paper.deviations import PAPER_POLICY
 from lib.evaluate.cells import Cell, Settings
 from lib.evaluate.kept_table import shorten
 from lib.evaluate.rows import CellResult
-from lib.evaluate.tables import Table, average_seeds, make_claims_table
+from lib.evaluate.tables import SETTING, Table, average_seeds, make_claims_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class NamedRow:
 
 
 def compare_named(rows: Iterable[NamedRow]) -> Iterator[Table]:
-    """For each kind of load the default over each baseline, and the paper's policy over each."""
+    """For each kind of load all policies, then the default over each baseline, and the paper's policy over each."""
     frame = pd.DataFrame([asdict(row) for row in rows])
     for (arrivals, rate_scale, gpus, duration_s), found in frame.groupby(
         ["arrivals", "rate_scale", "gpus", "duration_s"]
@@ -109,6 +109,37 @@ def compare_named(rows: Iterable[NamedRow]) -> Iterator[Table]:
         load = f"{gpus} GPUs, {duration_s:g} s of {'even' if arrivals == 'own' else arrivals} arrivals"
         if rate_scale != 1:
             load += f", {rate_scale:g} times the rate"
+        policies = set(means["policy"])
+        if DEFAULT_POLICY in policies:
+            yield _sum_up_named(means, load)
         for policy in (DEFAULT_POLICY, PAPER_POLICY):
-            if policy in set(means["policy"]):
+            if policy in policies:
                 yield make_claims_table(means, policy, f"{policy} over each baseline, {load}")
+
+
+def _sum_up_named(means: pd.DataFrame, load: str) -> Table:
+    """Each policy over the settings of one load, those that have most on time first."""
+    rows = []
+    pairs = means.merge(means[means["policy"] == DEFAULT_POLICY], on=SETTING, suffixes=("", "_ours"))
+    for policy in pairs.groupby("policy")["slo_attainment"].mean().sort_values(ascending=False).index:
+        found = pairs[pairs["policy"] == policy]
+        on_time = found["slo_attainment"]
+        rows.append(
+            (
+                *(str(policy), f"{len(found)}", f"{on_time.mean():.3f}", f"{on_time.min():.3f}"),
+                *(f"{(found[name] / found[f'{name}_ours']).median():.2f}" for name in ("mean_all_s", "p95_all_s")),
+                f"{(found['ooms'] > 0).sum()}",
+                f"{found['placement_switches'].sum():.0f}",
+            )
+        )
+    header = (
+        *("policy", "cells", "on time", "lowest", "mean latency over the default's", "P95 over the default's"),
+        *("cells where it runs out of memory", "switches"),
+    )
+    bound = means[means["policy"] == DEFAULT_POLICY]["bound_attainment"]
+    note = (
+        "Shares of requests on time: the mean over models and workloads, and the lowest of them. Latencies count all "
+        "requests; they are the median of the ratios in each cell. The bound on the share on time has a mean of "
+        f"{bound.mean():.3f}."
+    )
+    return Table(f"All policies, {load}", header, tuple(rows), note)

@@ -128,12 +128,13 @@ def _draw_sweeps(results: Results) -> Iterator[tuple[str, str, Figure]]:
 
 def _draw_scalability(path: Path) -> Figure:
     try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["rows"]
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])["rows"]
+        rows = [row for row in found if row["policy"] == found[0]["policy"]]
         series = {name: [(float(row["gpus"]), float(row[f"{name}_ms"])) for row in rows] for name in ("p50", "p99")}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is not the output of scripts/bench_dispatch.py: {error!r}") from None
     series["paper"] = [(float(gpus), float(ms)) for gpus, ms in _PAPER_SOLVE_MS]
-    return draw_lines("dispatcher", "GPUs", "time of one decision, ms", series, log_x=True, log_y=True)
+    return draw_lines(rows[0]["policy"], "GPUs", "time of one decision, ms", series, log_x=True, log_y=True)
 
 
 def _order_workloads(workloads: set[str]) -> list[str]:

@@ -171,7 +171,7 @@ def test_claims_leave_out_cells_that_ran_out_of_memory_and_count_them() -> None:
 
 def test_figures_for_what_there_is(tmp_path: Path) -> None:
     bench = tmp_path / "bench.txt"
-    bench.write_text('machine\n{"rows": [{"gpus": 128, "p50_ms": 9.0, "p99_ms": 20.0}]}\n')
+    bench.write_text('machine\n{"rows": [{"policy": "default", "gpus": 128, "p50_ms": 9.0, "p99_ms": 20.0}]}\n')
     results = {one: made(one) for policy in ("default", "b1", "wo-switch") for one in [cell(policy)]}
     names = [name for name, _, _ in draw_plots(results, bench)]
     model = "flux.1-dev"

@@ -25,7 +25,11 @@ def make_rows(*figures: tuple[Cell, float, float], parameters: str = EVEN) -> li
 
 def test_the_default_and_the_papers_policy_are_each_compared_with_the_baselines() -> None:
     rows = make_rows((cell(), 0.9, 2.0), (cell("b1"), 0.3, 8.0), (cell("tridentserve-paper"), 0.6, 4.0))
-    ours, papers = compare_named(rows)
+    all_policies, ours, papers = compare_named(rows)
+    assert all_policies.title == "All policies, 8 GPUs, 60 s of even arrivals"
+    assert [row["policy"] for row in all_policies.to_records()] == ["default", "tridentserve-paper", "b1"]
+    assert [row["on time"] for row in all_policies.to_records()] == ["0.900", "0.600", "0.300"]
+    assert [row["P95 over the default's"] for row in all_policies.to_records()] == ["1.00", "2.00", "4.00"]
     assert ours.title == "default over each baseline, 8 GPUs, 60 s of even arrivals"
     assert [row["over"] for row in ours.to_records()] == ["b1"]
     assert ours.to_records()[0]["on-time ratio"] == "3.00 / 3.00 / 3.00"
@@ -39,7 +43,9 @@ def test_other_loads_are_compared_apart() -> None:
     bursts = json.dumps({"arrivals": "poisson", "rate_scale": 1.5})
     titles = [table.title for table in compare_named(make_rows(*figures) + make_rows(*figures, parameters=bursts))]
     assert titles == [
+        "All policies, 8 GPUs, 60 s of even arrivals",
         "default over each baseline, 8 GPUs, 60 s of even arrivals",
+        "All policies, 8 GPUs, 60 s of poisson arrivals, 1.5 times the rate",
         "default over each baseline, 8 GPUs, 60 s of poisson arrivals, 1.5 times the rate",
     ]
 
