@@ -16,7 +16,6 @@ from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
-from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import find_resident
@@ -130,7 +129,7 @@ class Assigner:
         self._times = times
         self._max_batch = options.batch_limit
         self._segment_s = options.segment_s
-        self._segments: dict[tuple[Work, GroupKind], _Segment] = {}
+        self._segments: dict[tuple[float, int], _Segment] = {}
         self._tick = tick
         self._waiting = waiting
         self._now_s = tick.now_s
@@ -262,13 +261,14 @@ class Assigner:
         )
 
     def _cut_segment(self, candidate: Candidate, work: Work) -> _Segment:
-        key = (work, candidate.group)
-        if key not in self._segments:
+        key = (candidate.diffuse_s, work.num_steps)
+        if (segment := self._segments.get(key)) is None:
             step_s = candidate.diffuse_s / max(1, work.num_steps)
             steps = count_segment_steps(work.num_steps, step_s, self._segment_s)
             whole = steps == work.num_steps
-            self._segments[key] = _Segment(candidate.diffuse_s if whole else steps * step_s, None if whole else steps)
-        return self._segments[key]
+            segment = _Segment(candidate.diffuse_s if whole else steps * step_s, None if whole else steps)
+            self._segments[key] = segment
+        return segment
 
     def _estimate_elsewhere(self, work: Work, stage: Stage, transfer_s: TransferSeconds) -> StageEstimate:
         """E or C on auxiliaries."""

@@ -200,10 +200,19 @@ class IdleWorkers:
         for worker_id in preferred:
             if (place := self._find_place(worker_id)) is not None:
                 units[place[0]] |= 1 << place[1]
-        wanted = {number: units[number] & self._count_idle(number) for number in units}
-        numbers = [number for count in counts for number in self._by_idle[count]]
-        most = max(numbers, key=lambda number: min(wanted.get(number, 0).bit_count(), degree))
-        return most, wanted.get(most, 0)
+        wanted: dict[int, int] = {}
+        for number, bits in units.items():
+            idle = self._count_idle(number)
+            if idle.bit_count() >= degree and bits & idle:
+                wanted[number] = bits & idle
+        most = max((min(bits.bit_count(), degree) for bits in wanted.values()), default=0)
+        best = {number for number, bits in wanted.items() if min(bits.bit_count(), degree) == most}
+        if len(best) == 1:  # as always where a request's state is all that is preferred
+            number = best.pop()
+        else:
+            ranked = (number for count in counts for number in self._by_idle[count])
+            number = next(number for number in ranked if number in best or not best)
+        return number, wanted.get(number, 0)
 
     def _find_place(self, worker_id: WorkerId) -> tuple[int, int] | None:
         """The node of a worker, and its unit there; None where it is not idle, or of another pool."""

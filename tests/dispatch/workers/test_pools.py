@@ -91,3 +91,30 @@ def test_whatever_fits_is_found_and_lies_in_one_node(nodes: list[list[bool]], de
         assert set(taken) <= left
         assert len({worker_id.partition("-")[0] for worker_id in taken}) == 1
         left -= set(taken)
+
+
+@given(
+    st.lists(st.lists(st.booleans(), min_size=8, max_size=8), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 4]),
+    st.frozensets(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=6),
+)
+def test_the_node_with_the_most_preferred_workers_is_taken_and_else_the_tightest(
+    nodes: list[list[bool]], degree: int, preferred: frozenset[tuple[int, int]]
+) -> None:
+    views = [
+        worker(f"n{n}-w{i}", "EDC", node=f"n{n}", free_at_s=None if is_idle else 1.0)
+        for n, members in enumerate(nodes)
+        for i, is_idle in enumerate(members)
+    ]
+    able = [n for n, members in enumerate(nodes) if sum(members) >= degree]
+    taken = IdleWorkers(take_snapshot(views).pools[0]).take(degree, {f"n{n}-w{i}" for n, i in preferred})
+    if not able:
+        assert taken is None
+        return
+
+    def count_preferred(node: int) -> int:
+        return min(degree, sum(nodes[node][i] for n, i in preferred if n == node))
+
+    assert taken is not None
+    best = max(able, key=lambda n: (count_preferred(n), -sum(nodes[n]), -n))
+    assert {name.split("-")[0] for name in taken} == {f"n{best}"}
