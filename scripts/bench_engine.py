@@ -2,7 +2,8 @@
 
 `regroup`: workers form a group. `handoff`: 64 MiB through NIXL and through Ray's object store. `load`: weights
 from a peer, the host copy, the model folder. `pause_resume`: a request yields and resumes. `service_pause`: the same
-with the scheduler in between. `switch`: another placement under load. Medians; the last line is one JSON object.
+with the scheduler in between. `switch`: another placement under load. `shift`: the load shifts, and the placement
+follows by itself. Medians; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -27,19 +28,23 @@ from lib.bench.loading import measure_load
 from lib.bench.model_folder import make_model_folder
 from lib.bench.pausing import measure_pause, measure_service_pause
 from lib.bench.regrouping import measure_regroup
+from lib.bench.shifting import measure_shift
 from lib.bench.switching import measure_switch
 from lib.bench.workers import Workers, run_workers
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive, parse_whole_number
 from lib.ray_cluster import run_ray_cluster
 
+from dispatch.options import DEFAULT_POLICY
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import cache_dir
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # Room for two parcels of 64 MiB: one that leaves, one that arrives.
 _HANDOFF_BYTES = 160 << 20
-PARTS = ("regroup", "handoff", "load", "pause_resume", "service_pause", "switch")
+# The default, and the default with the placement that it begins with.
+_SHIFT_POLICIES = (DEFAULT_POLICY, "wo-switch")
+PARTS = ("regroup", "handoff", "load", "pause_resume", "service_pause", "switch", "shift")
 
 
 def main() -> int:
@@ -70,6 +75,9 @@ def _parse_arguments() -> argparse.Namespace:
         "--keep-workers", action="store_true", help="switch there and back, instead of starting anew for each way"
     )
     parser.add_argument(
+        "--shift-s", type=make_positive(float), default=12.0, help="seconds of either load when the load shifts"
+    )
+    parser.add_argument(
         "--overlap-s", type=make_positive(float), default=2.0, help="seconds of computation during handoffs"
     )
     parser.add_argument(
@@ -84,6 +92,7 @@ def _parse_arguments() -> argparse.Namespace:
         requests=6,
         gap_s=0.1,
         keep_workers=True,
+        shift_s=1.0,
         overlap_s=0.1,
         group_sizes=[2],
     )
@@ -112,6 +121,8 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         nbytes = sum(file.stat().st_size for file in large.rglob("*.safetensors"))
         load = (options.requests, options.gap_s)
         add("switch", await measure_switch(large, nbytes, folder / "host2", *load, options.keep_workers))
+    if "shift" in options.only:
+        add("shift", await measure_shift(cache_dir(), folder / "host3", _SHIFT_POLICIES, 3, options.shift_s))
     return result
 
 
