@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.assignment.batching import Batches, batch_first
+from dispatch.candidates.calm import LossMemory
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
 from dispatch.candidates.overdue import OverdueTurns
 from dispatch.candidates.program import DEFAULT_PROGRAM, Program
 from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
+from dispatch.candidates.values import Pressure
 from dispatch.candidates.weights import ModelWeights
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
@@ -42,8 +44,9 @@ _NOTHING_TO_DECIDE = TickPlan((), gap=0.0)
 class IlpDispatcher:
     """Satisfies `tridentserve.protocols.Dispatcher`. The same views in the same order give the same assignments, unless
     the solver's time limit cuts a search short. Of what is past, only the latest arrivals count
-    (`dispatch.candidates.reserve`), and what was given to models with shares (`dispatch.candidates.weights`) and to
-    requests that were long overdue (`dispatch.candidates.overdue`); what else is kept between calls saves time."""
+    (`dispatch.candidates.reserve`), when a request was last lost (`dispatch.candidates.calm`), and what was given to
+    models with shares (`dispatch.candidates.weights`) and to requests that were long overdue
+    (`dispatch.candidates.overdue`); what else is kept between calls saves time."""
 
     def __init__(
         self, times: StageTimes, options: DispatchOptions | None = None, program: Program = DEFAULT_PROGRAM
@@ -55,6 +58,7 @@ class IlpDispatcher:
         self._snapshot: WorkerSnapshot | None = None
         self._reserver = Reserver(self._options.segment_s)
         self._weights = ModelWeights(self._options)
+        self._losses = LossMemory(self._options.objective.calm)
         self._turns = OverdueTurns(self._options.overdue_share)
 
     def decide(self, view: ClusterView) -> Decisions:
@@ -81,12 +85,12 @@ class IlpDispatcher:
         batches: Batches = {}
         if self._program.batches_first and self._options.batch_limit > NO_BATCHES:
             waiting, batches = self._batch_first(waiting, tick)
+        tick.pressure.is_calm = self._losses.is_calm(waiting, tick)
         ahead = self._weights.find_ahead(waiting)
         firsts = [requests[0] for work, requests in waiting.items() if work.model not in ahead]
         overdue = self._turns.choose(sorted(firsts, key=by_deadline), tick)
         if held := self._turns.hold_back(overdue, tick):
-            tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved)
-            tick.set_pressure(waiting, load)
+            tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved, tick.pressure)
         members, problem = build_problem(waiting, overdue, tick, self._weights.weigh(waiting))
         if not problem.classes:
             return _NOTHING_TO_DECIDE
@@ -104,9 +108,15 @@ class IlpDispatcher:
             return None
         return f"{spec.model} cannot make {spec.shape} here: {'; '.join(survey.obstacles)}"
 
-    def _build_tick(self, snapshot: WorkerSnapshot, now_s: float, reserved: ReservedTick | None = None) -> TickView:
+    def _build_tick(
+        self,
+        snapshot: WorkerSnapshot,
+        now_s: float,
+        reserved: ReservedTick | None = None,
+        pressure: Pressure | None = None,
+    ) -> TickView:
         kept, rules = (reserved.kept, reserved.rules) if reserved is not None else ((), {})
-        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules, self._program)
+        return TickView(self._times, self._options, snapshot, now_s, self._memory, kept, rules, self._program, pressure)
 
     def _batch_first(self, waiting: Waiting, tick: TickView) -> tuple[Waiting, Batches]:
         """Batches of as many requests as are optimal for D at its optimal degree, and fit the memory."""

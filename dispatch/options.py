@@ -42,6 +42,12 @@ class ValueOptions:
         description="Time in which the urgency of a request falls by a factor of e while it has slack, in units of the "
         "mean time from arrival to deadline of what waits.",
     )
+    calm: float | None = Field(
+        default=4.0,
+        ge=0,
+        description="While no request that could have been in time has become hopeless for this many horizons, the "
+        "earliest deadline goes first, however much it takes; without it never.",
+    )
     spare: float = Field(
         default=0.1,
         ge=0,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dispatch.candidates.candidate import MERGED_S, Candidate, PoolRule, Survey
 from dispatch.candidates.program import DEFAULT_PROGRAM, Program
-from dispatch.candidates.values import Appraisal, Pressure, measure_pressure
+from dispatch.candidates.values import Appraisal, Pressure, find_efficiency
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.problem import GroupKind
@@ -218,8 +218,10 @@ class TickView:
         kept: Sequence[Pool] = (),
         rules: Mapping[int, PoolRule] | None = None,
         program: Program = DEFAULT_PROGRAM,
+        pressure: Pressure | None = None,
     ) -> None:
-        """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing."""
+        """A `WorkerSnapshot` of the workers and memory checks that were made before save time; they change nothing.
+        `pressure`: that of another view of the same tick; without it the dispatcher sets it, by what waits."""
         self.program = program
         self.now_s = now_s
         memory = memory or MemoryCheck(times, options)
@@ -236,7 +238,7 @@ class TickView:
         self._values = options.objective
         self._appraisals: dict[Work, Appraisal] = {}
         self._min_efficiency = options.min_efficiency
-        self._pressure = Pressure(1.0, 0.0)  # the dispatcher sets another, by what waits
+        self.pressure = pressure or Pressure(1.0, 0.0)
 
     @property
     def any_idle(self) -> bool:
@@ -254,7 +256,8 @@ class TickView:
         in proportion to the load."""
         patience_s = [max(0.0, r.deadline_s - r.arrival_s) for requests in waiting.values() for r in requests]
         mean_s = sum(patience_s) / len(patience_s) if patience_s else 1.0
-        self._pressure = measure_pressure(max(1e-6, self._values.horizon * mean_s), load, self._min_efficiency)
+        self.pressure.horizon_s = max(1e-6, self._values.horizon * mean_s)
+        self.pressure.efficiency = find_efficiency(load, self._min_efficiency)
 
     def survey(self, work: Work) -> Survey:
         """The ways in which the work could run, now or later."""
@@ -265,7 +268,7 @@ class TickView:
         if (known := self._appraisals.get(work)) is None:
             candidates = self.survey(work).candidates
             known = self._appraisals[work] = self.program.appraise(
-                work, candidates, self._widest, self.now_s, self._pressure, self._values
+                work, candidates, self._widest, self.now_s, self.pressure, self._values
             )
         return known
 

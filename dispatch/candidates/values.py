@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from dispatch.candidates.candidate import Candidate
@@ -26,19 +27,24 @@ _ROUNDING = 1e-9
 _LEAST_S = 1e-6
 
 
-class Pressure(NamedTuple):
-    """The state of the whole service, as far as it matters to the value of a group."""
+@dataclass(slots=True)
+class Pressure:
+    """The state of the whole service, as far as it matters to the value of a group. It is known once the requests that
+    wait have been looked at, and appraised."""
 
     horizon_s: float
     """The time in which urgency falls by a factor of e."""
     efficiency: float
     """The efficiency that is asked of a group for a request with time to spare: the GPU-seconds of the cheapest group
     over those of this one."""
+    is_calm: bool = False
+    """True while nothing is lost (`dispatch.candidates.calm`): the earliest deadline goes first, however much it takes.
+    """
 
 
-def measure_pressure(horizon_s: float, load: float, min_efficiency: float) -> Pressure:
-    """The pressure at a load of 0 (no worker is needed) to 1 (all are) or above."""
-    return Pressure(horizon_s, min(min_efficiency, load / _FULL_LOAD))
+def find_efficiency(load: float, min_efficiency: float) -> float:
+    """The efficiency that is asked for at a load of 0 (no worker is needed) to 1 (all are) or above."""
+    return min(min_efficiency, load / _FULL_LOAD)
 
 
 class Standing(NamedTuple):
@@ -100,7 +106,7 @@ class Appraisal:
                 self._possible.append(_PossibleGroup(finish_s, group, efficient, per_s, gpu_seconds))
         self._possible.sort()
         self.best_finish_s = best_finish_s
-        self._best_run_s = max(_LEAST_S, best_run_s)
+        self.best_run_s = max(_LEAST_S, best_run_s)
         self._least_gpu_seconds = least_gpu_seconds if candidates else 0.0
         self._finishes_s = [possible.finish_s for possible in self._possible]
         self._values: dict[Standing, Mapping[GroupKind, float]] = {}
@@ -114,7 +120,7 @@ class Appraisal:
         """True when a request can only end `ValueOptions.overdue_runs` of its own runtimes after its deadline, or
         later. Never without candidates."""
         overtime_s = self.best_finish_s - deadline_s
-        return 0 < overtime_s < math.inf and overtime_s >= self._options.overdue_runs * self._best_run_s
+        return 0 < overtime_s < math.inf and overtime_s >= self._options.overdue_runs * self.best_run_s
 
     def find_standing(self, deadline_s: float) -> Standing:
         """The standing of a deadline now: the number of candidates that meet it, and its distance."""
@@ -143,13 +149,19 @@ class Appraisal:
                     if each.efficient and each.group.degree >= narrowest
                 }
             else:
-                horizon_s = self._pressure.horizon_s
-                left_s = (standing.level + 0.5) / _LEVELS_PER_HORIZON * horizon_s
-                urgency = math.exp(-max(0.0, left_s - (self.best_finish_s - self._now_s)) / horizon_s)
-                in_time = self._possible[: standing.in_time]
+                left_s = (standing.level + 0.5) / _LEVELS_PER_HORIZON * self._pressure.horizon_s
+                urgency, in_time = self._measure_urgency(left_s), self._possible[: standing.in_time]
                 values = {each.group: urgency * each.per_s for each in self._list_frugal(in_time, left_s) or in_time}
             self._values[standing] = drop_dominated(values)
         return self._values[standing]
+
+    def _measure_urgency(self, left_s: float) -> float:
+        """The weight of a share of the request, by the time to its deadline. While nothing is lost all that is left
+        of it is one share, so that only the deadline decides between two requests, and not how much they take."""
+        if self._pressure.is_calm:
+            return self._least_gpu_seconds * math.exp(-left_s / self._pressure.horizon_s)
+        slack_s = max(0.0, left_s - (self.best_finish_s - self._now_s))
+        return math.exp(-slack_s / self._pressure.horizon_s)
 
     def _list_frugal(self, in_time: Sequence[_PossibleGroup], left_s: float) -> list[_PossibleGroup]:
         """The groups that are efficient enough and leave a share of the time to the deadline to spare."""

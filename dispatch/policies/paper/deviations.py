@@ -31,6 +31,9 @@ class Deviations:
     values: bool
     """Groups are worth urgency x share per second, and a request with time to spare uses efficient ones. The paper: the
     rewards of appendix C.2."""
+    calm: bool
+    """While nothing is lost, values go by the deadline alone. It says nothing without `values`, and the paper has no
+    such rule."""
     degrees: bool
     """A request has any degree that meets its deadline. The paper: efficient degrees only (constraint C0)."""
     hopeless: bool

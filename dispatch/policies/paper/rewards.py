@@ -73,7 +73,7 @@ class RewardAppraisal(Appraisal):
 
     def find_standing(self, deadline_s: float) -> Standing:
         """The number of groups in time, and the overtime factor of the request."""
-        overtime = max(0.0, self.best_finish_s - deadline_s) / self._best_run_s
+        overtime = max(0.0, self.best_finish_s - deadline_s) / self.best_run_s
         return Standing(bisect_right(self._finishes_s, deadline_s), overtime)
 
     def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
@@ -89,7 +89,7 @@ class RewardAppraisal(Appraisal):
                 reward = PAPER_WEIGHTS.on_time if in_time else compute_late_reward(aged)
                 reward -= compute_communication_penalty(self._primaries[each.group], self._tokens)
                 if reward > 0:
-                    tie = PAPER_WEIGHTS.tie * self._best_run_s / max(self._best_run_s, each.finish_s - self._now_s)
+                    tie = PAPER_WEIGHTS.tie * self.best_run_s / max(self.best_run_s, each.finish_s - self._now_s)
                     found[each.group] = reward + tie
             self._values[standing] = drop_dominated(found)
         return self._values[standing]

@@ -54,7 +54,9 @@ def _choose_options(options: DispatchOptions, deviations: Deviations) -> Dispatc
         overdue_share=options.overdue_share if deviations.overdue else 0.0,
         segment_s=options.segment_s if deviations.segments else _WHOLE_S,
         objective=replace(
-            options.objective, hopeless_at_optimal=options.objective.hopeless_at_optimal and deviations.hopeless
+            options.objective,
+            hopeless_at_optimal=options.objective.hopeless_at_optimal and deviations.hopeless,
+            calm=options.objective.calm if deviations.values and deviations.calm else None,
         ),
     )
 

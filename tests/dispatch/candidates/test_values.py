@@ -9,7 +9,7 @@ import pytest
 
 from dispatch import ValueOptions
 from dispatch.candidates.candidate import Candidate
-from dispatch.candidates.values import HOPELESS, OVERDUE, Appraisal, Pressure, measure_pressure
+from dispatch.candidates.values import HOPELESS, OVERDUE, Appraisal, Pressure, find_efficiency
 from dispatch.solver.problem import GroupKind
 from tridentserve.stages import PlacementType
 
@@ -86,7 +86,7 @@ def test_with_time_to_spare_efficient_widths_count_alone() -> None:
 
 
 def test_less_efficiency_is_asked_for_where_the_load_is_low() -> None:
-    assert [measure_pressure(1.0, load, 0.8).efficiency for load in (0.0, 0.45, 0.9, 5.0)] == [0.0, 0.5, 0.8, 0.8]
+    assert [find_efficiency(load, 0.8) for load in (0.0, 0.45, 0.9, 5.0)] == [0.0, 0.5, 0.8, 0.8]
 
 
 def test_a_width_that_is_no_faster_than_a_narrower_one_of_its_pool_is_left_out() -> None:
