@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import floor
 from typing import Any
 
@@ -192,6 +193,14 @@ class _Search:
         return f"no solution of the {what} {self._at_time_limit}" if is_out_of_time else f"the {what} ended: {status}"
 
 
+@lru_cache(maxsize=1 << 14)
+def _make_variable(index: int, group: GroupKind) -> Any:
+    """The variable of the class with this index and a group. It serves in all programs, one after another, as PuLP
+    takes long to make it; parts of a problem, which are solved side by side, share no pool."""
+    owner = pulp.LpProblem("dispatch", pulp.LpMaximize)
+    return owner.add_variable(f"x_{index}_{group.pool}_{group.degree}", lowBound=0, cat=pulp.LpInteger)
+
+
 def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     model = pulp.LpProblem("dispatch", pulp.LpMaximize)
     variables: _Variables = {}
@@ -201,9 +210,8 @@ def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
         served: list[tuple[Any, int]] = []
         for group, value in item.values.items():
             most = min(item.count, problem.count_capacity(group.pool, group.degree))
-            name = f"x_{index}_{group.pool}_{group.degree}"
-            variable = model.add_variable(name, lowBound=0, upBound=most, cat=pulp.LpInteger)
-            variables[index, group] = variable
+            variables[index, group] = variable = _make_variable(index, group)
+            variable.upBound = most
             values.append((variable, value))
             served.append((variable, 1))
             workers[group.pool].append((variable, group.degree))

@@ -68,8 +68,12 @@ class RewardAppraisal(Appraisal):
         """`waits`: a request that can be in time has only groups with which it is."""
         super().__init__(candidates, idle, now_s, pressure, options)
         self._waits = waits
-        self._tokens = float(work.shape.tokens * work.num_outputs * work.batch)
-        self._primaries = {candidate.group: candidate.primary for candidate in candidates}
+        tokens = float(work.shape.tokens * work.num_outputs * work.batch)
+        primaries = {candidate.group: candidate.primary for candidate in candidates}
+        self._penalties = [compute_communication_penalty(primaries[each.group], tokens) for each in self._possible]
+        self._ties = [
+            PAPER_WEIGHTS.tie * self.best_run_s / max(self.best_run_s, each.finish_s - now_s) for each in self._possible
+        ]
 
     def find_standing(self, deadline_s: float) -> Standing:
         """The number of groups in time, and the overtime factor of the request."""
@@ -82,14 +86,12 @@ class RewardAppraisal(Appraisal):
         if standing not in self._values:
             aged = math.inf if standing == OVERDUE else standing.level
             is_late, found = standing != OVERDUE and standing.level > 0, {}
-            for index, each in enumerate(self._possible):
+            for index, (each, penalty, tie) in enumerate(zip(self._possible, self._penalties, self._ties, strict=True)):
                 in_time = index < standing.in_time
                 if not in_time and not self._admits(each.group, each.efficient, is_late, aged):
                     continue
-                reward = PAPER_WEIGHTS.on_time if in_time else compute_late_reward(aged)
-                reward -= compute_communication_penalty(self._primaries[each.group], self._tokens)
+                reward = (PAPER_WEIGHTS.on_time if in_time else compute_late_reward(aged)) - penalty
                 if reward > 0:
-                    tie = PAPER_WEIGHTS.tie * self.best_run_s / max(self.best_run_s, each.finish_s - self._now_s)
                     found[each.group] = reward + tie
             self._values[standing] = drop_dominated(found)
         return self._values[standing]
