@@ -2,59 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from functools import cached_property
 
 from dispatch.workers.pools import IdleWorkers, Pool
 from tridentserve.plans import WorkerId
 
 
-class WorkerPicker:
-    """The idle workers of one pool, handed out in any order of calls. Keep first, it is cheapest so."""
+class WorkerPicker(IdleWorkers):
+    """The idle workers of one pool, handed out in any order of calls. Pools of step-level policies have units of one
+    worker."""
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self._idle = {worker.worker_id for node in pool.nodes for worker in node if worker.idle}
-        self._node = {
-            worker.worker_id: tuple(each.worker_id for each in node) for node in pool.nodes for worker in node
-        }
-        self._blocks: IdleWorkers | None = None
-
-    @property
-    def num_idle(self) -> int:
+        super().__init__(pool)
+        self.num_idle = sum(pool.idle_per_node)
         """The number of workers that are left."""
-        return len(self._idle)
+        self._in_order = True
+
+    @cached_property
+    def _number_of(self) -> dict[WorkerId, int]:
+        """The number of each worker's node."""
+        return {worker.worker_id: number for number, node in enumerate(self._nodes) for worker in node}
 
     def holds(self, worker_id: WorkerId) -> bool:
         """True when the worker is of this pool."""
-        return worker_id in self._node
+        return worker_id in self._number_of
 
     def find_node(self, worker_id: WorkerId) -> WorkerId:
         """The first worker of a worker's node, which names the node."""
-        return self._node[worker_id][0]
+        return self._nodes[self._number_of[worker_id]][0].worker_id
 
     def count_idle_in_node(self, worker_id: WorkerId) -> int:
         """The number of workers that are left in the node of this one."""
-        return sum(member in self._idle for member in self._node[worker_id])
+        return self._count_idle(self._number_of[worker_id]).bit_count()
 
-    def keep(self, workers: Iterable[WorkerId]) -> bool:
+    def keep(self, workers: Sequence[WorkerId]) -> bool:
         """Take exactly these workers if all are idle (TetriServe, section 4.2.3, "placement preservation")."""
-        wanted = set(workers)
-        if not wanted or not wanted <= self._idle:
+        wanted: defaultdict[int, int] = defaultdict(int)
+        for worker_id in workers:
+            if (place := self._find_place(worker_id)) is None:
+                return False
+            wanted[place[0]] |= 1 << place[1]
+        if not wanted or any(bits & ~self._count_idle(number) for number, bits in wanted.items()):
             return False
-        self._idle -= wanted
-        self._blocks = None
+        for number, bits in wanted.items():
+            idle = self._count_idle(number)
+            del self._by_idle[idle.bit_count()][number]
+            self._idle[number] = left = idle & ~bits
+            self._by_idle[left.bit_count()][number] = None
+        self.num_idle -= len(workers)
+        self._in_order = False
         return True
 
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
         """An aligned block of the node that it fits best, with as many of the `preferred` as can be; None when no node
         has as many. Ask for wide ones first."""
-        if self._blocks is None:
-            nodes = tuple(
-                tuple(replace(worker, idle=worker.worker_id in self._idle) for worker in node)
-                for node in self._pool.nodes
-            )
-            self._blocks = IdleWorkers(replace(self._pool, nodes=nodes))
-        taken = self._blocks.take(degree, preferred)
-        self._idle.difference_update(taken or ())
+        if not self._in_order:
+            # What is kept leaves the choice among equal nodes as it is among nodes that nothing was taken from.
+            for count, numbers in self._by_idle.items():
+                self._by_idle[count] = dict.fromkeys(sorted(numbers))
+            self._in_order = True
+        taken = super().take(degree, preferred)
+        self.num_idle -= len(taken or ())
         return taken
