@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick, find_batch_kind
+from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
@@ -27,6 +27,17 @@ from tridentserve.protocols import (
     RunningRequest,
 )
 from tridentserve.requests import RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Victim:
+    """A running batch that may have to make room."""
+
+    batch: RunningBatch
+    node: WorkerId
+    """The first worker of its node."""
+    work_left: float
+    """Token-steps that its member with the fewest has left."""
 
 
 @register_policy("dit-serve", needs_load=True, default_max_batch=MAX_BATCH)
@@ -54,7 +65,7 @@ class DitServe(StepLevelDispatcher):
     def decide(self, view: ClusterView) -> Decisions:
         """Starts, joins and displacements, shortest remaining work first."""
         tick = self._build_tick(view)
-        longest = _find_longest(view)
+        longest = _find_longest(tick, view)
         waiting = sorted(view.pending, key=_srptf_key)
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
@@ -63,7 +74,7 @@ class DitServe(StepLevelDispatcher):
             able = [request for request in waiting if tick.find_batch_candidates([request], index)]
             if not able:
                 continue
-            engine = _DitPool(tick, index, picker, longest, find_running_batches(view.running, picker))
+            engine = _DitPool(tick, index, picker, longest, find_running_batches(tick, view.running, picker))
             engine.serve(able)
             assignments += engine.assignments
             preemptions += engine.preemptions
@@ -85,77 +96,99 @@ def _compute_work_left(request: RunningRequest) -> float:
     return (request.spec.num_inference_steps - request.steps_done) * _compute_length(request.spec)
 
 
-def _find_longest(view: ClusterView) -> dict[str, float]:
+def _find_longest(tick: StepTick, view: ClusterView) -> dict[str, float]:
     """The longest sequence of each model that waits or runs."""
     longest: defaultdict[str, float] = defaultdict(float)
-    for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
+    specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
+    for spec in {tick.find_kind(spec): spec for spec in specs}.values():
         longest[spec.model] = max(longest[spec.model], _compute_length(spec))
     return longest
 
 
-@dataclass(slots=True)
 class _DitPool:
     """One pool in one tick."""
 
-    tick: StepTick
-    index: int
-    picker: WorkerPicker
-    longest: dict[str, float]
-    running: list[RunningBatch]
-    assignments: list[Assignment] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
-    claimed: set[tuple[WorkerId, ...]] = field(default_factory=set)
+    def __init__(
+        self,
+        tick: StepTick,
+        index: int,
+        picker: WorkerPicker,
+        longest: Mapping[str, float],
+        running: Iterable[RunningBatch],
+    ) -> None:
+        """`longest`: the longest sequence of each model. `running`: the batches of this pool."""
+        self.assignments: list[Assignment] = []
+        self.preemptions: list[Preemption] = []
+        self._tick = tick
+        self._index = index
+        self._picker = picker
+        self._longest = longest
+        self._rings: dict[tuple[int, bool], int] = {}
+        self._of_kind: defaultdict[int, list[RunningBatch]] = defaultdict(list)
+        self._victims: list[_Victim] = []
+        self._in_node: defaultdict[WorkerId, list[_Victim]] = defaultdict(list)
+        for batch in running:
+            victim = _Victim(batch, picker.find_node(batch.workers[0]), min(map(_compute_work_left, batch.members)))
+            self._of_kind[batch.kind].append(batch)
+            self._victims.append(victim)
+            self._in_node[victim.node].append(victim)
+        self._claimed: set[tuple[WorkerId, ...]] = set()
 
     def serve(self, waiting: Sequence[PendingRequest]) -> None:
         """All in their order, each with those of its kind that fit into one batch."""
-        left = list(waiting)
-        while left:
-            members = [left[0]]
-            ring = self._choose_ring(members)
-            self.tick.grow(members, left[1:], self.index, ring, strict=False)
+        queues = self._tick.find_queues(waiting)
+        for first in waiting:
+            queue = queues[self._tick.find_kind(first.spec)]
+            if queue.pop(first.spec.request_id, None) is None:
+                continue  # it has gone with one before it
+            members = [first]
+            ring = self._find_ring(first)
+            self._tick.grow(members, queue.values(), self._index, ring, strict=False)
             started = self._start(members, ring) or (
                 not (self._join(members) or self._displace(members, ring)) and self._start_narrower(members, ring)
             )
-            # The others of the batch wait with the first: what it waits for is for them too.
-            gone = {member.spec.request_id for member in members}
-            if not started:
-                gone = {r.spec.request_id for r in left if find_batch_kind(r.spec) == find_batch_kind(members[0].spec)}
-            left = [request for request in left if request.spec.request_id not in gone]
+            if started:
+                for member in members[1:]:
+                    del queue[member.spec.request_id]
+            else:  # the others of its kind wait with it: what it waits for is for them too
+                queue.clear()
 
-    def _choose_ring(self, members: Sequence[PendingRequest]) -> int:
+    def _find_ring(self, request: PendingRequest) -> int:
+        key = (self._tick.find_kind(request.spec), request.encoded)
+        if key not in self._rings:
+            self._rings[key] = self._choose_ring(request)
+        return self._rings[key]
+
+    def _choose_ring(self, request: PendingRequest) -> int:
         """Figure 6 and its algorithm: 2^ceil(log2(length / longest)) of the widest ring, on degrees that fit."""
-        candidates = self.tick.find_batch_candidates(members, self.index)
-        spec = members[0].spec
-        share = 2.0 ** math.ceil(math.log2(_compute_length(spec) / self.longest[spec.model]))
+        candidates = self._tick.find_batch_candidates([request], self._index)
+        share = 2.0 ** math.ceil(math.log2(_compute_length(request.spec) / self._longest[request.spec.model]))
         fastest = min(candidates, key=lambda degree: (candidates[degree].step_s, degree))
-        widest = min(max(1, int(self.tick.pools[self.index].largest_node * share)), fastest)
+        widest = min(max(1, int(self._tick.pools[self._index].largest_node * share)), fastest)
         return max((degree for degree in candidates if degree <= widest), default=min(candidates))
 
     def _start(self, members: Sequence[PendingRequest], ring: int, num_steps: int | None = None) -> bool:
-        candidate = self.tick.find_batch_candidates(members, self.index).get(ring)
-        if candidate is None or (workers := self.picker.take(ring)) is None:
+        candidate = self._tick.find_batch_candidates(members, self._index).get(ring)
+        if candidate is None or (workers := self._picker.take(ring)) is None:
             return False
         reason = (
             f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf_key(members[0])[0]:.0f} token-steps left"
         )
-        self.assignments.append(self.tick.build_assignment(members, candidate, workers, reason, num_steps))
+        self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason, num_steps))
         return True
 
     def _start_narrower(self, members: Sequence[PendingRequest], ring: int) -> bool:
-        candidates = self.tick.find_batch_candidates(members, self.index)
+        candidates = self._tick.find_batch_candidates(members, self._index)
         return any(self._start(members, degree, 1) for degree in sorted(candidates, reverse=True) if degree < ring)
 
     def _join(self, members: Sequence[PendingRequest]) -> bool:
         """Step-level batching (section 3.2): the first of them into a batch of its kind that has room."""
-        for batch in self.running:
-            limit = self.tick.find_batch_limit(members[0].spec, self.index, len(batch.workers))
-            if (
-                batch.kind == find_batch_kind(members[0].spec)
-                and batch.size < limit
-                and batch.workers not in self.claimed
-            ):
+        spec = members[0].spec
+        for batch in self._of_kind[self._tick.find_kind(spec)]:
+            limit = self._tick.find_batch_limit(spec, self._index, len(batch.workers))
+            if batch.size < limit and batch.workers not in self._claimed:
                 batch.promised += 1
-                self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} joins")
+                self.preemptions += batch.stop(f"dit-serve: {spec.request_id} joins")
                 return True
         return False
 
@@ -163,21 +196,26 @@ class _DitPool:
         """Batches of one node that have more left to do, most first, until the ring has room with the idle workers.
         Those that stop already come first, once for each ring."""
         work = _srptf_key(members[0])[0]
-        per_node: defaultdict[WorkerId, list[tuple[bool, float, RunningBatch]]] = defaultdict(list)
-        for batch in self.running:
-            left = min(map(_compute_work_left, batch.members))
-            if batch.workers not in self.claimed and not batch.promised and (left > work or batch.stops):
-                per_node[self.picker.find_node(batch.workers[0])].append((not batch.stops, -left, batch))
-        for victims in per_node.values():
-            room = self.picker.count_idle_in_node(victims[0][2].workers[0])
+        tried: set[WorkerId] = set()
+        for victim in self._victims:
+            if victim.node in tried or not self._may_stop(victim, work):
+                continue
+            tried.add(victim.node)
+            room = self._picker.count_idle_in_node(victim.node)
+            victims = [each for each in self._in_node[victim.node] if self._may_stop(each, work)]
             chosen: list[RunningBatch] = []
-            for _, _, batch in sorted(victims, key=lambda victim: victim[:2]):
+            for each in sorted(victims, key=lambda each: (not each.batch.stops, -each.work_left)):
                 if room < ring:
-                    chosen.append(batch)
-                    room += len(batch.workers)
+                    chosen.append(each.batch)
+                    room += len(each.batch.workers)
             if room >= ring:
                 for batch in chosen:
-                    self.claimed.add(batch.workers)
+                    self._claimed.add(batch.workers)
                     self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} has less left to do")
                 return True
         return False
+
+    def _may_stop(self, victim: _Victim, work: float) -> bool:
+        """True when a ring with this much left to do may have the workers."""
+        batch = victim.batch
+        return (victim.work_left > work or batch.stops) and not batch.promised and batch.workers not in self._claimed

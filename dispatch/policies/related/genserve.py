@@ -115,14 +115,17 @@ def _is_preemptible(tick: StepTick, pool: int, request: RunningRequest, picker: 
 def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:
     """Images of one kind, earliest deadline first, as long as no request gets late because of the batch."""
     batches: list[_Batch] = []
-    waiting = list(images)
-    while waiting:
-        members, rest = [waiting[0]], waiting[1:]
+    queues = tick.find_queues(images)
+    for first in images:
+        queue = queues[tick.find_kind(first.spec)]
+        if queue.pop(first.spec.request_id, None) is None:
+            continue  # it is in the batch of one before it
+        members = [first]
         degree = min(tick.find_batch_candidates(members, pool))
-        tick.grow(members, rest, pool, degree, strict=True)
+        tick.grow(members, queue.values(), pool, degree, strict=True)
+        for member in members[1:]:
+            del queue[member.spec.request_id]
         batches.append(_Batch(tuple(members), degree))
-        taken = {member.spec.request_id for member in members}
-        waiting = [image for image in rest if image.spec.request_id not in taken]
     return batches
 
 
@@ -143,7 +146,7 @@ def _describe_running_video(tick: StepTick, pool: int, each: RunningRequest, pic
         steps_left=max(each.spec.num_inference_steps - each.steps_done, 0),
         step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= widest},
         fastest_s=min(candidate.step_s for candidate in candidates.values()),
-        budget_s=each.deadline_s - tick.now_s - next(iter(candidates.values())).decode_s,
+        budget_s=each.deadline_s - tick.now_s - next(iter(candidates.values())).decode.seconds,
         degree=0 if each.yielding else len(each.diffuse),
     )
 
@@ -155,8 +158,8 @@ def _describe_waiting_video(tick: StepTick, pool: int, request: PendingRequest) 
         steps_left=count_steps_left(request),
         step_s={degree: candidate.step_s for degree, candidate in candidates.items()},
         fastest_s=min(candidate.step_s for candidate in candidates.values()),
-        budget_s=request.deadline_s - tick.now_s - any_candidate.decode_s,
-        encode_s=any_candidate.encode_s,
+        budget_s=request.deadline_s - tick.now_s - any_candidate.decode.seconds,
+        encode_s=any_candidate.encode.seconds,
     )
 
 

@@ -5,19 +5,16 @@ After PatchedServe, arXiv 2501.09253, section 6 (Algorithm 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import (
-    BatchCandidate,
-    StepLevelDispatcher,
-    StepTick,
-    find_batch_kind,
-)
+from dispatch.policies.step_level.dispatcher import BatchCandidate, Queue, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
@@ -52,89 +49,80 @@ class PatchedServe(StepLevelDispatcher):
         tick = self._build_tick(view)
         begun = sorted((r for r in view.pending if r.steps_done > 0), key=lambda r: (r.arrival_s, r.spec.request_id))
         waiting = [request for request in view.pending if request.steps_done == 0]
-        hopeless = [request for request in waiting if _is_hopeless(tick, request)]
-        refused = {request.spec.request_id for request in hopeless}
-        left = [request for request in waiting if request.spec.request_id not in refused]
+        best_slacks_s = {request.spec.request_id: _compute_best_slack_s(tick, request) for request in waiting}
+        late_s = {request_id: -slack_s for request_id, slack_s in best_slacks_s.items() if slack_s < 0}
+        left = [request for request in waiting if request.spec.request_id not in late_s]
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
             picker = WorkerPicker(pool)
-            active = _PatchedPool(tick, index, picker, find_running_batches(view.running, picker))
-            active.resume([request for request in begun if active.find_candidate([request])], left)
-            active.admit(left)
+            active = _PatchedPool(tick, index, picker, find_running_batches(tick, view.running, picker))
+            active.resume(list(filter(active.can_run, begun)), left)
+            active.admit([request for request in left if request.spec.request_id not in active.served])
             assignments += active.assignments
             preemptions += active.preemptions
             begun = [request for request in begun if request.spec.request_id not in active.served]
             left = [request for request in left if request.spec.request_id not in active.served]
         refusals = (
-            Refusal(request.spec.request_id, f"patchedserve: late by {-slack_s:.2f} s even if it started now")
-            for request in hopeless
-            if (slack_s := _compute_best_slack_s(tick, request)) is not None
+            Refusal(request_id, f"patchedserve: late by {seconds:.2f} s even if it started now")
+            for request_id, seconds in late_s.items()
         )
         return Decisions(tuple(assignments), tuple(preemptions), tuple(refusals))
 
 
-def _find_narrowest(tick: StepTick, members: Sequence[PendingRequest], pool: int) -> BatchCandidate | None:
-    return next(iter(tick.find_batch_candidates(members, pool).values()), None)
+def _find_narrowest(tick: StepTick, request: PendingRequest, pool: int) -> BatchCandidate | None:
+    return next(iter(tick.find_batch_candidates([request], pool).values()), None)
 
 
-def _compute_best_slack_s(tick: StepTick, request: PendingRequest) -> float | None:
-    """Seconds to spare if the request starts now, alone, in its best pool. None where it cannot run at all."""
+def _compute_best_slack_s(tick: StepTick, request: PendingRequest) -> float:
+    """Seconds to spare if the request starts now, alone, in its best pool. Infinite where it cannot run at all."""
     candidates = [
-        candidate
-        for pool in range(len(tick.pools))
-        if (candidate := _find_narrowest(tick, [request], pool)) is not None
+        candidate for pool in range(len(tick.pools)) if (candidate := _find_narrowest(tick, request, pool)) is not None
     ]
-    return max(
-        (request.deadline_s - tick.expected_finish_s(request, candidate) for candidate in candidates), default=None
-    )
+    slacks_s = [request.deadline_s - tick.expected_finish_s(request, candidate) for candidate in candidates]
+    return max(slacks_s, default=math.inf)
 
 
-def _is_hopeless(tick: StepTick, request: PendingRequest) -> bool:
-    slack_s = _compute_best_slack_s(tick, request)
-    return slack_s is not None and slack_s < 0
-
-
-@dataclass(slots=True)
 class _PatchedPool:
     """One pool in one tick."""
 
-    tick: StepTick
-    index: int
-    picker: WorkerPicker
-    active: list[RunningBatch]
-    assignments: list[Assignment] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
-    served: set[str] = field(default_factory=set)
+    def __init__(self, tick: StepTick, index: int, picker: WorkerPicker, active: Iterable[RunningBatch]) -> None:
+        """`active`: the batches that run in this pool."""
+        self.assignments: list[Assignment] = []
+        self.preemptions: list[Preemption] = []
+        self.served: set[str] = set()
+        self._tick = tick
+        self._index = index
+        self._picker = picker
+        self._active: defaultdict[int, list[RunningBatch]] = defaultdict(list)
+        for batch in active:
+            self._active[batch.kind].append(batch)
 
-    def find_candidate(self, members: Sequence[PendingRequest]) -> BatchCandidate | None:
-        return _find_narrowest(self.tick, members, self.index)
+    def can_run(self, request: PendingRequest) -> bool:
+        return _find_narrowest(self._tick, request, self._index) is not None
 
     def resume(self, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> None:
         """Batches that were stopped resume first, on their workers if these are idle, with the requests that join."""
+        stopped, queues = self._tick.find_queues(begun), self._tick.find_queues(waiting)
         for first in begun:
-            if first.spec.request_id not in self.served:
-                others = [other for other in begun if other is not first and other.spec.request_id not in self.served]
-                others.sort(key=lambda other: other.held_by != first.held_by)
-                self._start(first, others, waiting)
+            kind = self._tick.find_kind(first.spec)
+            if first.spec.request_id in stopped[kind]:
+                self._start(first, stopped[kind], queues[kind])
 
     def admit(self, waiting: Sequence[PendingRequest]) -> None:
         """Algorithm 1 for the requests that wait."""
-        able = [
-            request
-            for request in waiting
-            if self.find_candidate([request]) and request.spec.request_id not in self.served
-        ]
-        ordered = sorted(able, key=self._order)
+        ordered = sorted(filter(self.can_run, waiting), key=self._order)
+        queues = self._tick.find_queues(ordered)
         for request in ordered:
-            if request.spec.request_id not in self.served and not self._start(request, (), ordered):
+            queue = queues[self._tick.find_kind(request.spec)]
+            if request.spec.request_id in queue and not self._start(request, {}, queue):
                 self._join(request)
 
     def _order(self, request: PendingRequest) -> tuple[bool, float, float, str]:
         """The urgent by slack score; then, in throughput mode, those whose kind gains most from a batch."""
-        alone = next(iter(self.tick.find_batch_candidates([request], self.index).values()))
-        latency_s = alone.encode_s + request.spec.num_inference_steps * alone.step_s + alone.decode_s
-        slack = (request.deadline_s - self.tick.expected_finish_s(request, alone)) / max(latency_s, 1e-9)
+        alone = next(iter(self._tick.find_batch_candidates([request], self._index).values()))
+        latency_s = alone.encode.seconds + request.spec.num_inference_steps * alone.step_s + alone.decode.seconds
+        slack = (request.deadline_s - self._tick.expected_finish_s(request, alone)) / max(latency_s, 1e-9)
         relaxed = slack >= RELAXED_SLACK
         gain = self._compute_batching_gain(request, alone) if relaxed else 0.0
         return relaxed, -gain, slack, request.spec.request_id
@@ -142,55 +130,57 @@ class _PatchedPool:
     def _compute_batching_gain(self, request: PendingRequest, alone: BatchCandidate) -> float:
         """The share of a step's seconds that a full batch saves each of its members."""
         degree = alone.degree
-        batch = self.tick.find_batch_limit(request.spec, self.index, degree)
-        together = self.tick.find_candidates(request.spec, self.index, batch).get(degree)
+        batch = self._tick.find_batch_limit(request.spec, self._index, degree)
+        together = self._tick.find_candidates(request.spec, self._index, batch).get(degree)
         return 1.0 - together.step_s / batch / alone.step_s if together is not None and alone.step_s else 0.0
 
-    def _start(self, first: PendingRequest, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> bool:
-        """Start a request on its workers or on idle ones, in one batch with all requests that may join it."""
-        alone = self.find_candidate([first])
-        if alone is None or self.picker.num_idle < (degree := alone.degree):
+    def _start(self, first: PendingRequest, begun: Queue, waiting: Queue) -> bool:
+        """Start a request on its workers or on idle ones, in one batch with all requests of its kind that may join it.
+        They leave their queues."""
+        alone = _find_narrowest(self._tick, first, self._index)
+        if alone is None or self._picker.num_idle < (degree := alone.degree):
             return False
         held = (first.held_by,) if first.held_by is not None and degree == 1 else ()
-        workers = held if self.picker.keep(held) else self.picker.take(degree)
+        workers = held if self._picker.keep(held) else self._picker.take(degree)
         if workers is None:
             return False
         members = [first]
-        self.tick.grow(members, begun, self.index, degree, strict=False)
-        taken = self.served | {member.spec.request_id for member in members}
-        joining = [other for other in waiting if other.spec.request_id not in taken]
-        self.tick.grow(members, joining, self.index, degree, strict=True)
-        candidate = self.tick.find_batch_candidates(members, self.index)[degree]
-        slack_s = first.deadline_s - self.tick.expected_finish_s(first, candidate)
+        (begun if first.spec.request_id in begun else waiting).pop(first.spec.request_id)
+        near = (other for other in begun.values() if other.held_by == first.held_by)
+        far = (other for other in begun.values() if other.held_by != first.held_by)
+        self._tick.grow(members, chain(near, far), self._index, degree, strict=False)
+        self._tick.grow(members, waiting.values(), self._index, degree, strict=True)
+        candidate = self._tick.find_batch_candidates(members, self._index)[degree]
+        slack_s = first.deadline_s - self._tick.expected_finish_s(first, candidate)
         reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"
-        self.assignments.append(self.tick.build_assignment(members, candidate, workers, reason))
-        self.served.update(member.spec.request_id for member in members)
+        self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason))
+        for member in members:
+            self.served.add(member.spec.request_id)
+            begun.pop(member.spec.request_id, None)
+            waiting.pop(member.spec.request_id, None)
         return True
 
     def _join(self, request: PendingRequest) -> None:
         """Into the smallest active batch of its kind that stays in time with it."""
-        for batch in sorted(self.active, key=lambda batch: batch.size):
-            limit = self.tick.find_batch_limit(request.spec, self.index, len(batch.workers))
-            if (
-                batch.kind == find_batch_kind(request.spec)
-                and batch.size < limit
-                and self._is_schedulable(batch, request)
-            ):
+        for batch in sorted(self._active[self._tick.find_kind(request.spec)], key=lambda batch: batch.size):
+            limit = self._tick.find_batch_limit(request.spec, self._index, len(batch.workers))
+            if batch.size < limit and self._is_schedulable(batch, request):
                 batch.promised += 1
                 self.preemptions += batch.stop(f"patchedserve: {request.spec.request_id} joins")
                 return
 
     def _is_schedulable(self, batch: RunningBatch, request: PendingRequest) -> bool:
         """Algorithm 1, lines 16 to 18: with one more, each request still ends in time that would without."""
-        degree, now_s = len(batch.workers), self.tick.now_s
-        before = self.tick.find_candidates(request.spec, self.index, batch.size, encoded=True).get(degree)
-        after = self.tick.find_candidates(request.spec, self.index, batch.size + 1).get(degree)
+        degree, now_s = len(batch.workers), self._tick.now_s
+        before = self._tick.find_candidates(request.spec, self._index, batch.size, encoded=True).get(degree)
+        after = self._tick.find_candidates(request.spec, self._index, batch.size + 1).get(degree)
         if before is None or after is None:
             return False
-        rest = [(m.spec.num_inference_steps - m.steps_done, m.deadline_s) for m in batch.members]
-        own_s = now_s + after.encode_s + count_steps_left(request) * after.step_s + after.decode_s
+        encoded_s = now_s + after.encode.seconds
+        own_s = encoded_s + count_steps_left(request) * after.step_s + after.decode.seconds
         return own_s <= request.deadline_s and all(
-            now_s + after.encode_s + steps * after.step_s + after.decode_s <= deadline_s
-            or now_s + steps * before.step_s + before.decode_s > deadline_s
-            for steps, deadline_s in rest
+            encoded_s + steps * after.step_s + after.decode.seconds <= member.deadline_s
+            or now_s + steps * before.step_s + before.decode.seconds > member.deadline_s
+            for member in batch.members
+            for steps in (member.spec.num_inference_steps - member.steps_done,)
         )

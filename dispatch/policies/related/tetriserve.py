@@ -12,7 +12,7 @@ from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.round_packing import RoundRequest, count_steps_in_round, pack_round
-from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick, find_batch_kind
+from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, RunningRequest, StageTimes
@@ -84,11 +84,12 @@ class TetriServe(StepLevelDispatcher):
         for index, pool in enumerate(tick.pools):
             chosen = _choose(tick, waiting, index, round_s)
             _scale_up(chosen, pool.idle_per_node)
+            placed: dict[str, tuple[WorkerId, ...]] = {}
             for each, workers in self._place(chosen, WorkerPicker(pool)):
                 request_id = each.pending.spec.request_id
                 assignments.append(_build_segment(tick, index, each, workers, round_s))
-                waiting.remove(each.pending)
-                self._had[request_id] = workers
+                self._had[request_id] = placed[request_id] = workers
+            waiting = [request for request in waiting if request.spec.request_id not in placed]
         end_s = self._round_end_s = view.now_s + round_s * (1 + 1e-9)
         self._in_round = frozenset(
             request_id for each in assignments if each.expected_finish_s <= end_s for request_id in each.request_ids
@@ -108,7 +109,7 @@ class TetriServe(StepLevelDispatcher):
         """The longest of what each size asks of a round."""
         asked_s = 0.0
         specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
-        for spec in {(find_batch_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
+        for spec in {(tick.find_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
             for index in range(len(tick.pools)):
                 candidates = tick.find_candidates(spec, index, encoded=True).values()
                 fastest_s = min((candidate.step_s for candidate in candidates), default=0.0)
@@ -159,8 +160,8 @@ def _build_round_request(
         steps_left=count_steps_left(pending),
         step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= largest_idle},
         fastest_s=min(candidate.step_s for candidate in candidates.values()),
-        budget_s=pending.deadline_s - any_candidate.decode_s - now_s,
-        encode_s=any_candidate.encode_wait_s + any_candidate.encode_s,
+        budget_s=pending.deadline_s - any_candidate.decode.seconds - now_s,
+        encode_s=any_candidate.encode_wait_s + any_candidate.encode.seconds,
     )
 
 

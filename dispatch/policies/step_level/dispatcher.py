@@ -7,8 +7,9 @@ go to auxiliaries, as in TridentServe (arXiv 2510.02838, section 6.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from dispatch.assignment.assigning import AssignmentBuilder, StageEstimate
 from dispatch.candidates.survey import find_route
@@ -16,7 +17,7 @@ from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.work import count_steps_left
-from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup
+from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import WorkerSnapshot, take_snapshot
 from tridentserve.errors import ProfileError
@@ -28,13 +29,8 @@ from tridentserve.stages import PlacementType, Stage
 
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
-# Requests of one batch kind can run in one batch.
-BatchKind = tuple[str, Shape, int, BatchKey]
-
-
-def find_batch_kind(spec: RequestSpec) -> BatchKind:
-    """Model, shape, outputs and batch_key: what is equal in a batch. Steps may differ."""
-    return spec.model, spec.shape, spec.num_outputs, spec.batch_key
+# Requests of one kind by their ids, in an order that the policy gives them.
+Queue = dict[str, PendingRequest]
 
 
 class StepLevelDispatcher:
@@ -58,26 +54,23 @@ class StepLevelDispatcher:
         return StepTick(self._times, self._options, self._memory, self._snapshot, view, self._max_batch)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCandidate:
+class BatchCandidate(NamedTuple):
     """A degree at which a batch can run in a pool."""
 
     degree: int
     """The degree of D."""
     primary: PlacementType
     """The placement type that the pool's workers have for the model."""
-    encode_s: float
-    """Seconds of E; 0 for members that have their condition."""
+    encode: StageEstimate
+    """E; 0 seconds for members that have their condition."""
     step_s: float
     """Seconds of one step of D."""
-    decode_s: float
-    """Seconds of C."""
+    decode: StageEstimate
+    """C."""
     encode_wait_s: float
     """Seconds that the auxiliary for E is still busy."""
     efficient: bool
     """True where the degree's efficiency reaches `DispatchOptions.min_efficiency`."""
-    groups: Mapping[Stage, tuple[AuxiliaryGroup, ...]]
-    """The auxiliaries for E and C, where these do not run with D."""
     apart: frozenset[Stage]
     """E and C that are plans of their own on the primary (`Assignment.apart`)."""
 
@@ -102,21 +95,40 @@ class StepTick:
         self._memory = memory
         self._auxiliaries = Auxiliaries(snapshot.all_pools, snapshot.node_of, memory, times, view.now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, view.now_s)
-        self._limits: dict[tuple[BatchKind, int, int], int] = {}
-        self._candidates: dict[tuple[BatchKind, int, int, bool], dict[int, BatchCandidate]] = {}
+        # Every request's kind is asked for often, so kinds are numbers, and each request's is looked up once.
+        self._numbers: dict[tuple[str, Shape, int, BatchKey], int] = {}
+        self._kinds: dict[str, int] = {}
+        self._limits: dict[tuple[int, int, int], int] = {}
+        self._candidates: dict[tuple[int, int, int, bool], dict[int, BatchCandidate]] = {}
+
+    def find_kind(self, spec: RequestSpec) -> int:
+        """The number of a request's kind. Requests of one kind can run in one batch: model, shape, outputs and
+        batch_key are equal. Steps may differ."""
+        if (kind := self._kinds.get(spec.request_id)) is None:
+            equal = (spec.model, spec.shape, spec.num_outputs, spec.batch_key)
+            kind = self._kinds[spec.request_id] = self._numbers.setdefault(equal, len(self._numbers))
+        return kind
+
+    def find_queues(self, requests: Iterable[PendingRequest]) -> Mapping[int, Queue]:
+        """The requests of each kind, in their order."""
+        queues: defaultdict[int, Queue] = defaultdict(dict)
+        for request in requests:
+            queues[self.find_kind(request.spec)][request.spec.request_id] = request
+        return queues
 
     def find_candidates(
         self, spec: RequestSpec, pool: int, batch: int = 1, encoded: bool = False
     ) -> Mapping[int, BatchCandidate]:
         """The candidates by degree, ascending, in a pool for `batch` requests like `spec`. Empty where memory,
         auxiliaries or the profile do not cover it."""
-        key = (find_batch_kind(spec), pool, batch, encoded)
-        if key not in self._candidates:
+        key = (self.find_kind(spec), pool, batch, encoded)
+        if (candidates := self._candidates.get(key)) is None:
             try:
-                self._candidates[key] = self._survey_candidates(spec, pool, batch, encoded)
+                candidates = self._survey_candidates(spec, pool, batch, encoded)
             except ProfileError:
-                self._candidates[key] = {}
-        return self._candidates[key]
+                candidates = {}
+            self._candidates[key] = candidates
+        return candidates
 
     def _survey_candidates(self, spec: RequestSpec, index: int, batch: int, encoded: bool) -> dict[int, BatchCandidate]:
         pool = self.pools[index]
@@ -128,18 +140,21 @@ class StepTick:
             return {}
         degrees = route.fitting.degrees
         step_s = {k: stage_seconds(self._times, spec, Stage.DIFFUSE, k, batch, num_steps=1) for k in degrees}
-        narrowest_s = min(k * seconds for k, seconds in step_s.items())
+        narrowest_s = min([k * seconds for k, seconds in step_s.items()])
+        encode_s = 0.0 if encoded else stage_seconds(self._times, spec, Stage.ENCODE, batch=batch)
+        encode_groups = route.groups.get(Stage.ENCODE, ())
         encode_free_s = route.free_at_s(Stage.ENCODE, spec.model, self._auxiliaries)
+        decode_s = stage_seconds(self._times, spec, Stage.DECODE, batch=batch)
+        decode = StageEstimate(decode_s, groups=route.groups.get(Stage.DECODE, ()))
         return {
             degree: BatchCandidate(
                 degree=degree,
                 primary=route.primary,
-                encode_s=0.0 if encoded else stage_seconds(self._times, spec, Stage.ENCODE, batch=batch),
+                encode=StageEstimate(encode_s, degree, encode_groups),
                 step_s=step_s[degree],
-                decode_s=stage_seconds(self._times, spec, Stage.DECODE, batch=batch),
+                decode=decode,
                 encode_wait_s=0.0 if encode_free_s is None else max(0.0, encode_free_s - self.now_s),
                 efficient=narrowest_s >= self._options.min_efficiency * degree * step_s[degree],
-                groups=route.groups,
                 apart=route.fitting.apart.get(degree, frozenset()),
             )
             for degree in degrees
@@ -147,11 +162,12 @@ class StepTick:
 
     def find_batch_candidates(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, BatchCandidate]:
         """`find_candidates` of requests of one kind together."""
-        return self.find_candidates(members[0].spec, pool, len(members), all(member.encoded for member in members))
+        encoded = all(member.encoded for member in members)
+        return self.find_candidates(members[0].spec, pool, len(members), encoded)
 
     def find_batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
-        key = (find_batch_kind(spec), pool, degree)
+        key = (self.find_kind(spec), pool, degree)
         if key not in self._limits:
             best, best_s = 1, float("inf")
             for batch in range(1, self._max_batch + 1):
@@ -163,30 +179,24 @@ class StepTick:
         return self._limits[key]
 
     def grow(
-        self, members: list[PendingRequest], others: Sequence[PendingRequest], pool: int, degree: int, strict: bool
+        self, members: list[PendingRequest], others: Iterable[PendingRequest], pool: int, degree: int, strict: bool
     ) -> None:
         """Let others of the same kind join in their order, up to the limit. `strict`: no request that would be in time
         alone may be late because of the batch."""
         limit = self.find_batch_limit(members[0].spec, pool, degree)
+        if limit <= len(members) or not count_steps_left(members[0]):
+            return
         for other in others:
-            if len(members) >= limit:
-                return
-            if (
-                find_batch_kind(other.spec) == find_batch_kind(members[0].spec)
-                and count_steps_left(other)
-                and count_steps_left(members[0])
-            ):
-                together = [*members, other]
-                if not strict or self._delays_nobody(together, pool, degree):
-                    members.append(other)
+            if count_steps_left(other) and (not strict or self._delays_nobody([*members, other], pool, degree)):
+                members.append(other)
+                if len(members) >= limit:
+                    return
 
     def _delays_nobody(self, members: Sequence[PendingRequest], pool: int, degree: int) -> bool:
-        if (candidate := self.find_batch_candidates(members, pool).get(degree)) is None:
-            return False
-        alone = {member.spec.request_id: self.find_batch_candidates([member], pool)[degree] for member in members}
-        return all(
+        candidate = self.find_batch_candidates(members, pool).get(degree)
+        return candidate is not None and all(
             self.expected_finish_s(member, candidate) <= member.deadline_s
-            or self.expected_finish_s(member, alone[member.spec.request_id]) > member.deadline_s
+            or self.expected_finish_s(member, self.find_batch_candidates([member], pool)[degree]) > member.deadline_s
             for member in members
         )
 
@@ -195,9 +205,9 @@ class StepTick:
         return (
             self.now_s
             + candidate.encode_wait_s
-            + candidate.encode_s
+            + candidate.encode.seconds
             + count_steps_left(request) * candidate.step_s
-            + candidate.decode_s
+            + candidate.decode.seconds
         )
 
     def build_assignment(
@@ -210,13 +220,10 @@ class StepTick:
     ) -> Assignment:
         """`num_steps` steps of each member (None, or too many: as the one with the fewest left has) on these workers.
         `candidate` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
-        fewest = min(count_steps_left(member) for member in members)
+        fewest = min([count_steps_left(member) for member in members])
         steps = fewest if num_steps is None else min(num_steps, fewest)
-        encode = decode = None
-        if any(not member.encoded for member in members):
-            encode = StageEstimate(candidate.encode_s, len(workers), candidate.groups.get(Stage.ENCODE, ()))
-        if steps == fewest:
-            decode = StageEstimate(candidate.decode_s, 1, candidate.groups.get(Stage.DECODE, ()))
+        encode = candidate.encode if any(not member.encoded for member in members) else None
+        decode = candidate.decode if steps == fewest else None
         left = None if steps == fewest else steps
         return self._builder.build(
             members,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dispatch.policies.step_level.dispatcher import BatchKind, find_batch_kind
+from dispatch.policies.step_level.dispatcher import StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Preemption, RunningRequest
@@ -18,14 +18,12 @@ class RunningBatch:
 
     members: tuple[RunningRequest, ...]
     """The members in the order of the view."""
+    kind: int
+    """`StepTick.find_kind` of the members."""
     stops: bool
     """True when it yields already, or is going to by this tick's decisions."""
     promised: int = 0
     """Number of waiting requests that join at its next step boundary."""
-
-    @property
-    def kind(self) -> BatchKind:
-        return find_batch_kind(self.members[0].spec)
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -44,10 +42,13 @@ class RunningBatch:
         return [Preemption(self.members[0].spec.request_id, why)]
 
 
-def find_running_batches(running: Iterable[RunningRequest], picker: WorkerPicker) -> list[RunningBatch]:
+def find_running_batches(tick: StepTick, running: Iterable[RunningRequest], picker: WorkerPicker) -> list[RunningBatch]:
     """The batches in D on workers of this pool, in the order of the view."""
     together: dict[tuple[WorkerId, ...], list[RunningRequest]] = {}
     for request in running:
         if request.stage is Stage.DIFFUSE and picker.holds(request.diffuse[0]):
             together.setdefault(request.diffuse, []).append(request)
-    return [RunningBatch(tuple(members), any(member.yielding for member in members)) for members in together.values()]
+    return [
+        RunningBatch(tuple(members), tick.find_kind(members[0].spec), any(member.yielding for member in members))
+        for members in together.values()
+    ]
