@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from typing import NamedTuple
 
-from dispatch.policies.related.group_knapsack import GroupKnapsack
+from dispatch.policies.related.group_knapsack import choose_best
 
 # Slack for rounding errors, in seconds.
 _EPSILON_S = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class RoundRequest:
+class RoundRequest(NamedTuple):
     """A request at the start of a round."""
 
     steps_left: int
@@ -30,8 +28,7 @@ class RoundRequest:
     """Seconds until E has ended; 0 where E is done."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoundOption:
+class RoundOption(NamedTuple):
     """The part that a request may have in this round."""
 
     degree: int
@@ -48,20 +45,23 @@ def find_minimal_allocation(request: RoundRequest) -> dict[int, int]:
     """
     steps, step_s = request.steps_left, request.step_s
     budget_s = request.budget_s - request.encode_s + _EPSILON_S
-    cheapest = min(step_s, key=lambda degree: (degree * step_s[degree], degree))
-    best, best_cost = {cheapest: steps}, math.inf
-    for degree, seconds in step_s.items():
-        cost = steps * degree * seconds
-        if steps * seconds <= budget_s and cost < best_cost:
+    in_time = [degree for degree, seconds in step_s.items() if steps * seconds <= budget_s]
+    if not in_time:
+        return {min(step_s, key=lambda degree: (degree * step_s[degree], degree)): steps}
+    best: dict[int, int] = {}
+    best_cost = math.inf
+    for degree in in_time:
+        cost = steps * degree * step_s[degree]
+        if cost < best_cost:
             best, best_cost = {degree: steps}, cost
-    for slow, fast in permutations(step_s, 2):
-        if step_s[slow] <= step_s[fast]:
-            continue
-        n_fast = math.ceil((steps * step_s[slow] - budget_s) / (step_s[slow] - step_s[fast]))
-        if 0 < n_fast < steps:
-            cost = (steps - n_fast) * slow * step_s[slow] + n_fast * fast * step_s[fast]
-            if cost < best_cost:
-                best, best_cost = {slow: steps - n_fast, fast: n_fast}, cost
+    # A mix of two that are in time is no cheaper than one of them, and a mix of two that are late is late.
+    for slow in [degree for degree in step_s if degree not in in_time]:
+        for fast in in_time:
+            n_fast = math.ceil((steps * step_s[slow] - budget_s) / (step_s[slow] - step_s[fast]))
+            if n_fast < steps:
+                cost = (steps - n_fast) * slow * step_s[slow] + n_fast * fast * step_s[fast]
+                if cost < best_cost:
+                    best, best_cost = {slow: steps - n_fast, fast: n_fast}, cost
     return best
 
 
@@ -103,16 +103,17 @@ def pack_round(requests: Sequence[RoundRequest], capacity: int, round_s: float) 
     the most requests, then the first ones is chosen: so GPUs that no one needs now still do work.
     """
     n = len(requests)
+    most = float((n + 1) ** 2)
     options = [[None, *list_options(request, round_s)] for request in requests]
     groups: list[list[tuple[int, float]]] = []
     for rank, (request, choices) in enumerate(zip(requests, options, strict=True)):
+        precedence = (1 - rank / n) / (n + 1)
         group = []
         for option in choices:
             alive = survives(request, option, round_s)
-            advances = option is not None
-            value = float(alive) * (n + 1) ** 2 + advances * ((n + 1 if alive else 1) + (1 - rank / n) / (n + 1))
+            value = most if alive else 0.0
+            if option is not None:
+                value += (n + 1 if alive else 1) + precedence
             group.append((option.degree if option else 0, value))
         groups.append(group)
-    knapsack = GroupKnapsack(groups, capacity)
-    picked = knapsack.list_choices(knapsack.best_width)
-    return [choices[index] for choices, index in zip(options, picked, strict=True)]
+    return [choices[index] for choices, index in zip(options, choose_best(groups, capacity), strict=True)]

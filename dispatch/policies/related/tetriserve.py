@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dispatch.candidates.classes import by_deadline
 from dispatch.options import DispatchOptions
@@ -27,12 +28,28 @@ SLO_SHARE = 1 / 3
 REMEMBERED = 100
 
 
+class _Pace(NamedTuple):
+    """All that is equal for the requests of a kind that have their condition, or for those that lack it."""
+
+    candidates: Mapping[int, BatchCandidate]
+    """The candidates by degree."""
+    step_s: Mapping[int, float]
+    """Seconds per step at each degree that they may use now."""
+    fastest_s: float
+    """Seconds per step at the fastest degree that they may ever use."""
+    encode_s: float
+    """Seconds until E has ended; 0 where E is done."""
+    decode_s: float
+    """Seconds of C, before which D must have ended."""
+
+
 @dataclass(slots=True)
 class _Chosen:
     """A request that runs in the round, at a degree that may still grow."""
 
     pending: PendingRequest
     request: RoundRequest
+    candidates: Mapping[int, BatchCandidate]
     degree: int
 
 
@@ -87,7 +104,7 @@ class TetriServe(StepLevelDispatcher):
             placed: dict[str, tuple[WorkerId, ...]] = {}
             for each, workers in self._place(chosen, WorkerPicker(pool)):
                 request_id = each.pending.spec.request_id
-                assignments.append(_build_segment(tick, index, each, workers, round_s))
+                assignments.append(_build_segment(tick, each, workers, round_s))
                 self._had[request_id] = placed[request_id] = workers
             waiting = [request for request in waiting if request.spec.request_id not in placed]
         end_s = self._round_end_s = view.now_s + round_s * (1 + 1e-9)
@@ -141,27 +158,37 @@ class TetriServe(StepLevelDispatcher):
 def _choose(tick: StepTick, waiting: Sequence[PendingRequest], pool: int, round_s: float) -> list[_Chosen]:
     """Minimal allocations and Algorithm 1 for the idle workers of one pool."""
     idle_per_node = tick.pools[pool].idle_per_node
-    able: list[tuple[PendingRequest, RoundRequest]] = []
+    largest_idle = max(idle_per_node)
+    paces: dict[tuple[int, bool], _Pace | None] = {}
+    able: list[tuple[PendingRequest, RoundRequest, _Pace]] = []
     for pending in waiting:
-        candidates = tick.find_batch_candidates([pending], pool)
-        if any(degree <= max(idle_per_node) for degree in candidates):
-            able.append((pending, _build_round_request(pending, candidates, tick.now_s, max(idle_per_node))))
-    packed = pack_round([request for _, request in able], sum(idle_per_node), round_s)
-    plan = zip(able, packed, strict=True)
-    return [_Chosen(pending, request, option.degree) for (pending, request), option in plan if option is not None]
+        key = (tick.find_kind(pending.spec), pending.encoded)
+        if key not in paces:
+            paces[key] = _find_pace(tick.find_batch_candidates([pending], pool), largest_idle)
+        if (pace := paces[key]) is not None:
+            budget_s = pending.deadline_s - pace.decode_s - tick.now_s
+            request = RoundRequest(count_steps_left(pending), pace.step_s, pace.fastest_s, budget_s, pace.encode_s)
+            able.append((pending, request, pace))
+    packed = pack_round([request for _, request, _ in able], sum(idle_per_node), round_s)
+    return [
+        _Chosen(pending, request, pace.candidates, option.degree)
+        for (pending, request, pace), option in zip(able, packed, strict=True)
+        if option is not None
+    ]
 
 
-def _build_round_request(
-    pending: PendingRequest, candidates: Mapping[int, BatchCandidate], now_s: float, largest_idle: int
-) -> RoundRequest:
-    """The inputs of Algorithm 1 for one request. The deadline is that of D: C comes after it."""
+def _find_pace(candidates: Mapping[int, BatchCandidate], largest_idle: int) -> _Pace | None:
+    """The pace at the degrees that idle workers could form now, up to `largest_idle`; None where there is none."""
+    step_s = {degree: candidate.step_s for degree, candidate in candidates.items() if degree <= largest_idle}
+    if not step_s:
+        return None
     any_candidate = next(iter(candidates.values()))
-    return RoundRequest(
-        steps_left=count_steps_left(pending),
-        step_s={degree: candidate.step_s for degree, candidate in candidates.items() if degree <= largest_idle},
+    return _Pace(
+        candidates,
+        step_s,
         fastest_s=min(candidate.step_s for candidate in candidates.values()),
-        budget_s=pending.deadline_s - any_candidate.decode.seconds - now_s,
         encode_s=any_candidate.encode_wait_s + any_candidate.encode.seconds,
+        decode_s=any_candidate.decode.seconds,
     )
 
 
@@ -190,11 +217,9 @@ def _scale_up(chosen: Sequence[_Chosen], idle_per_node: Sequence[int]) -> None:
         growing = grown
 
 
-def _build_segment(
-    tick: StepTick, pool: int, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float
-) -> Assignment:
+def _build_segment(tick: StepTick, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
     """The steps of the round, at least one where any are left."""
-    candidate = tick.find_batch_candidates([each.pending], pool)[each.degree]
+    candidate = each.candidates[each.degree]
     steps = count_steps_in_round(each.request, each.degree, round_s)
     slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, candidate)
     reason = (

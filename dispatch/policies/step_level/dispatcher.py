@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from dispatch.assignment.assigning import AssignmentBuilder, StageEstimate
@@ -29,6 +30,7 @@ from tridentserve.stages import PlacementType, Stage
 
 # A larger batch is worth it when the seconds per step and request fall below this share.
 _WORTHWHILE = 0.98
+_is_encoded = attrgetter("encoded")
 # Requests of one kind by their ids, in an order that the policy gives them.
 Queue = dict[str, PendingRequest]
 
@@ -162,8 +164,7 @@ class StepTick:
 
     def find_batch_candidates(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, BatchCandidate]:
         """`find_candidates` of requests of one kind together."""
-        encoded = all(member.encoded for member in members)
-        return self.find_candidates(members[0].spec, pool, len(members), encoded)
+        return self.find_candidates(members[0].spec, pool, len(members), all(map(_is_encoded, members)))
 
     def find_batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
@@ -222,7 +223,7 @@ class StepTick:
         `candidate` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
         fewest = min([count_steps_left(member) for member in members])
         steps = fewest if num_steps is None else min(num_steps, fewest)
-        encode = candidate.encode if any(not member.encoded for member in members) else None
+        encode = None if all(map(_is_encoded, members)) else candidate.encode
         decode = candidate.decode if steps == fewest else None
         left = None if steps == fewest else steps
         return self._builder.build(
