@@ -100,7 +100,7 @@ def _find_longest(tick: StepTick, view: ClusterView) -> dict[str, float]:
     """The longest sequence of each model that waits or runs."""
     longest: defaultdict[str, float] = defaultdict(float)
     specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
-    for spec in {tick.find_kind(spec): spec for spec in specs}.values():
+    for spec in {tick.kinds[spec.request_id]: spec for spec in specs}.values():
         longest[spec.model] = max(longest[spec.model], _compute_length(spec))
     return longest
 
@@ -138,7 +138,7 @@ class _DitPool:
         """All in their order, each with those of its kind that fit into one batch."""
         queues = self._tick.find_queues(waiting)
         for first in waiting:
-            queue = queues[self._tick.find_kind(first.spec)]
+            queue = queues[self._tick.kinds[first.spec.request_id]]
             if queue.pop(first.spec.request_id, None) is None:
                 continue  # it has gone with one before it
             members = [first]
@@ -154,7 +154,7 @@ class _DitPool:
                 queue.clear()
 
     def _find_ring(self, request: PendingRequest) -> int:
-        key = (self._tick.find_kind(request.spec), request.encoded)
+        key = (self._tick.kinds[request.spec.request_id], request.encoded)
         if key not in self._rings:
             self._rings[key] = self._choose_ring(request)
         return self._rings[key]
@@ -184,7 +184,7 @@ class _DitPool:
     def _join(self, members: Sequence[PendingRequest]) -> bool:
         """Step-level batching (section 3.2): the first of them into a batch of its kind that has room."""
         spec = members[0].spec
-        for batch in self._of_kind[self._tick.find_kind(spec)]:
+        for batch in self._of_kind[self._tick.kinds[spec.request_id]]:
             limit = self._tick.find_batch_limit(spec, self._index, len(batch.workers))
             if batch.size < limit and batch.workers not in self._claimed:
                 batch.promised += 1

@@ -117,7 +117,7 @@ def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -
     batches: list[_Batch] = []
     queues = tick.find_queues(images)
     for first in images:
-        queue = queues[tick.find_kind(first.spec)]
+        queue = queues[tick.kinds[first.spec.request_id]]
         if queue.pop(first.spec.request_id, None) is None:
             continue  # it is in the batch of one before it
         members = [first]

@@ -105,7 +105,7 @@ class _PatchedPool:
         """Batches that were stopped resume first, on their workers if these are idle, with the requests that join."""
         stopped, queues = self._tick.find_queues(begun), self._tick.find_queues(waiting)
         for first in begun:
-            kind = self._tick.find_kind(first.spec)
+            kind = self._tick.kinds[first.spec.request_id]
             if first.spec.request_id in stopped[kind]:
                 self._start(first, stopped[kind], queues[kind])
 
@@ -114,7 +114,7 @@ class _PatchedPool:
         ordered = sorted(filter(self.can_run, waiting), key=self._order)
         queues = self._tick.find_queues(ordered)
         for request in ordered:
-            queue = queues[self._tick.find_kind(request.spec)]
+            queue = queues[self._tick.kinds[request.spec.request_id]]
             if request.spec.request_id in queue and not self._start(request, {}, queue):
                 self._join(request)
 
@@ -162,7 +162,7 @@ class _PatchedPool:
 
     def _join(self, request: PendingRequest) -> None:
         """Into the smallest active batch of its kind that stays in time with it."""
-        for batch in sorted(self._active[self._tick.find_kind(request.spec)], key=lambda batch: batch.size):
+        for batch in sorted(self._active[self._tick.kinds[request.spec.request_id]], key=lambda batch: batch.size):
             limit = self._tick.find_batch_limit(request.spec, self._index, len(batch.workers))
             if batch.size < limit and self._is_schedulable(batch, request):
                 batch.promised += 1

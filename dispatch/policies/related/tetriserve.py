@@ -126,7 +126,7 @@ class TetriServe(StepLevelDispatcher):
         """The longest of what each size asks of a round."""
         asked_s = 0.0
         specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
-        for spec in {(tick.find_kind(spec), spec.num_inference_steps): spec for spec in specs}.values():
+        for spec in {(tick.kinds[spec.request_id], spec.num_inference_steps): spec for spec in specs}.values():
             for index in range(len(tick.pools)):
                 candidates = tick.find_candidates(spec, index, encoded=True).values()
                 fastest_s = min((candidate.step_s for candidate in candidates), default=0.0)
@@ -162,7 +162,7 @@ def _choose(tick: StepTick, waiting: Sequence[PendingRequest], pool: int, round_
     paces: dict[tuple[int, bool], _Pace | None] = {}
     able: list[tuple[PendingRequest, RoundRequest, _Pace]] = []
     for pending in waiting:
-        key = (tick.find_kind(pending.spec), pending.encoded)
+        key = (tick.kinds[pending.spec.request_id], pending.encoded)
         if key not in paces:
             paces[key] = _find_pace(tick.find_batch_candidates([pending], pool), largest_idle)
         if (pace := paces[key]) is not None:

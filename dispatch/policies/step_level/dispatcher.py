@@ -97,25 +97,21 @@ class StepTick:
         self._memory = memory
         self._auxiliaries = Auxiliaries(snapshot.all_pools, snapshot.node_of, memory, times, view.now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, view.now_s)
-        # Every request's kind is asked for often, so kinds are numbers, and each request's is looked up once.
-        self._numbers: dict[tuple[str, Shape, int, BatchKey], int] = {}
-        self._kinds: dict[str, int] = {}
+        numbers: dict[tuple[str, Shape, int, BatchKey], int] = {}
+        self.kinds: dict[str, int] = {}
+        """The number of each request's kind, by its id. Requests of one kind can run in one batch: model, shape,
+        outputs and batch_key are equal. Steps may differ."""
+        for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
+            equal = (spec.model, spec.shape, spec.num_outputs, spec.batch_key)
+            self.kinds[spec.request_id] = numbers.setdefault(equal, len(numbers))
         self._limits: dict[tuple[int, int, int], int] = {}
         self._candidates: dict[tuple[int, int, int, bool], dict[int, BatchCandidate]] = {}
-
-    def find_kind(self, spec: RequestSpec) -> int:
-        """The number of a request's kind. Requests of one kind can run in one batch: model, shape, outputs and
-        batch_key are equal. Steps may differ."""
-        if (kind := self._kinds.get(spec.request_id)) is None:
-            equal = (spec.model, spec.shape, spec.num_outputs, spec.batch_key)
-            kind = self._kinds[spec.request_id] = self._numbers.setdefault(equal, len(self._numbers))
-        return kind
 
     def find_queues(self, requests: Iterable[PendingRequest]) -> Mapping[int, Queue]:
         """The requests of each kind, in their order."""
         queues: defaultdict[int, Queue] = defaultdict(dict)
         for request in requests:
-            queues[self.find_kind(request.spec)][request.spec.request_id] = request
+            queues[self.kinds[request.spec.request_id]][request.spec.request_id] = request
         return queues
 
     def find_candidates(
@@ -123,7 +119,7 @@ class StepTick:
     ) -> Mapping[int, BatchCandidate]:
         """The candidates by degree, ascending, in a pool for `batch` requests like `spec`. Empty where memory,
         auxiliaries or the profile do not cover it."""
-        key = (self.find_kind(spec), pool, batch, encoded)
+        key = (self.kinds[spec.request_id], pool, batch, encoded)
         if (candidates := self._candidates.get(key)) is None:
             try:
                 candidates = self._survey_candidates(spec, pool, batch, encoded)
@@ -168,7 +164,7 @@ class StepTick:
 
     def find_batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
-        key = (self.find_kind(spec), pool, degree)
+        key = (self.kinds[spec.request_id], pool, degree)
         if key not in self._limits:
             best, best_s = 1, float("inf")
             for batch in range(1, self._max_batch + 1):
@@ -188,17 +184,29 @@ class StepTick:
         if limit <= len(members) or not count_steps_left(members[0]):
             return
         for other in others:
-            if count_steps_left(other) and (not strict or self._delays_nobody([*members, other], pool, degree)):
-                members.append(other)
-                if len(members) >= limit:
-                    return
+            if not count_steps_left(other):
+                continue
+            if strict:
+                candidate = self.find_batch_candidates([*members, other], pool).get(degree)
+                if candidate is None:
+                    continue
+                if not self._delays_nobody(members, candidate, pool):
+                    if other.encoded or not members[0].encoded:
+                        return  # any other would delay them as much, or more by its E
+                    continue
+                if not self._delays_nobody([other], candidate, pool):
+                    continue
+            members.append(other)
+            if len(members) >= limit:
+                return
 
-    def _delays_nobody(self, members: Sequence[PendingRequest], pool: int, degree: int) -> bool:
-        candidate = self.find_batch_candidates(members, pool).get(degree)
-        return candidate is not None and all(
-            self.expected_finish_s(member, candidate) <= member.deadline_s
-            or self.expected_finish_s(member, self.find_batch_candidates([member], pool)[degree]) > member.deadline_s
-            for member in members
+    def _delays_nobody(self, requests: Sequence[PendingRequest], candidate: BatchCandidate, pool: int) -> bool:
+        """True when all that would be in time alone are in time in this batch."""
+        return all(
+            self.expected_finish_s(request, candidate) <= request.deadline_s
+            or self.expected_finish_s(request, self.find_batch_candidates([request], pool)[candidate.degree])
+            > request.deadline_s
+            for request in requests
         )
 
     def expected_finish_s(self, request: PendingRequest, candidate: BatchCandidate) -> float:

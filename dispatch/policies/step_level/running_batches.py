@@ -19,7 +19,7 @@ class RunningBatch:
     members: tuple[RunningRequest, ...]
     """The members in the order of the view."""
     kind: int
-    """`StepTick.find_kind` of the members."""
+    """`StepTick.kinds` of the members."""
     stops: bool
     """True when it yields already, or is going to by this tick's decisions."""
     promised: int = 0
@@ -49,6 +49,6 @@ def find_running_batches(tick: StepTick, running: Iterable[RunningRequest], pick
         if request.stage is Stage.DIFFUSE and picker.holds(request.diffuse[0]):
             together.setdefault(request.diffuse, []).append(request)
     return [
-        RunningBatch(tuple(members), tick.find_kind(members[0].spec), any(member.yielding for member in members))
+        RunningBatch(tuple(members), tick.kinds[members[0].spec.request_id], any(member.yielding for member in members))
         for members in together.values()
     ]

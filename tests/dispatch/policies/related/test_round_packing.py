@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.policies.related.group_knapsack import GroupKnapsack
+from dispatch.policies.related.group_knapsack import GroupKnapsack, choose_best
 from dispatch.policies.related.round_packing import (
     RoundOption,
     RoundRequest,
@@ -42,6 +42,15 @@ def test_the_knapsack_is_optimal_for_every_width(groups: list[list[tuple[int, in
             chosen = [group[index] for group, index in zip(full, knapsack.list_choices(width), strict=True)]
             assert sum(each for each, _ in chosen) == width
             assert sum(value for _, value in chosen) == total
+
+
+@given(groups=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=5), capacity=st.integers(0, 12))
+def test_the_best_selection_is_that_of_the_program_whether_all_have_room_or_not(
+    groups: list[list[int]], capacity: int
+) -> None:
+    options = [list(enumerate(values)) for values in groups]
+    knapsack = GroupKnapsack(options, capacity)
+    assert choose_best(options, capacity) == knapsack.list_choices(knapsack.best_width)
 
 
 @given(request=round_requests())
