@@ -10,8 +10,9 @@ from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round
-from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
+from dispatch.policies.related.image_schedule import ImageBatch
+from dispatch.policies.related.video_rounds import Video, plan_round
+from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import (
     Assignment,
@@ -26,10 +27,10 @@ from tridentserve.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch of waiting images and the degree that it would have."""
+    """A batch of waiting images and how it would run."""
 
     members: tuple[PendingRequest, ...]
-    degree: int
+    candidate: BatchCandidate
 
 
 @register_policy("genserve", needs_load=True, default_max_batch=MAX_BATCH)
@@ -84,10 +85,10 @@ def _plan_pool(
     videos = [_describe_running_video(tick, pool, each, picker) for each in running]
     videos += [_describe_waiting_video(tick, pool, each) for each in paused]
     gpus = picker.num_idle + sum(len(request.diffuse) for request in running)
-    scored = [_describe_image_batch(tick, pool, batch) for batch in batches]
+    scored = [_describe_image_batch(tick, batch) for batch in batches]
     round_s = max((max(batch.ends_s) for batch in scored), default=max((v.fastest_s for v in videos), default=0.0))
     plan = plan_round(videos, scored, gpus, round_s)
-    assignments = _start_images(tick, pool, picker, batches, plan.image_gpus)
+    assignments = _start_images(tick, picker, batches, plan.image_gpus)
     preemptions = [
         Preemption(
             each.spec.request_id,
@@ -125,15 +126,14 @@ def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -
         tick.grow(members, queue.values(), pool, degree, strict=True)
         for member in members[1:]:
             del queue[member.spec.request_id]
-        batches.append(_Batch(tuple(members), degree))
+        batches.append(_Batch(tuple(members), tick.find_batch_candidates(members, pool)[degree]))
     return batches
 
 
-def _describe_image_batch(tick: StepTick, pool: int, batch: _Batch) -> ImageBatch:
-    candidate = tick.find_batch_candidates(batch.members, pool)[batch.degree]
+def _describe_image_batch(tick: StepTick, batch: _Batch) -> ImageBatch:
     return ImageBatch(
-        degree=batch.degree,
-        ends_s=tuple(tick.expected_finish_s(member, candidate) - tick.now_s for member in batch.members),
+        degree=batch.candidate.degree,
+        ends_s=tuple(tick.expected_finish_s(member, batch.candidate) - tick.now_s for member in batch.members),
         budgets_s=tuple(member.deadline_s - tick.now_s for member in batch.members),
     )
 
@@ -163,18 +163,15 @@ def _describe_waiting_video(tick: StepTick, pool: int, request: PendingRequest) 
     )
 
 
-def _start_images(
-    tick: StepTick, pool: int, picker: WorkerPicker, batches: Sequence[_Batch], gpus: int
-) -> list[Assignment]:
+def _start_images(tick: StepTick, picker: WorkerPicker, batches: Sequence[_Batch], gpus: int) -> list[Assignment]:
     """Batches in their order onto the idle workers, as far as the plan's share for images goes."""
     assignments: list[Assignment] = []
     for batch in batches:
-        if batch.degree <= gpus and (workers := picker.take(batch.degree)) is not None:
-            gpus -= batch.degree
-            candidate = tick.find_batch_candidates(batch.members, pool)[batch.degree]
-            number = len(batch.members)
-            reason = f"genserve: {number} image{'s' * (number != 1)} at degree {batch.degree}"
-            assignments.append(tick.build_assignment(batch.members, candidate, workers, reason))
+        degree, number = batch.candidate.degree, len(batch.members)
+        if degree <= gpus and (workers := picker.take(degree)) is not None:
+            gpus -= degree
+            reason = f"genserve: {number} image{'s' * (number != 1)} at degree {degree}"
+            assignments.append(tick.build_assignment(batch.members, batch.candidate, workers, reason))
     return assignments
 
 

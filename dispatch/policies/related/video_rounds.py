@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from dispatch.policies.related.group_knapsack import GroupKnapsack
+from dispatch.policies.related.image_schedule import ImageBatch, ImageSchedule
 
 # One request that stays in time outweighs all preferences.
 _IN_TIME = 1e6
@@ -20,8 +24,7 @@ _IMAGE_STARTS = 2.0
 _STAYS_AS_IT_IS = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Video:
+class Video(NamedTuple):
     """A video that waits or runs, as the next round sees it."""
 
     steps_left: int
@@ -51,68 +54,69 @@ class Video:
         return self.budget_s - max(round_s, self.encode_s) - encode_s - (self.steps_left - steps) * self.fastest_s
 
 
-@dataclass(frozen=True, slots=True)
-class ImageBatch:
-    """Images of one kind that run together."""
-
-    degree: int
-    """The GPUs that the batch needs."""
-    ends_s: tuple[float, ...]
-    """Seconds until each image would end if the batch started now."""
-    budgets_s: tuple[float, ...]
-    """Seconds until each image must end."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundPlan:
+class RoundPlan(NamedTuple):
     """The degree of each video in the round (0: it waits or is paused), and how many GPUs are for images."""
 
     degrees: tuple[int, ...]
     image_gpus: int
 
 
-def score_video(video: Video, degree: int, round_s: float) -> float:
-    """The worth of a degree for a video: that it is recoverable after the round counts most, then its speed (more for a
-    video with little slack, so that the one with the highest slack is paused first), less the price of a switch."""
-    score = _IN_TIME if video.laxity_s(degree, round_s) >= 0 else 0.0
-    if degree:
-        alone_s = max(video.steps_left * video.fastest_s, 1e-9)
-        urgency = 1.0 / (1.0 + video.slack_s / alone_s) if video.slack_s >= 0 else 0.0
-        score += video.fastest_s / video.step_s[degree] * (1.0 + urgency)
-        score += _STAYS_AS_IT_IS if video.degree == degree else 0.0
-    return score
-
-
-def score_images(batches: Sequence[ImageBatch], gpus: int, round_s: float) -> float:
-    """The worth of this number of GPUs for images: the images that stay in time count most, in the list schedule of the
-    batches in their order or when their batch starts a round later; then the batches that start at once."""
-    free_s, score = [0.0] * gpus, 0.0
-    for batch in batches:
-        start_s = float("inf")
-        if batch.degree <= gpus:
-            start_s = max(heapq.heappop(free_s) for _ in range(batch.degree))
-            for _ in range(batch.degree):
-                heapq.heappush(free_s, start_s + max(batch.ends_s))
-        start_by_s = min(start_s, round_s)
-        in_time = sum(start_by_s + end <= budget for end, budget in zip(batch.ends_s, batch.budgets_s, strict=True))
-        score += in_time * _IN_TIME + (_IMAGE_STARTS if start_s == 0 else 0.0)
-    return score
+def score_degrees(video: Video, round_s: float) -> list[tuple[int, float]]:
+    """The worth of each degree for a video, 0 first: that it is recoverable after the round counts most, then its speed
+    (more for a video with little slack, so that the one with the highest slack is paused first), less the price of a
+    switch."""
+    slack_s = video.slack_s
+    alone_s = max(video.steps_left * video.fastest_s, 1e-9)
+    urgency = 1.0 / (1.0 + slack_s / alone_s) if slack_s >= 0 else 0.0
+    scores: list[tuple[int, float]] = []
+    for degree in (0, *sorted(video.step_s)):
+        score = _IN_TIME if video.laxity_s(degree, round_s) >= 0 else 0.0
+        if degree:
+            score += video.fastest_s / video.step_s[degree] * (1.0 + urgency)
+            score += _STAYS_AS_IT_IS if video.degree == degree else 0.0
+        scores.append((degree, score))
+    return scores
 
 
 def plan_round(videos: Sequence[Video], batches: Sequence[ImageBatch], gpus: int, round_s: float) -> RoundPlan:
     """The best split of `gpus` for the next round."""
-    options = [(0, *sorted(video.step_s)) for video in videos]
-    scored = [
-        [(degree, score_video(video, degree, round_s)) for degree in degrees]
-        for video, degrees in zip(videos, options, strict=True)
-    ]
-    knapsack = GroupKnapsack(scored, gpus)
-    most = min(gpus, sum(batch.degree for batch in batches))
-    images = [score_images(batches, g, round_s) for g in range(most + 1)]
-    totals = [total + images[min(gpus - width, most)] for width, total in enumerate(knapsack.totals)]
-    width = totals.index(max(totals))
+    scores = [score_degrees(video, round_s) for video in videos]
+    knapsack = GroupKnapsack(scores, gpus)
+    width = choose_width(knapsack.totals, ImageSchedule(batches, gpus, round_s))
     picked = knapsack.list_choices(width)
     return RoundPlan(
-        degrees=tuple(degrees[index] for degrees, index in zip(options, picked, strict=True)),
-        image_gpus=min(gpus - width, most),
+        degrees=tuple(options[index][0] for options, index in zip(scores, picked, strict=True)),
+        image_gpus=min(gpus - width, sum(batch.degree for batch in batches)),
     )
+
+
+def choose_width(videos: Sequence[float], images: ImageSchedule) -> int:
+    """The GPUs for videos, the fewest of those with the largest worth of videos and images together. `videos`: the
+    worth of videos by their GPUs.
+
+    For images it counts most how many stay in time, then how many batches start at once. The first takes a simulation
+    for each number of GPUs, so this is a search by branch and bound: in a range of widths, the narrowest leaves the
+    most images in time.
+    """
+    gpus = len(videos) - 1
+    worth, at_once = np.array(videos), _IMAGE_STARTS * images.started[::-1]
+
+    def find_bound(low: int, high: int) -> tuple[float, int, int, int]:
+        """The widths from `low` up to `high`, by the best that they could be."""
+        totals = worth[low:high] + (_IN_TIME * images.count_in_time(gpus - low) + at_once[low:high])
+        best = int(totals.argmax())
+        return -float(totals[best]), low + best, low, high
+
+    # Within each of these ranges, fewer GPUs for images never leave more of them in time.
+    firsts = sorted({0, *(gpus - step + 1 for step in images.steps if 0 < step <= gpus)})
+    ranges: list[tuple[float, int, int, int]] = []
+    for first, end in pairwise([*firsts, gpus + 1]):
+        ranges += [find_bound(low, high) for low, high in ((first, end - 1), (end - 1, end)) if low < high]
+    heapq.heapify(ranges)
+    while True:
+        _, width, low, high = heapq.heappop(ranges)
+        if high - low == 1 or images.count_in_time(gpus - low) == images.count_in_time(gpus - high):
+            return width
+        middle = (low + high) // 2
+        heapq.heappush(ranges, find_bound(low, middle))
+        heapq.heappush(ranges, find_bound(middle, high))

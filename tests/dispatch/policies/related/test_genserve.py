@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from dispatch.policies.related.genserve import GenServe
-from dispatch.policies.related.video_rounds import ImageBatch, Video, plan_round, score_images
+from dispatch.policies.related.video_rounds import Video, plan_round
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import BATCHES, MIDDLE, SMALL, TIMES, VIDEO, StepEngine, running
 from tests.profiler.synthetic import step_seconds
@@ -83,14 +81,6 @@ def test_a_paused_video_comes_back_and_all_are_in_time() -> None:
     engine.play(requests)
     assert engine.preempted == ["v", "v", "v"]
     assert all(engine.finish_s[each.spec.request_id] <= each.deadline_s for each in requests)
-
-
-def test_the_score_of_images_counts_those_in_time() -> None:
-    batch = ImageBatch(1, ends_s=(1.0,), budgets_s=(1.5,))
-    one, two = (score_images([batch, batch], gpus, round_s=1.0) for gpus in (1, 2))
-    assert math.floor(one / 1e6) == 1
-    assert math.floor(two / 1e6) == 2
-    assert math.floor(score_images([batch], 0, round_s=0.2) / 1e6) == 1
 
 
 def test_two_videos_do_not_displace_each_other() -> None:
