@@ -101,12 +101,11 @@ class TetriServe(StepLevelDispatcher):
         for index, pool in enumerate(tick.pools):
             chosen = _choose(tick, waiting, index, round_s)
             _scale_up(chosen, pool.idle_per_node)
-            placed: dict[str, tuple[WorkerId, ...]] = {}
-            for each, workers in self._place(chosen, WorkerPicker(pool)):
-                request_id = each.pending.spec.request_id
-                assignments.append(_build_segment(tick, each, workers, round_s))
-                self._had[request_id] = placed[request_id] = workers
-            waiting = [request for request in waiting if request.spec.request_id not in placed]
+            placed = self._place(chosen, WorkerPicker(pool))
+            assignments += [_build_segment(tick, each, workers, round_s) for each, workers in placed]
+            workers_of = {each.pending.spec.request_id: workers for each, workers in placed}
+            self._had.update(workers_of)
+            waiting = [request for request in waiting if request.spec.request_id not in workers_of]
         end_s = self._round_end_s = view.now_s + round_s * (1 + 1e-9)
         self._in_round = frozenset(
             request_id for each in assignments if each.expected_finish_s <= end_s for request_id in each.request_ids

@@ -138,7 +138,7 @@ class StepTick:
             return {}
         degrees = route.fitting.degrees
         step_s = {k: stage_seconds(self._times, spec, Stage.DIFFUSE, k, batch, num_steps=1) for k in degrees}
-        narrowest_s = min([k * seconds for k, seconds in step_s.items()])
+        narrowest_s = min(k * seconds for k, seconds in step_s.items())
         encode_s = 0.0 if encoded else stage_seconds(self._times, spec, Stage.ENCODE, batch=batch)
         encode_groups = route.groups.get(Stage.ENCODE, ())
         encode_free_s = route.free_at_s(Stage.ENCODE, spec.model, self._auxiliaries)

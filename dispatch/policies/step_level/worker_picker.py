@@ -59,7 +59,8 @@ class WorkerPicker(IdleWorkers):
         """An aligned block of the node that it fits best, with as many of the `preferred` as can be; None when no node
         has as many. Ask for wide ones first."""
         if not self._in_order:
-            # What is kept leaves the choice among equal nodes as it is among nodes that nothing was taken from.
+            # Of nodes with as many idle workers, the first is taken, until some have been taken from: they come last.
+            # That order does not outlive a set that is kept.
             for count, numbers in self._by_idle.items():
                 self._by_idle[count] = dict.fromkeys(sorted(numbers))
             self._in_order = True
