@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,20 +13,23 @@ class GroupKnapsack:
 
     def __init__(self, groups: Sequence[Sequence[tuple[int, float]]], capacity: int) -> None:
         self._groups = groups
-        # The largest sum of the first groups, one more in each row, for each width that is used exactly.
-        self._sums = np.empty((len(groups) + 1, capacity + 1))
-        self._sums[0] = -np.inf
-        self._sums[0, 0] = 0.0
-        widened = np.empty(capacity + 1)
-        for row, ((_, without), *options) in enumerate(groups):
-            before, after = self._sums[row], self._sums[row + 1]
-            np.add(before, without, out=after)
-            for width, value in options:
+        # Where an option is better than those of its group before it, for each width that is used exactly. To keep the
+        # sums would be less work but eight times the memory, and to get that much can take longer than all of the work.
+        self._better = np.empty((sum(map(len, groups)), capacity + 1), dtype=np.bool_)
+        before, after, widened = (np.full(capacity + 1, -np.inf) for _ in range(3))
+        before[0] = 0.0
+        first = 0
+        for options in groups:
+            np.add(before, options[0][1], out=after)
+            for row, (width, value) in enumerate(options[1:], start=first + 1):
                 if width <= capacity:
                     best, sums = after[width:], widened[width:]
                     np.add(before[: capacity + 1 - width], value, out=sums)
-                    np.maximum(best, sums, out=best)
-        self.totals: list[float] = self._sums[-1].tolist()
+                    np.greater(sums, best, out=self._better[row, width:])
+                    np.maximum(sums, best, out=best)
+            first += len(options)
+            before, after = after, before
+        self.totals: list[float] = before.tolist()
         """The largest sum of values for each width that is used exactly; minus infinity where none uses it."""
 
     @property
@@ -38,12 +40,12 @@ class GroupKnapsack:
     def list_choices(self, width: int) -> list[int]:
         """The index of each group's option in a best selection that uses exactly this width."""
         picked: list[int] = []
-        for row, options in reversed(list(enumerate(self._groups))):
-            sums = [
-                self._sums.item(row, width - needed) + value if needed <= width else -math.inf
-                for needed, value in options
-            ]
-            option = sums.index(max(sums))
+        first = len(self._better)
+        for options in reversed(self._groups):
+            first -= len(options)
+            option = len(options) - 1
+            while option and not (options[option][0] <= width and self._better.item(first + option, width)):
+                option -= 1
             picked.append(option)
             width -= options[option][0]
         return picked[::-1]
