@@ -17,7 +17,7 @@ from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.values import Pressure
 from dispatch.candidates.weights import ModelWeights
-from dispatch.candidates.work import Waiting, Work
+from dispatch.candidates.work import KnownWork, Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Solution
@@ -58,6 +58,7 @@ class IlpDispatcher:
         self._snapshot: WorkerSnapshot | None = None
         self._reserver = Reserver(self._options.segment_s)
         self._weights = ModelWeights(self._options)
+        self._work = KnownWork()
         self._losses = LossMemory(self._options.objective.calm)
         self._turns = OverdueTurns(self._options.overdue_share)
 
@@ -80,7 +81,8 @@ class IlpDispatcher:
         reserved, load = None, self._reserver.estimate_load(tick)
         if self._options.keep_free and (reserved := self._reserver.keep(self._snapshot, tick)) is not None:
             tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
-        waiting = group_by_work(view.pending, tick.list_idle_models())
+        self._work.forget_others(view.pending)
+        waiting = group_by_work(view.pending, tick.list_idle_models(), self._work.find)
         tick.set_pressure(waiting, load)
         batches: Batches = {}
         if self._program.batches_first and self._options.batch_limit > NO_BATCHES:

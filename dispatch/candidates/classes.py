@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from dispatch.candidates.survey import TickView
-from dispatch.candidates.values import OVERDUE
-from dispatch.candidates.work import Waiting, Work
+from dispatch.candidates.values import OVERDUE, Appraisal, Standing
+from dispatch.candidates.work import FindWork, Waiting, Work
 from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.protocols import PendingRequest
 
@@ -27,15 +26,39 @@ def by_deadline(request: PendingRequest) -> tuple[float, float, str]:
     return request.deadline_s, request.arrival_s, request.spec.request_id
 
 
-def group_by_work(pending: Iterable[PendingRequest], models: frozenset[str]) -> Waiting:
+def group_by_work(
+    pending: Iterable[PendingRequest], models: frozenset[str], find_work: FindWork = Work.from_pending
+) -> Waiting:
     """The requests for some models."""
     grouped: defaultdict[Work, list[PendingRequest]] = defaultdict(list)
     for request in pending:
         if request.spec.model in models:
-            grouped[Work.from_pending(request)].append(request)
+            grouped[find_work(request)].append(request)
     for requests in grouped.values():
         requests.sort(key=by_deadline)
     return grouped
+
+
+def split_by_standing(
+    requests: Sequence[PendingRequest], appraisal: Appraisal
+) -> Iterator[tuple[Standing, Sequence[PendingRequest]]]:
+    """Runs of requests with the same standing, of requests with the same work by deadline. Those that stand alike
+    follow each other, so that the standings in between need not be looked at where many wait."""
+    start, standing = 0, None
+    while start < len(requests):
+        standing = standing or appraisal.find_standing(requests[start].deadline_s)
+        end, step, following = start + 1, 1, None
+        while end < len(requests):
+            at = min(end + step, len(requests)) - 1
+            if (reached := appraisal.find_standing(requests[at].deadline_s)) == standing:
+                end, step = at + 1, 2 * step
+            elif step == 1:
+                following = reached
+                break
+            else:
+                step = max(1, step // 4)
+        yield standing, requests[start:end]
+        start, standing = end, following
 
 
 def build_problem(
@@ -54,9 +77,9 @@ def build_problem(
         if is_required and (values := appraisal.compute_values_at(OVERDUE)):
             found.append((Members(work, requests[:1]), values, True))
         rest = requests[1:] if is_required else requests
-        for standing, alike in groupby(rest, key=lambda request: appraisal.find_standing(request.deadline_s)):
+        for standing, alike in split_by_standing(rest, appraisal):
             if values := appraisal.compute_values_at(standing):
-                found.append((Members(work, list(alike)), values, False))
+                found.append((Members(work, alike), values, False))
     found.sort(key=lambda item: by_deadline(item[0].requests[0]))
     share = tick.program.order_share
     classes = [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.stages import Stage
+
+# So many requests that wait no more are no burden.
+_FEW = 256
 
 
 class Work(NamedTuple):
@@ -42,6 +45,30 @@ class Work(NamedTuple):
         """Seconds of E or C of all requests on this many workers. `ProfileError` where that was not profiled."""
         calls = self.batch if stage is Stage.DECODE else 1
         return calls * times.seconds(self.model, stage, self.shape, degree, self.count_outputs_at_once(stage))
+
+
+FindWork = Callable[[PendingRequest], Work]
+
+
+class KnownWork:
+    """The work of waiting requests, found once for as long as they wait unchanged."""
+
+    def __init__(self) -> None:
+        # By the identity of the request, which is kept with it and so is no other's.
+        self._known: dict[int, tuple[PendingRequest, Work]] = {}
+
+    def find(self, request: PendingRequest) -> Work:
+        """`Work.from_pending`."""
+        if (known := self._known.get(id(request))) is None:
+            known = self._known[id(request)] = request, Work.from_pending(request)
+        return known[1]
+
+    def forget_others(self, pending: Sequence[PendingRequest]) -> None:
+        """Drop requests that wait no more. To be called at each tick, with those that do; most calls find little to
+        drop, and do nothing."""
+        if len(self._known) > 2 * len(pending) + _FEW:
+            known = self._known
+            self._known = {id(request): known[id(request)] for request in pending if id(request) in known}
 
 
 # Waiting requests by what is left to do of them, earliest deadline first.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from dispatch.candidates.work import Work
+from dispatch.candidates.work import KnownWork, Work
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.bucket_view import BucketView, GreedyCandidate
 from dispatch.policies.greedy.orders import IfItWaits, Order
@@ -58,7 +58,8 @@ def prefer_closest_to_target(candidates: Sequence[GreedyCandidate], target: int)
 
 
 class GreedyDispatcher:
-    """Satisfies `tridentserve.protocols.Dispatcher`. Pure. It never preempts, batches or refuses."""
+    """Satisfies `tridentserve.protocols.Dispatcher`. What it keeps from tick to tick saves time only. It never
+    preempts, batches or refuses."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class GreedyDispatcher:
         self._buckets = buckets or {}
         self._narrowest = min(self._buckets.values(), default=_EVERYTHING)
         self._memory = MemoryCheck(times, options)
+        self._work = KnownWork()
         # The workers of each bucket as last seen: most have not changed at the next tick.
         self._snapshots: dict[int, WorkerSnapshot] = {}
 
@@ -97,10 +99,14 @@ class GreedyDispatcher:
         }
         tick = self._build_tick(self._snapshots, view.now_s)
         assignments: list[Assignment] = []
-        for turn in self._order(view.pending, tick.level.work, view.now_s):
+        self._work.forget_others(view.pending)
+        for turn in self._order(view.pending, tick.level.work, view.now_s, self._work.find):
+            work = self._work.find(turn.request)
+            if work in tick.waiting:
+                continue
             if not tick.any_idle:
                 break
-            made = tick.start(turn.request, turn.if_it_waits)
+            made = tick.start(turn.request, work, turn.if_it_waits)
             if made is not None:
                 assignments.append(made)
         return Decisions(tuple(assignments))
@@ -150,8 +156,8 @@ class _GreedyTick:
         self._by_deadline = by_deadline
         self._blocked: set[int] = set()
         self._known: dict[Work, _Routed | str] = {}
-        # Work that has found no workers, where the deadline does not matter: none come free in a tick.
-        self._waiting: set[Work] = set()
+        self.waiting: set[Work] = set()
+        """Work that has found no workers, where the deadline does not matter: none come free in a tick."""
 
     @property
     def any_idle(self) -> bool:
@@ -159,11 +165,8 @@ class _GreedyTick:
             bucket_view.num_idle for bucket, bucket_view in self._bucket_views.items() if bucket not in self._blocked
         )
 
-    def start(self, request: PendingRequest, if_it_waits: IfItWaits) -> Assignment | None:
+    def start(self, request: PendingRequest, work: Work, if_it_waits: IfItWaits) -> Assignment | None:
         """The request's assignment if its workers are idle. A request that could never start here stops no other."""
-        work = Work.from_pending(request)
-        if work in self._waiting:
-            return None
         routed = self._find_route(request, work)
         if isinstance(routed, str) or routed.bucket in self._blocked:
             return None
@@ -179,7 +182,7 @@ class _GreedyTick:
         elif if_it_waits is IfItWaits.HOLD:
             bucket_view.hold(wanted)
         if self._by_deadline is None:
-            self._waiting.add(work)
+            self.waiting.add(work)
         return None
 
     def explain(self, request: PendingRequest) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dispatch.candidates.work import Work
+from dispatch.candidates.work import FindWork, Work
 from dispatch.policies.greedy.work import WorkTimes, make_fresh_request
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest
@@ -34,22 +34,22 @@ class Turn:
     if_it_waits: IfItWaits
 
 
-Order = Callable[[Sequence[PendingRequest], WorkTimes, float], Iterable[Turn]]
+Order = Callable[[Sequence[PendingRequest], WorkTimes, float, FindWork], Iterable[Turn]]
 
 
-def fifo(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
+def fifo(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float, find_work: FindWork) -> Iterator[Turn]:
     """Requests by arrival; no request overtakes another one of its bucket."""
     return (Turn(request, IfItWaits.BLOCK) for request in sorted(pending, key=_by_arrival))
 
 
-def edf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
+def edf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float, find_work: FindWork) -> Iterator[Turn]:
     """Requests by deadline. Workers are kept for the first one once it is late, so that nothing starves."""
     ordered = sorted(pending, key=_by_deadline)
     for rank, request in enumerate(ordered):
         yield Turn(request, IfItWaits.HOLD if rank == 0 and request.deadline_s < now_s else IfItWaits.PASS)
 
 
-def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> Iterator[Turn]:
+def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float, find_work: FindWork) -> Iterator[Turn]:
     """Requests by priority, then by remaining time at the optimal degree (appendix D.2).
 
     A request that can be in time if it starts now has the top priority, 0. Another has 9 at first and gains one per
@@ -60,14 +60,15 @@ def srtf(pending: Sequence[PendingRequest], work: WorkTimes, now_s: float) -> It
     keyed: list[tuple[int, float, float, str, PendingRequest]] = []  # ids differ, so that requests are not compared
     starved: PendingRequest | None = None
     for request in pending:
-        left = Work.from_pending(request)
+        left = find_work(request)
         if left not in memo:
             memo[left] = _estimate_remaining_and_whole_s(request, work)
         if (seconds := memo[left]) is None:
             continue
         remaining_s, whole_s = seconds
-        level = compute_priority(now_s + remaining_s - request.deadline_s, whole_s)
-        if level == 0 and now_s + remaining_s > request.deadline_s:
+        overtime_s = now_s + remaining_s - request.deadline_s
+        level = compute_priority(overtime_s, whole_s)
+        if level == 0 and overtime_s > 0:
             starved = request if starved is None else min(starved, request, key=_by_deadline)
         keyed.append((level, remaining_s, request.arrival_s, request.spec.request_id, request))
     keyed.sort()
