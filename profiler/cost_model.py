@@ -6,7 +6,7 @@ import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from profiler.memory import MemoryTable
 from profiler.tables.device_profile import DeviceProfile
@@ -33,13 +33,34 @@ _MAX_REMEMBERED = 100_000
 # Sizes as plain numbers, and stages by identity: their own hashes run in Python and would take most of a call.
 _DIFFUSE, _DECODE = Stage.DIFFUSE, Stage.DECODE
 _Point = tuple[str, int, int, int, int, int]
-_CorrectionKey = tuple[str, Stage, int, int]
+_OctaveKey = tuple[str, Stage, int]
 
 
 @dataclass(slots=True)
 class _Correction:
     ratio: float = 1.0
     observations: int = 0
+
+
+@dataclass(slots=True)
+class _Octave:
+    """The corrections of a stage at sizes of one octave."""
+
+    by_degree: dict[int, _Correction] = field(default_factory=dict)
+    latest_ratio: float = 1.0
+    """The ratio of the degree that was observed last."""
+
+    def find(self, degree: int) -> _Correction:
+        if degree not in self.by_degree:
+            self.by_degree[degree] = _Correction(self.latest_ratio)
+        return self.by_degree[degree]
+
+    def spread(self, ratio: float) -> None:
+        """Give this ratio to the degrees of which nothing was observed."""
+        self.latest_ratio = ratio
+        for correction in self.by_degree.values():
+            if not correction.observations:
+                correction.ratio = ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +70,7 @@ class _Cost:
     tabled_s: float
     peak_bytes: int
     correction: _Correction
+    octave: _Octave
 
 
 class CostModel:
@@ -57,7 +79,9 @@ class CostModel:
     Exact at profiled points, a monotone curve in tokens between them, `ProfileError` outside them. A batch that was
     profiled counts as it was; beyond it, DIFFUSE and DECODE grow in proportion to the batch and ENCODE, which takes
     light inputs, does not grow (TridentServe, arXiv 2510.02838, section 5.1 and appendix E.1). `observe` corrects the
-    table: per (model, stage, degree, octave of size) an exponentially weighted ratio of observed to tabled seconds.
+    table: per (model, stage, degree, octave of size) an exponentially weighted ratio of observed to tabled seconds. A
+    degree of which nothing was observed has the ratio of the one that was last: on a device that is slower than the
+    table says, or shared, the degrees in use would else look dear beside those that are not.
 
     Where the weights of a stage are divided among a unit of workers (`divide`), DIFFUSE has the degrees from the unit
     on; ENCODE and DECODE take what the widest profiled degree up to the unit takes. That the workers of a unit send
@@ -75,7 +99,7 @@ class CostModel:
         self._device = device
         self._profile = DeviceProfile(self._tables, device)
         self._links = links if links is not None else self._profile.links
-        self._corrections: defaultdict[_CorrectionKey, _Correction] = defaultdict(_Correction)
+        self._octaves: defaultdict[_OctaveKey, _Octave] = defaultdict(_Octave)
         self._encode: dict[_Point, _Cost] = {}
         self._diffuse: dict[_Point, _Cost] = {}
         self._decode: dict[_Point, _Cost] = {}
@@ -108,8 +132,7 @@ class CostModel:
     def take_snapshot(self) -> CostModel:
         """A copy with all that has been learned so far, which another thread may use."""
         other = copy.copy(self)
-        learned = {key: replace(correction) for key, correction in self._corrections.items()}
-        other._corrections = defaultdict(_Correction, learned)
+        other._octaves = copy.deepcopy(self._octaves)
         other._encode, other._diffuse, other._decode, other._by_degree = {}, {}, {}, {}
         return other
 
@@ -198,6 +221,7 @@ class CostModel:
         # The table counts as one observation, and the first few as a plain mean: a wrong table converges at once.
         weight = max(OBSERVATION_WEIGHT, 1 / (correction.observations + 1))
         correction.ratio += weight * (ratio - correction.ratio)
+        cost.octave.spread(correction.ratio)
 
     def _find_cost(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
         known = self._diffuse if stage is _DIFFUSE else self._decode if stage is _DECODE else self._encode
@@ -234,5 +258,6 @@ class CostModel:
     def _look_up(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> _Cost:
         sizes, scale = self._profile.find(model, stage, shape, self._find_profiled_degree(model, stage, degree), batch)
         degree = max(degree, self.unit(model, stage))
-        correction = self._corrections[model, stage, degree, round(math.log2(shape.tokens))]
-        return _Cost(scale * sizes.seconds(shape), math.ceil(scale * sizes.peak_bytes(shape)), correction)
+        octave = self._octaves[model, stage, round(math.log2(shape.tokens))]
+        peak_bytes = math.ceil(scale * sizes.peak_bytes(shape))
+        return _Cost(scale * sizes.seconds(shape), peak_bytes, octave.find(degree), octave)

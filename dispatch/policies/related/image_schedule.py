@@ -24,7 +24,7 @@ class ImageBatch(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What matters of a batch."""
+    """A batch, as far as the schedule goes."""
 
     degree: int
     seconds: float

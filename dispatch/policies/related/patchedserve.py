@@ -14,7 +14,7 @@ from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
-from dispatch.policies.step_level.dispatcher import BatchCandidate, Queue, StepLevelDispatcher, StepTick
+from dispatch.policies.step_level.dispatcher import BatchCandidate, KindQueue, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
@@ -134,7 +134,7 @@ class _PatchedPool:
         together = self._tick.find_candidates(request.spec, self._index, batch).get(degree)
         return 1.0 - together.step_s / batch / alone.step_s if together is not None and alone.step_s else 0.0
 
-    def _start(self, first: PendingRequest, begun: Queue, waiting: Queue) -> bool:
+    def _start(self, first: PendingRequest, begun: KindQueue, waiting: KindQueue) -> bool:
         """Start a request on its workers or on idle ones, in one batch with all requests of its kind that may join it.
         They leave their queues."""
         alone = _find_narrowest(self._tick, first, self._index)

@@ -32,7 +32,7 @@ from tridentserve.stages import PlacementType, Stage
 _WORTHWHILE = 0.98
 _is_encoded = attrgetter("encoded")
 # Requests of one kind by their ids, in an order that the policy gives them.
-Queue = dict[str, PendingRequest]
+KindQueue = dict[str, PendingRequest]
 
 
 class StepLevelDispatcher:
@@ -107,9 +107,9 @@ class StepTick:
         self._limits: dict[tuple[int, int, int], int] = {}
         self._candidates: dict[tuple[int, int, int, bool], dict[int, BatchCandidate]] = {}
 
-    def find_queues(self, requests: Iterable[PendingRequest]) -> Mapping[int, Queue]:
+    def find_queues(self, requests: Iterable[PendingRequest]) -> Mapping[int, KindQueue]:
         """The requests of each kind, in their order."""
-        queues: defaultdict[int, Queue] = defaultdict(dict)
+        queues: defaultdict[int, KindQueue] = defaultdict(dict)
         for request in requests:
             queues[self.kinds[request.spec.request_id]][request.spec.request_id] = request
         return queues
