@@ -139,12 +139,17 @@ def test_a_degree_of_which_nothing_was_observed_is_corrected_like_the_others() -
 def test_a_correction_is_bounded_and_stays_with_its_key() -> None:
     times = cost_model()
     before = {degree: times.seconds("one", Stage.DIFFUSE, SHAPES[1], degree) for degree in DEGREES}
+    for no_time_s in (-1.0, 0.0, float("nan"), float("inf")):
+        times.observe("one", Stage.DIFFUSE, SHAPES[1], 4, 1, no_time_s)
+    assert {degree: times.seconds("one", Stage.DIFFUSE, SHAPES[1], degree) for degree in DEGREES} == before
+    for degree in (1, 4):  # what was observed stays as it was, whatever others take
+        times.observe("one", Stage.DIFFUSE, SHAPES[1], degree, 1, before[degree])
     for _ in range(50):
         times.observe("one", Stage.DIFFUSE, SHAPES[1], 2, 1, 1e9)
-        times.observe("one", Stage.DIFFUSE, SHAPES[1], 4, 1, -1.0)
-        times.observe("one", Stage.DIFFUSE, SHAPES[1], 4, 1, float("nan"))
     for degree in DEGREES:
         assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], degree) <= MAX_CORRECTION * before[degree]
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 1) == before[1]
+    assert times.seconds("one", Stage.DIFFUSE, SHAPES[1], 4) == before[4]
     assert times.seconds("two", Stage.DIFFUSE, SHAPES[1], 2) == before[2]
     assert times.seconds("one", Stage.DIFFUSE, SHAPES[2], 2) == step_seconds(SHAPES[2], 2)
 
