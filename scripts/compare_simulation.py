@@ -31,7 +31,7 @@ from lib.command_line import Parser, make_positive, parse_sides, parse_whole_num
 from lib.compare.calibration import Calibration, apply_measured, calibrate, compute_hurry_ms
 from lib.compare.samples import StagePoint, list_stage_samples
 from lib.compare.warm_up import WarmUp, WarmUpClient
-from lib.compare.workload import make_traces
+from lib.compare.workload import limit_to_cores, make_traces
 from tqdm import tqdm
 
 from deployments.assembly.planning import list_service_workers, make_placement
@@ -55,7 +55,7 @@ _CLOSE = 0.1
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse_arguments(argv)
     try:
-        args = read_args(options.config)
+        args = limit_to_cores(read_args(options.config))
         if options.profile is not None:
             _profile(args, options)
             options.profiles = [str(options.profile)]
@@ -149,9 +149,11 @@ def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
 
 
 def _count_diffuse_workers(args: AppArgs) -> int:
-    """The number of workers that hold D, by the start placement."""
-    placement = make_placement(args, make_cost_model(args), list_service_workers(args))
-    return sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
+    """Most workers that denoise at once, by the start placement."""
+    workers = list_service_workers(args)
+    placement = make_placement(args, make_cost_model(args), workers)
+    holders = sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
+    return min(holders, args.cluster.nodes * (workers[0].max_denoising or holders))
 
 
 def _replay_live(requests: list[TraceRequest], url: str, name: str) -> list[ReplayResult]:

@@ -20,3 +20,5 @@ class WorkerSpec:
     place: int = 0
     """Its number among the workers of its node, which does not change when others are lost. The k workers of a unit
     (`StageTimes.unit`) are those at the places from a multiple of k on; each holds the shard of its place there."""
+    max_denoising: int | None = None
+    """Most workers of its node that denoise at once, where they share its cores; None: all."""

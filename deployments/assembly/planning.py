@@ -113,6 +113,7 @@ def list_workers(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
                 memory_bytes=args.cluster.memory_mb * MIB,
                 device=args.cluster.device_name,
                 place=counts[node],
+                max_denoising=args.cluster.max_denoising,
             )
         )
         counts[node] += 1

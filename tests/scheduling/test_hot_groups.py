@@ -9,7 +9,7 @@ from dispatch.workers.pools import IdleWorkers, group_into_pools
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.scheduling.estimation.hot_groups import list_hot_groups
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import PlacementType
 
 

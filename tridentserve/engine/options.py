@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +57,12 @@ class WorkerOptions:
 
     torch_device: TorchDevice = Field(default="cpu", description="Kind of device that workers compute on.")
     num_threads: int = Field(default=1, ge=1, description="Number of torch threads of one worker.")
+    max_denoising: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most workers of a node that denoise at once. Without it as many CPU workers do as there are cores "
+        "for their threads, since more would get less done together; GPU workers all do.",
+    )
     num_cpus: float = Field(default=0.1, gt=0, description="Number of Ray's logical CPUs that one worker reserves.")
     handoff_bytes: int = Field(
         default=64 << 20, gt=0, description="Size of the handoff buffer of one worker, in bytes."
@@ -90,6 +97,12 @@ class WorkerOptions:
         default_factory=lambda: choose_host_dir(cache_dir()),
         description="Directory in which each node keeps its one copy of all weights.",
     )
+
+    def count_denoising(self) -> int | None:
+        """Most workers of this machine that denoise at once, on the cores that this process may use; None: all."""
+        if self.max_denoising is not None or self.torch_device != "cpu":
+            return self.max_denoising
+        return max(1, len(os.sched_getaffinity(0)) // self.num_threads)
 
     @property
     def group_bytes(self) -> int:

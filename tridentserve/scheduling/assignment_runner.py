@@ -13,7 +13,7 @@ from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.runs import Leg, Request, Run, merge_legs
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
 

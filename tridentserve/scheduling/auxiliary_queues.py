@@ -9,7 +9,7 @@ from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.scheduling.runs import Leg, Run
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
 DecodeOrder = Literal["urgent", "fifo", "shortest", "planned"]

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from tridentserve.plans import CheckpointSteps, WorkerId
 from tridentserve.scheduling.runs import Run
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
 class CheckpointSchedule:

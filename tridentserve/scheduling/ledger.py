@@ -8,7 +8,7 @@ from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import PendingRequest
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.runs import KeptOutput, Request, Run
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
 class Ledger:

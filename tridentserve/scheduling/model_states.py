@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
 class _Leaving(StrEnum):

@@ -31,7 +31,8 @@ from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE,
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
 from tridentserve.scheduling.runs import LazyViews, Request
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.shared_cores import SharedCores
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
 class PolicyError(TridentServeError):
@@ -97,6 +98,7 @@ class Scheduler:
         self._models = ModelStates(self._ledger, self._pool)
         self._times = ExpectedTimes(times, self._pool, options.slo_scale, replanner)
         self._dispatcher = dispatcher
+        self._cores = SharedCores(self._pool, dispatcher)
         self._replanner = replanner
         self._runner = AssignmentRunner(
             self._ledger,
@@ -218,8 +220,9 @@ class Scheduler:
         if not self._ledger.pending:
             return effects
         running = LazyViews(lambda: self._list_running(now_s))
-        view = ClusterView(now_s, list(self._ledger.pending.values()), running, self._pool.list_views())
+        pending = list(self._ledger.pending.values())
         try:
+            view = ClusterView(now_s, pending, running, self._cores.list_views(pending))
             decisions = self._dispatcher.decide(view)
         except Exception as error:
             raise PolicyError(f"the dispatcher failed: {error!r}", effects) from error

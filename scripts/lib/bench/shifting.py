@@ -34,10 +34,12 @@ _GAP_S = 0.2
 def make_shift_args(num_workers: int, cache_dir: Path, policy: str) -> dict[str, Any]:
     """The configuration of a service whose placement is made for requests of one step."""
     load = {"model": MODEL, "width": SHAPE.width, "height": SHAPE.height, "num_inference_steps": DECODE_HEAVY}
+    # All three stages and the activations do not fit these workers at once.
+    cluster = {"workers_per_node": num_workers, "memory_mb": 18, "max_groups": 2, "cpus_per_worker": 0.1}
     return {
         "models": [{"name": MODEL, "tiny": "sd3"}],
-        # All three stages and the activations do not fit these workers at once.
-        "cluster": {"workers_per_node": num_workers, "memory_mb": 18, "max_groups": 2, "cpus_per_worker": 0.1},
+        # The placement is to matter where there are fewer cores than workers, too.
+        "cluster": {**cluster, "max_denoising": num_workers},
         "handoff": {"capacity_mb": 4},
         "placement": "auto",
         "expected_load": [load],

@@ -13,7 +13,7 @@ from deployments.config.planning import LoadArgs
 from lib.compare.calibration import Calibration, calibrate
 from lib.compare.samples import StagePoint
 from lib.compare.warm_up import WarmUpClient
-from lib.compare.workload import make_traces
+from lib.compare.workload import limit_to_cores, make_traces
 from lib.local_service import deploy, run_local_serve
 from traces.client.replay import replay
 from traces.requests import TraceRequest
@@ -70,7 +70,7 @@ class Contest:
             for side in options.sides
         ]
         others = [entry for entry in args.expected_load if entry.model != self._model]
-        self._args = args.model_copy(update={"placement": "auto", "expected_load": [*load, *others]})
+        self._args = limit_to_cores(args.model_copy(update={"placement": "auto", "expected_load": [*load, *others]}))
         self._options = options
         self._seed = seed
         self._serve_url = serve_url
@@ -119,8 +119,9 @@ class Contest:
         return calibrate([asyncio.run(client.run(num_workers, lambda _: {}))], num_workers)
 
     def _make_traces(self, calibration: Calibration) -> dict[str, list[TraceRequest]]:
-        o, num_workers = self._options, len(list_service_workers(self._args))
-        traces = make_traces(self._model, o.sides, o.steps, o.requests, o.load, num_workers, calibration, self._seed)
+        o, workers = self._options, list_service_workers(self._args)
+        most = min(len(workers), workers[0].max_denoising or len(workers))
+        traces = make_traces(self._model, o.sides, o.steps, o.requests, o.load, most, calibration, self._seed)
         return {name: [self._set_deadline(request, calibration) for request in traces[name]] for name in _TRACES}
 
     def _set_deadline(self, request: TraceRequest, calibration: Calibration) -> TraceRequest:

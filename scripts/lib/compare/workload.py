@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from deployments.assembly.options import make_service_options
+from deployments.config.app import AppArgs
 from lib.compare.calibration import Calibration
 from lib.compare.samples import StagePoint
 from traces.requests import TraceRequest
@@ -21,6 +23,13 @@ _TRACES: tuple[tuple[str, Process, float, tuple[float, ...]], ...] = (
 )
 
 
+def limit_to_cores(args: AppArgs) -> AppArgs:
+    """The service with the most workers that may denoise at once written down, as its workers on this machine find it
+    by themselves."""
+    most = make_service_options(args).worker.count_denoising()
+    return args.model_copy(update={"cluster": args.cluster.model_copy(update={"max_denoising": most})})
+
+
 def make_traces(
     model: str,
     sides: Sequence[int],
@@ -31,7 +40,7 @@ def make_traces(
     calibration: Calibration,
     seed: int,
 ) -> dict[str, list[TraceRequest]]:
-    """The traces by name. Each has its own rate: `load` times what `num_diffuse` workers can do at once, by the
+    """The traces by name. Each has its own rate: `load` times what at most `num_diffuse` workers can do at once, by the
     calibration. Raises `ConfigError` when that does not know what a size takes on one worker."""
     traces = {}
     for number, (name, process, cv, weights) in enumerate(_TRACES):

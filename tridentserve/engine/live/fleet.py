@@ -55,6 +55,11 @@ class _FleetWorker:
     next_number: int = 0
     """Number of its next turn (see `Turns`)."""
 
+    def come_up(self, handle: WorkerHandle, ready: WorkerReady) -> None:
+        """It can take plans. How many workers may denoise at once, only its node knows."""
+        self.handle, self.ready = handle, ready
+        self.config = replace(self.config, spec=replace(self.config.spec, max_denoising=ready.max_denoising))
+
 
 class WorkerFleet:
     """Starts, connects and replaces the workers. `on_joined` and `on_lost` are called in the event loop."""
@@ -159,7 +164,7 @@ class WorkerFleet:
         started = {worker_id: self._spawn(member) for worker_id, member in self._workers.items()}
         answers = await asyncio.gather(*(handle.start() for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
-            self._workers[worker_id].handle, self._workers[worker_id].ready = handle, ready
+            self._workers[worker_id].come_up(handle, ready)
         everyone = self._list_addresses(self._workers)
         await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
@@ -235,7 +240,7 @@ class WorkerFleet:
             await self._catch_up(member, handle, began_with)
             # Ray may have moved its bundle: the scheduler must know the node, because no group spans two.
             member.config = replace(member.config, spec=replace(member.config.spec, node_id=ready.node_id))
-            member.handle, member.ready = handle, ready
+            member.come_up(handle, ready)
             # It started with the placement of that time.
             await handle.set_placement(member.config.replicas, member.config.label)
             await handle.connect_peers(self._list_addresses(self._workers))

@@ -65,6 +65,8 @@ class WorkerReady:
     """Describes to peers how to write into its slab; None without NIXL."""
     node_id: str
     """Ray's id of its node."""
+    max_denoising: int | None
+    """See `WorkerSpec.max_denoising`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from tridentserve.protocols import Replanner, StageReport, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
 from tridentserve.scheduling.runs import Leg, Run
-from tridentserve.scheduling.worker_pool import WorkerPool
+from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
 # TridentServe, arXiv 2510.02838, section 8.1.

@@ -97,7 +97,8 @@ class WorkerParts:
         )
         await self.replicas.load_placement(frozenset(one for one in self.config.replicas if one.model in sources))
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
-        return WorkerReady(self._link.address if self._link is not None else None, _get_node_id())
+        address = self._link.address if self._link is not None else None
+        return WorkerReady(address, _get_node_id(), self.config.options.count_denoising())
 
     async def unload_model(self, number: int, model: str) -> None:
         """Drop all that is kept of a model, when its turn has come."""
