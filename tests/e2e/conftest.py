@@ -70,7 +70,8 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
         ],
         "profiles": ["tiny-cpu", "tiny-video-cpu"],
         "videos": {"lease_s": 2},
-        "cluster": {"workers_per_node": 4, "memory_mb": 512, "cpus_per_worker": 0.1},
+        # All workers may denoise at once, however few cores the machine has.
+        "cluster": {"workers_per_node": 4, "memory_mb": 512, "cpus_per_worker": 0.1, "max_denoising": 4},
         "placement": PLACEMENT,
         "cache_dir": str(tiny_cache),
         "decision_log": str(log),

@@ -22,6 +22,7 @@ def worker_configs(
     handoff_bytes: int = 4 << 20,
     **changes: Any,
 ) -> list[WorkerConfig]:
-    """`changes`: further options of the workers."""
+    """`changes`: further options of the workers. All of them may denoise at once, however few cores the machine has."""
+    changes = {"max_denoising": len(specs), **changes}
     options = WorkerOptions(handoff_bytes=handoff_bytes, host_dir=cache_dir / "host", **changes)
     return workers.make_worker_configs(specs, placement, sources, ("127.0.0.1", store_port), options)
