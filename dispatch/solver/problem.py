@@ -38,12 +38,11 @@ class Problem:
     idle: tuple[tuple[int, ...], ...]
     _capacities: dict[GroupKind, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def count_capacity(self, pool: int, degree: int) -> int:
-        """The number of groups of this degree that the idle workers of a pool form: no group crosses a node."""
-        group = GroupKind(pool, degree)
-        if group not in self._capacities:
-            self._capacities[group] = sum(idle // degree for idle in self.idle[pool])
-        return self._capacities[group]
+    def count_capacity(self, group: GroupKind) -> int:
+        """The number of such groups that the idle workers of the pool form: no group crosses a node."""
+        if (known := self._capacities.get(group)) is None:
+            known = self._capacities[group] = sum([idle // group.degree for idle in self.idle[group.pool]])
+        return known
 
     def fits(self, groups: Mapping[GroupKind, int]) -> bool:
         """True when these numbers of groups can be formed at once.
@@ -54,7 +53,7 @@ class Problem:
         in_use = [(group, n) for group, n in groups.items() if n > 0]
         return all(
             sum(wide.degree * n for wide, n in in_use if wide.pool == group.pool and wide.degree >= group.degree)
-            <= group.degree * self.count_capacity(group.pool, group.degree)
+            <= group.degree * self.count_capacity(group)
             for group, _ in in_use
         )
 
@@ -66,7 +65,7 @@ class _Room:
         self._free: dict[int, dict[int, int]] = {}
         """By pool and degree: the workers that groups of this degree or wider could still have (`Problem.fits`)."""
         for group in sorted({group for item in problem.classes for group in item.values}):
-            free = group.degree * problem.count_capacity(*group)
+            free = group.degree * problem.count_capacity(group)
             self._free.setdefault(group.pool, {})[group.degree] = free
 
     def take(self, group: GroupKind, most: int) -> int:
