@@ -82,15 +82,9 @@ def build_problem(
                 found.append((Members(work, alike), values, False))
     found.sort(key=lambda item: by_deadline(item[0].requests[0]))
     share = tick.program.order_share
-    classes = [
-        RequestClass(
-            count=len(members.requests),
-            values={
-                group: weights[members.work.model] * value * (1 + share * (1 - rank / len(found)))
-                for group, value in values.items()
-            },
-            required=is_required,
-        )
-        for rank, (members, values, is_required) in enumerate(found)
-    ]
+    classes: list[RequestClass] = []
+    for rank, (members, values, is_required) in enumerate(found):
+        weight, order = weights[members.work.model], 1 + share * (1 - rank / len(found))
+        weighed = {group: weight * value * order for group, value in values.items()}
+        classes.append(RequestClass(len(members.requests), weighed, is_required))
     return [members for members, _, _ in found], Problem(tuple(classes), tick.idle)
