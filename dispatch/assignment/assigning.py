@@ -26,9 +26,10 @@ from tridentserve.stages import PlacementType, Stage
 # What is left of D is one segment where it is no longer than this many.
 _LAST_SEGMENTS = 1.5
 
+_NOBODY: frozenset[WorkerId] = frozenset()
 
-@dataclass(frozen=True, slots=True)
-class StageEstimate:
+
+class StageEstimate(NamedTuple):
     """The expected time and width of E or C in an assignment."""
 
     seconds: float
@@ -89,7 +90,7 @@ class AssignmentBuilder:
         elif decode is not None:
             decoded_on, end_s = diffuse[: decode.degree], end_s + decode.seconds
         return Assignment(
-            request_ids=tuple(member.spec.request_id for member in members),
+            request_ids=tuple([member.spec.request_id for member in members]),
             primary=primary,
             encode=encoded_on,
             diffuse=diffuse,
@@ -141,7 +142,8 @@ class Assigner:
         the assignments are. `found_by` ends their reasons."""
         taken: dict[str, tuple[WorkerId, ...]] = {}
         idle: dict[int, IdleWorkers] = {}
-        for choice in sorted(choices, key=lambda choice: (-choice.candidate.group.degree, by_deadline(choice.pending))):
+        in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
+        for choice in sorted(in_order, key=lambda choice: -choice.candidate.group.degree):
             group = choice.candidate.group
             if group.pool not in idle:
                 idle[group.pool] = IdleWorkers(self._tick.pools[group.pool])
@@ -150,7 +152,6 @@ class Assigner:
                 taken[choice.pending.spec.request_id] = workers
                 unused_s = choice.candidate.diffuse_s - self._cut_segment(choice.candidate, choice.work).seconds
                 self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s) - unused_s)
-        in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
         left = self._list_left(taken)
         assignments: list[Assignment] = []
         for choice in in_order:
@@ -162,13 +163,11 @@ class Assigner:
     def _find_preferred(self, choice: Choice) -> frozenset[WorkerId]:
         """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
         held_by = choice.pending.held_by
-        preferred = frozenset((held_by,) if held_by is not None else ())
+        preferred = _NOBODY if held_by is None else frozenset((held_by,))
         pool = self._tick.pools[choice.candidate.group.pool]
-        return (
-            preferred
-            if pool.is_resident
-            else preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
-        )
+        if pool.is_resident:
+            return preferred
+        return preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
@@ -227,7 +226,7 @@ class Assigner:
         diffuse: tuple[WorkerId, ...],
         found_by: str,
     ) -> Assignment:
-        together = work if len(members) == 1 else work._replace(batch=len(members))
+        together = work if len(members) == work.batch else work._replace(batch=len(members))
         encode = None
         if work.needs_encode:
             encode = StageEstimate(candidate.encode_s, len(diffuse))
@@ -295,7 +294,7 @@ def count_segment_steps(steps_left: int, step_s: float, segment_s: float) -> int
 
 
 def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:
-    slack_s = min(member.deadline_s for member in members) - finish_s
+    slack_s = min([member.deadline_s for member in members]) - finish_s
     verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
     batch = f", batch of {len(members)}" if len(members) > 1 else ""
     return f"{candidate.primary} degree {candidate.group.degree}{batch}, {verdict}, {found_by}"
