@@ -16,10 +16,10 @@ from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
-from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
+from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds, name_replica
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import find_resident
-from tridentserve.plans import Replica, WorkerId
+from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import PlacementType, Stage
 
@@ -72,7 +72,7 @@ class AssignmentBuilder:
         decoded_on: tuple[WorkerId, ...] = ()
         end_s = self._now_s
         if encode is not None and encode.groups:
-            replica = Replica(model, Stage.ENCODE)
+            replica = name_replica(model, Stage.ENCODE)
             encoded_on, end_s = self._auxiliaries.take(encode.groups, end_s, encode.seconds, near, replica)
             end_s += encode.transfer_s[0 if self._auxiliaries.node_of[encoded_on[0]] == near else 1]
         elif encode is not None:
@@ -83,7 +83,7 @@ class AssignmentBuilder:
         if occupies:
             self._auxiliaries.occupy(diffuse, end_s)
         if decode is not None and decode.groups:
-            replica = Replica(model, Stage.DECODE)
+            replica = name_replica(model, Stage.DECODE)
             decoded_on, end_s = self._auxiliaries.take(
                 decode.groups, end_s, decode.seconds, near, replica, decode.transfer_s
             )
@@ -213,7 +213,7 @@ class Assigner:
         return None
 
     def _free_at_s(self, work: Work, stage: Stage) -> float:
-        return self._auxiliaries.free_at_s(self._find_groups(work, stage), Replica(work.model, stage))
+        return self._auxiliaries.free_at_s(self._find_groups(work, stage), name_replica(work.model, stage))
 
     def _find_groups(self, work: Work, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
         return self._auxiliaries.find_best(work.model, stage, work.shape, work.count_outputs_at_once(stage))
