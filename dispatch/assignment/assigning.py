@@ -7,7 +7,6 @@ those of D, and the time at which each stage ends (TridentServe, arXiv 2510.0283
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dispatch.assignment.batching import Batches, form_batch
@@ -102,8 +101,7 @@ class AssignmentBuilder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A request with the group that the solution gives it."""
 
     pending: PendingRequest
@@ -156,7 +154,7 @@ class Assigner:
         assignments: list[Assignment] = []
         for choice in in_order:
             if (workers := taken.get(choice.pending.spec.request_id)) is not None:
-                members, candidate = self._form_batch(choice, left.get(choice.work, []))
+                members, candidate = self._form_batch(choice, left.get(choice.work, []) if left else [])
                 assignments.append(self._build_assignment(members, choice.work, candidate, workers, found_by))
         return assignments
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.values import OVERDUE, Appraisal, Standing
@@ -13,8 +13,7 @@ from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.protocols import PendingRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(NamedTuple):
     """The requests of one class, earliest deadline first."""
 
     work: Work
