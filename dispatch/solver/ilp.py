@@ -212,21 +212,27 @@ def _make_variable(index: int, group: GroupKind) -> Any:
     return _Variable.fromDataclass(_OWNER, MPSVariable(name, pulp.LpInteger, lowBound=0))
 
 
+@lru_cache(maxsize=1 << 14)
+def _make_row(index: int, groups: tuple[GroupKind, ...]) -> tuple[tuple[Any, ...], pulp.LpAffineExpression]:
+    """The variables of the class with this index and some groups, and their sum, which serve likewise."""
+    variables = tuple(_make_variable(index, group) for group in groups)
+    return variables, pulp.LpAffineExpression(dict.fromkeys(variables, 1))
+
+
 def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     model = pulp.LpProblem("dispatch", pulp.LpMaximize)
     variables: _Variables = []
     values: dict[Any, float] = {}
     degrees: defaultdict[int, dict[Any, int]] = defaultdict(dict)
     for index, item in enumerate(problem.classes):  # C1
-        served: dict[Any, int] = {}
-        for group, value in item.values.items():
-            variable = _make_variable(index, group)
+        row, served = _make_row(index, tuple(item.values))
+        for variable, (group, value) in zip(row, item.values.items(), strict=True):
             variable.upBound = min(item.count, problem.count_capacity(group))
             variables.append(((index, group), variable))
-            values[variable], served[variable], degrees[group.pool][variable] = value, 1, group.degree
-        if item.required or len(served) > 1:  # otherwise the variable's own limit says it
+            values[variable], degrees[group.pool][variable] = value, group.degree
+        if item.required or len(row) > 1:  # otherwise the variable's own limit says it
             sense = pulp.LpConstraintEQ if item.required else pulp.LpConstraintLE
-            model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(served), sense, rhs=item.count))
+            model.addConstraint(pulp.LpConstraint(served, sense, rhs=item.count))
     model.setObjective(pulp.LpAffineExpression(values))
     for pool, degree_of in degrees.items():  # C2, per node: see Problem.fits
         for block in sorted(set(degree_of.values())):
