@@ -67,11 +67,6 @@ class Candidate(NamedTuple):
         """Seconds of the three stages without any waiting."""
         return self.encode_s + self.diffuse_s + self.decode_s
 
-    def repeat(self, num_steps: int) -> Candidate:
-        """The candidate of as many steps as this, which is of one step. (`_replace` takes four times as long.)"""
-        group, primary, efficient, encode_s, step_s, *rest = self
-        return Candidate(group, primary, efficient, encode_s, num_steps * step_s, *rest)
-
     def diffuse_end_s(self, start_s: float) -> float:
         """The time at which D ends if the group's workers are reserved at `start_s`."""
         encode_end_s = max(start_s, self.encode_free_s) + self.encode_s + max(self.condition_s)

@@ -1,4 +1,4 @@
-"""The garbage collector leaves long-lived objects alone, waits for the end of a tick, and collects what is made later."""
+"""The garbage collector leaves long-lived objects alone, waits for the end of a tick, and finds what came later."""
 
 from __future__ import annotations
 

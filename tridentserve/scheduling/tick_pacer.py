@@ -41,7 +41,8 @@ class TickOutcome:
 
 
 class TickPacer:
-    """Decides when ticks are due, and makes them, without collections of garbage in between. Pure: the time is an argument, in seconds of any one clock.
+    """Decides when ticks are due, and makes them; no garbage is collected meanwhile. Pure: the time is an argument, in
+    seconds of any one clock.
 
     A tick follows news at once, but no sooner than `tick_s` after the end of the last tick. While requests wait there
     is a tick every `retry_s`. A policy that fails ends nothing: running plans continue, requests wait, and the next
