@@ -140,14 +140,16 @@ def _list_choices(solution: Solution, members: Sequence[Members], tick: TickView
     groups: defaultdict[int, list[GroupKind]] = defaultdict(list)
     for (index, group), n in solution.counts.items():
         groups[index].extend([group] * n)
-    by_group: dict[Work, dict[GroupKind, Candidate]] = {}
+    by_group: dict[int, dict[GroupKind, Candidate]] = {}  # by the identity of the work, which its classes share
     for index in sorted(groups):
-        work = members[index].work
-        if (candidates := by_group.get(work)) is None:
-            candidates = by_group[work] = {candidate.group: candidate for candidate in tick.survey(work).candidates}
-        fastest_first = sorted(groups[index], key=lambda group: (candidates[group].run_s, group))
+        work, requests = members[index]
+        if (candidates := by_group.get(id(work))) is None:
+            candidates = {candidate.group: candidate for candidate in tick.survey(work).candidates}
+            by_group[id(work)] = candidates
+        mine = groups[index]
+        if len(mine) > 1:
+            mine.sort(key=lambda group: (candidates[group].run_s, group))
         choices.extend(
-            Choice(request, work, candidates[group])
-            for request, group in zip(members[index].requests, fastest_first, strict=False)
+            [Choice(request, work, candidates[group]) for request, group in zip(requests, mine, strict=False)]
         )
     return choices

@@ -1,8 +1,10 @@
-"""Keeps Python's cyclic garbage collector from examining objects that live as long as the process."""
+"""Keeps Python's cyclic garbage collector from examining objects that live as long as the process, or a tick."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def spare_long_lived() -> None:
@@ -14,3 +16,19 @@ def spare_long_lived() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def defer_collections() -> Iterator[None]:
+    """Let no collection begin by itself until the block ends. For blocks of milliseconds, one at a time in a process.
+
+    Most of what a tick makes lives until its end, and reference counts free it then: a collection in between examines
+    all of it for next to nothing, again and again, for a tenth of the tick.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -7,7 +7,6 @@ those of D, and the time at which each stage ends (TridentServe, arXiv 2510.0283
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from dispatch.assignment.batching import Batches, form_batch
@@ -16,19 +15,20 @@ from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
-from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
+from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds, name_replica
 from dispatch.workers.pools import IdleWorkers
 from dispatch.workers.residency import find_resident
-from tridentserve.plans import Replica, WorkerId
+from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import PlacementType, Stage
 
 # What is left of D is one segment where it is no longer than this many.
 _LAST_SEGMENTS = 1.5
 
+_NOBODY: frozenset[WorkerId] = frozenset()
 
-@dataclass(frozen=True, slots=True)
-class StageEstimate:
+
+class StageEstimate(NamedTuple):
     """The expected time and width of E or C in an assignment."""
 
     seconds: float
@@ -71,7 +71,7 @@ class AssignmentBuilder:
         decoded_on: tuple[WorkerId, ...] = ()
         end_s = self._now_s
         if encode is not None and encode.groups:
-            replica = Replica(model, Stage.ENCODE)
+            replica = name_replica(model, Stage.ENCODE)
             encoded_on, end_s = self._auxiliaries.take(encode.groups, end_s, encode.seconds, near, replica)
             end_s += encode.transfer_s[0 if self._auxiliaries.node_of[encoded_on[0]] == near else 1]
         elif encode is not None:
@@ -82,14 +82,14 @@ class AssignmentBuilder:
         if occupies:
             self._auxiliaries.occupy(diffuse, end_s)
         if decode is not None and decode.groups:
-            replica = Replica(model, Stage.DECODE)
+            replica = name_replica(model, Stage.DECODE)
             decoded_on, end_s = self._auxiliaries.take(
                 decode.groups, end_s, decode.seconds, near, replica, decode.transfer_s
             )
         elif decode is not None:
             decoded_on, end_s = diffuse[: decode.degree], end_s + decode.seconds
         return Assignment(
-            request_ids=tuple(member.spec.request_id for member in members),
+            request_ids=tuple([member.spec.request_id for member in members]),
             primary=primary,
             encode=encoded_on,
             diffuse=diffuse,
@@ -101,8 +101,7 @@ class AssignmentBuilder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """A request with the group that the solution gives it."""
 
     pending: PendingRequest
@@ -141,7 +140,8 @@ class Assigner:
         the assignments are. `found_by` ends their reasons."""
         taken: dict[str, tuple[WorkerId, ...]] = {}
         idle: dict[int, IdleWorkers] = {}
-        for choice in sorted(choices, key=lambda choice: (-choice.candidate.group.degree, by_deadline(choice.pending))):
+        in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
+        for choice in sorted(in_order, key=lambda choice: -choice.candidate.group.degree):
             group = choice.candidate.group
             if group.pool not in idle:
                 idle[group.pool] = IdleWorkers(self._tick.pools[group.pool])
@@ -150,25 +150,22 @@ class Assigner:
                 taken[choice.pending.spec.request_id] = workers
                 unused_s = choice.candidate.diffuse_s - self._cut_segment(choice.candidate, choice.work).seconds
                 self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s) - unused_s)
-        in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
         left = self._list_left(taken)
         assignments: list[Assignment] = []
         for choice in in_order:
             if (workers := taken.get(choice.pending.spec.request_id)) is not None:
-                members, candidate = self._form_batch(choice, left.get(choice.work, []))
+                members, candidate = self._form_batch(choice, left.get(choice.work, []) if left else [])
                 assignments.append(self._build_assignment(members, choice.work, candidate, workers, found_by))
         return assignments
 
     def _find_preferred(self, choice: Choice) -> frozenset[WorkerId]:
         """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
         held_by = choice.pending.held_by
-        preferred = frozenset((held_by,) if held_by is not None else ())
+        preferred = _NOBODY if held_by is None else frozenset((held_by,))
         pool = self._tick.pools[choice.candidate.group.pool]
-        return (
-            preferred
-            if pool.is_resident
-            else preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
-        )
+        if pool.is_resident:
+            return preferred
+        return preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
@@ -214,7 +211,7 @@ class Assigner:
         return None
 
     def _free_at_s(self, work: Work, stage: Stage) -> float:
-        return self._auxiliaries.free_at_s(self._find_groups(work, stage), Replica(work.model, stage))
+        return self._auxiliaries.free_at_s(self._find_groups(work, stage), name_replica(work.model, stage))
 
     def _find_groups(self, work: Work, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
         return self._auxiliaries.find_best(work.model, stage, work.shape, work.count_outputs_at_once(stage))
@@ -227,7 +224,7 @@ class Assigner:
         diffuse: tuple[WorkerId, ...],
         found_by: str,
     ) -> Assignment:
-        together = work if len(members) == 1 else work._replace(batch=len(members))
+        together = work if len(members) == work.batch else work._replace(batch=len(members))
         encode = None
         if work.needs_encode:
             encode = StageEstimate(candidate.encode_s, len(diffuse))
@@ -295,7 +292,7 @@ def count_segment_steps(steps_left: int, step_s: float, segment_s: float) -> int
 
 
 def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: float, found_by: str) -> str:
-    slack_s = min(member.deadline_s for member in members) - finish_s
+    slack_s = min([member.deadline_s for member in members]) - finish_s
     verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
     batch = f", batch of {len(members)}" if len(members) > 1 else ""
     return f"{candidate.primary} degree {candidate.group.degree}{batch}, {verdict}, {found_by}"

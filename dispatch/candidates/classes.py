@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.values import OVERDUE, Appraisal, Standing
@@ -13,8 +13,7 @@ from dispatch.solver.problem import GroupKind, Problem, RequestClass
 from tridentserve.protocols import PendingRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
+class Members(NamedTuple):
     """The requests of one class, earliest deadline first."""
 
     work: Work
@@ -82,15 +81,9 @@ def build_problem(
                 found.append((Members(work, alike), values, False))
     found.sort(key=lambda item: by_deadline(item[0].requests[0]))
     share = tick.program.order_share
-    classes = [
-        RequestClass(
-            count=len(members.requests),
-            values={
-                group: weights[members.work.model] * value * (1 + share * (1 - rank / len(found)))
-                for group, value in values.items()
-            },
-            required=is_required,
-        )
-        for rank, (members, values, is_required) in enumerate(found)
-    ]
+    classes: list[RequestClass] = []
+    for rank, (members, values, is_required) in enumerate(found):
+        weight, order = weights[members.work.model], 1 + share * (1 - rank / len(found))
+        weighed = {group: weight * value * order for group, value in values.items()}
+        classes.append(RequestClass(len(members.requests), weighed, is_required))
     return [members for members, _, _ in found], Problem(tuple(classes), tick.idle)

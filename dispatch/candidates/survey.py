@@ -16,12 +16,11 @@ from dispatch.candidates.values import Appraisal, Pressure, find_efficiency
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.problem import GroupKind
-from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds
+from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds, name_replica
 from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
 from dispatch.workers.pools import Pool, WorkerSnapshot, take_snapshot
 from dispatch.workers.residency import LoadTimes
 from tridentserve.errors import ProfileError
-from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes, WorkerView
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree
 from tridentserve.stages import PlacementType, Stage
@@ -42,7 +41,7 @@ class Route:
         """The time at which the first auxiliary for this stage is expected to be free; None where it needs none."""
         if stage not in self.groups:
             return None
-        return auxiliaries.free_at_s(self.groups[stage], Replica(model, stage))
+        return auxiliaries.free_at_s(self.groups[stage], name_replica(model, stage))
 
 
 def find_route(
@@ -187,7 +186,7 @@ class Surveyor:
         """The time at which an auxiliary could begin C; `MERGED_S` where the primary does."""
         if (groups := route.groups.get(Stage.DECODE)) is None:
             return MERGED_S
-        replica = Replica(model, Stage.DECODE)
+        replica = name_replica(model, Stage.DECODE)
         if self._urgent_decodes:
             return self._auxiliaries.find_first_start_s(groups, replica)
         return self._auxiliaries.free_at_s(groups, replica)

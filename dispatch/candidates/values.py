@@ -175,7 +175,7 @@ def drop_dominated(values: Mapping[GroupKind, float]) -> Mapping[GroupKind, floa
     """Drop each group that is worth no more than a narrower one of its pool, which fits wherever it does."""
     kept: dict[GroupKind, float] = {}
     best: dict[int, float] = {}
-    for group in sorted(values):
-        if values[group] > best.get(group.pool, 0.0):
-            kept[group] = best[group.pool] = values[group]
+    for group, value in sorted(values.items()):
+        if value > best.get(group.pool, 0.0):
+            kept[group] = best[group.pool] = value
     return kept

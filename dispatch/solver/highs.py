@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import accumulate, chain
 
 import highspy
 import numpy as np
@@ -93,19 +93,20 @@ def _start(variables: list[pulp.LpVariable]) -> highspy.HighsSolution:
 
 
 def _build_program(lp: pulp.LpProblem, variables: list[pulp.LpVariable]) -> highspy.HighsLp:
-    """The program without whole numbers, as a minimum."""
+    """The program without whole numbers, as a minimum. HiGHS copies lists several times as fast as arrays here."""
     rows = lp.constraints()
+    expressions = [row.expr for row in rows]
     column_of = {variable: column for column, variable in enumerate(variables)}
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = len(variables), len(rows)
-    program.col_cost_ = np.array([-lp.objective.get(variable, 0.0) for variable in variables])
-    program.col_lower_ = np.array([variable.lowBound for variable in variables], dtype=float)
-    program.col_upper_ = np.array([variable.upBound for variable in variables], dtype=float)
-    program.row_lower_ = np.array([-np.inf if (low := row.getLb()) is None else low for row in rows])
-    program.row_upper_ = np.array([np.inf if (high := row.getUb()) is None else high for row in rows])
+    program.col_cost_ = [-lp.objective.get(variable, 0.0) for variable in variables]
+    program.col_lower_ = [variable.lowBound for variable in variables]
+    program.col_upper_ = [variable.upBound for variable in variables]
+    program.row_lower_ = [-np.inf if (low := row.getLb()) is None else low for row in rows]
+    program.row_upper_ = [np.inf if (high := row.getUb()) is None else high for row in rows]
     matrix = program.a_matrix_
     matrix.format_ = highspy.MatrixFormat.kRowwise
-    matrix.start_ = np.cumsum([0, *(len(row) for row in rows)])
-    matrix.index_ = np.array([column_of[variable] for variable in chain.from_iterable(rows)], dtype=np.int32)
-    matrix.value_ = np.array(list(chain.from_iterable(row.values() for row in rows)), dtype=float)
+    matrix.start_ = [0, *accumulate(map(len, expressions))]
+    matrix.index_ = [column_of[variable] for variable in chain.from_iterable(expressions)]
+    matrix.value_ = list(chain.from_iterable(expression.values() for expression in expressions))
     return program

@@ -15,6 +15,7 @@ from math import floor
 from typing import Any
 
 import pulp
+from pulp.mps_lp import MPSVariable
 
 from dispatch.options import DispatchOptions
 from dispatch.solver.highs import FastHiGHS
@@ -45,7 +46,11 @@ _GAP_ABS, _GAP_REL = 1e-6, 1e-9
 # Up to this many requests the optimum is found as fast as anything close to it.
 _SMALL = 100
 
-_Variables = dict[tuple[int, GroupKind], Any]
+# The variables, each with the index of its class and its group.
+_Variables = list[tuple[tuple[int, GroupKind], Any]]
+
+# PuLP makes variables for a problem, which in this version they do not remember.
+_OWNER = pulp.LpProblem("dispatch", pulp.LpMaximize)
 
 
 def solve(problem: Problem, options: DispatchOptions) -> Solution:
@@ -152,8 +157,8 @@ class _Search:
             return ""  # it cannot solve the LP alone
         if not self._solver.relax(self._model):
             return self._explain_nothing("LP")
-        down = {key: floor(variable.varValue + _ROUNDING) for key, variable in self._variables.items()}
-        counts = complete(self._problem, {key: n for key, n in down.items() if n})
+        down = {key: n for key, variable in self._variables if (n := floor(variable.varValue + _ROUNDING))}
+        counts = complete(self._problem, down)
         if not is_feasible(self._problem, counts):
             why = "the rounded LP leaves out a request that has to be served"
             return _Found(replace(plan_greedily(self._problem, why), bound=self._solver.bound), "the greedy plan")
@@ -161,13 +166,13 @@ class _Search:
 
     def _solve(self) -> _Found | str:
         """The search, from the best solution so far."""
-        for key, variable in self._variables.items():
+        for key, variable in self._variables:
             variable.varValue = float(self._best.counts.get(key, 0))
         self._model.solve(self._solver)
         status = self._model.sol_status
         if status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
             return self._explain_nothing("search")
-        counts = {key: n for key, variable in self._variables.items() if (n := round(variable.varValue or 0))}
+        counts = {key: n for key, variable in self._variables if (n := round(variable.varValue or 0))}
         if not is_feasible(self._problem, counts):
             return "the solver broke a limit"
         is_proved = status == pulp.LpSolutionOptimal
@@ -193,38 +198,47 @@ class _Search:
         return f"no solution of the {what} {self._at_time_limit}" if is_out_of_time else f"the {what} ended: {status}"
 
 
+class _Variable(pulp.LpVariable):  # type: ignore[misc]
+    """A variable that dictionaries find as fast as any object: PuLP's hash is a call of Python."""
+
+    __hash__ = object.__hash__
+
+
 @lru_cache(maxsize=1 << 14)
 def _make_variable(index: int, group: GroupKind) -> Any:
     """The variable of the class with this index and a group. It serves in all programs, one after another, as PuLP
     takes long to make it; parts of a problem, which are solved side by side, share no pool."""
-    owner = pulp.LpProblem("dispatch", pulp.LpMaximize)
-    return owner.add_variable(f"x_{index}_{group.pool}_{group.degree}", lowBound=0, cat=pulp.LpInteger)
+    name = f"x_{index}_{group.pool}_{group.degree}"
+    return _Variable.fromDataclass(_OWNER, MPSVariable(name, pulp.LpInteger, lowBound=0))
+
+
+@lru_cache(maxsize=1 << 14)
+def _make_row(index: int, groups: tuple[GroupKind, ...]) -> tuple[tuple[Any, ...], pulp.LpAffineExpression]:
+    """The variables of the class with this index and some groups, and their sum, which serve likewise."""
+    variables = tuple(_make_variable(index, group) for group in groups)
+    return variables, pulp.LpAffineExpression(dict.fromkeys(variables, 1))
 
 
 def _build(problem: Problem) -> tuple[pulp.LpProblem, _Variables]:
     model = pulp.LpProblem("dispatch", pulp.LpMaximize)
-    variables: _Variables = {}
-    values: list[tuple[Any, float]] = []
-    workers: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)
+    variables: _Variables = []
+    values: dict[Any, float] = {}
+    degrees: defaultdict[int, dict[Any, int]] = defaultdict(dict)
     for index, item in enumerate(problem.classes):  # C1
-        served: list[tuple[Any, int]] = []
-        for group, value in item.values.items():
-            most = min(item.count, problem.count_capacity(group.pool, group.degree))
-            variables[index, group] = variable = _make_variable(index, group)
-            variable.upBound = most
-            values.append((variable, value))
-            served.append((variable, 1))
-            workers[group.pool].append((variable, group.degree))
-        if item.required or len(served) > 1:  # otherwise the variable's own limit says it
+        row, served = _make_row(index, tuple(item.values))
+        for variable, (group, value) in zip(row, item.values.items(), strict=True):
+            variable.upBound = min(item.count, problem.count_capacity(group))
+            variables.append(((index, group), variable))
+            values[variable], degrees[group.pool][variable] = value, group.degree
+        if item.required or len(row) > 1:  # otherwise the variable's own limit says it
             sense = pulp.LpConstraintEQ if item.required else pulp.LpConstraintLE
-            model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(served), sense, rhs=item.count))
+            model.addConstraint(pulp.LpConstraint(served, sense, rhs=item.count))
     model.setObjective(pulp.LpAffineExpression(values))
-    for pool, degrees in workers.items():  # C2, per node: see Problem.fits
-        for block in sorted({degree for _, degree in degrees}):
-            wide = pulp.LpAffineExpression([(variable, degree) for variable, degree in degrees if degree >= block])
-            model.addConstraint(
-                pulp.LpConstraint(wide, pulp.LpConstraintLE, rhs=block * problem.count_capacity(pool, block))
-            )
+    for pool, degree_of in degrees.items():  # C2, per node: see Problem.fits
+        for block in sorted(set(degree_of.values())):
+            wide = {variable: degree for variable, degree in degree_of.items() if degree >= block}
+            room = block * problem.count_capacity(GroupKind(pool, block))
+            model.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(wide), pulp.LpConstraintLE, rhs=room))
     return model, variables
 
 

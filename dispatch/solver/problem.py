@@ -5,7 +5,7 @@ A problem falls apart where no request could choose between some of its pools; t
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
@@ -38,12 +38,11 @@ class Problem:
     idle: tuple[tuple[int, ...], ...]
     _capacities: dict[GroupKind, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def count_capacity(self, pool: int, degree: int) -> int:
-        """The number of groups of this degree that the idle workers of a pool form: no group crosses a node."""
-        group = GroupKind(pool, degree)
-        if group not in self._capacities:
-            self._capacities[group] = sum(idle // degree for idle in self.idle[pool])
-        return self._capacities[group]
+    def count_capacity(self, group: GroupKind) -> int:
+        """The number of such groups that the idle workers of the pool form: no group crosses a node."""
+        if (known := self._capacities.get(group)) is None:
+            known = self._capacities[group] = sum([idle // group.degree for idle in self.idle[group.pool]])
+        return known
 
     def fits(self, groups: Mapping[GroupKind, int]) -> bool:
         """True when these numbers of groups can be formed at once.
@@ -54,7 +53,7 @@ class Problem:
         in_use = [(group, n) for group, n in groups.items() if n > 0]
         return all(
             sum(wide.degree * n for wide, n in in_use if wide.pool == group.pool and wide.degree >= group.degree)
-            <= group.degree * self.count_capacity(group.pool, group.degree)
+            <= group.degree * self.count_capacity(group)
             for group, _ in in_use
         )
 
@@ -65,8 +64,12 @@ class _Room:
     def __init__(self, problem: Problem) -> None:
         self._free: dict[int, dict[int, int]] = {}
         """By pool and degree: the workers that groups of this degree or wider could still have (`Problem.fits`)."""
-        for group in sorted({group for item in problem.classes for group in item.values}):
-            free = group.degree * problem.count_capacity(*group)
+        self.open: set[GroupKind] = set()
+        """The groups for which there may be room. Where there is none, there is none later."""
+        for item in problem.classes:
+            self.open.update(item.values)
+        for group in sorted(self.open):
+            free = group.degree * problem.count_capacity(group)
             self._free.setdefault(group.pool, {})[group.degree] = free
 
     def take(self, group: GroupKind, most: int) -> int:
@@ -78,6 +81,8 @@ class _Room:
             for block in blocks:
                 if block <= group.degree:
                     blocks[block] -= group.degree * taken
+        if taken == room:
+            self.open.discard(group)
         return taken
 
 
@@ -147,14 +152,20 @@ def is_feasible(problem: Problem, counts: GroupCounts) -> bool:
 
 def choose_best_groups(problem: Problem) -> Solution | None:
     """Every request at its best group, if those fit at once: then nothing can be better, and no solver is needed."""
-    counts: Counter[tuple[int, GroupKind]] = Counter()
-    per_group: Counter[GroupKind] = Counter()
-    for index, item in enumerate(problem.classes):
-        if item.values:
-            group = max(sorted(item.values), key=item.values.__getitem__)
-            counts[index, group] += item.count
-            per_group[group] += item.count
-    return Solution(counts, "uncontended", compute_value(problem, counts)) if problem.fits(per_group) else None
+    best = [(index, _find_best_group(item.values)) for index, item in enumerate(problem.classes) if item.values]
+    per_group: defaultdict[GroupKind, int] = defaultdict(int)
+    for index, group in best:
+        per_group[group] += problem.classes[index].count
+    if not problem.fits(per_group):
+        return None
+    counts = {(index, group): problem.classes[index].count for index, group in best}
+    return Solution(counts, "uncontended", compute_value(problem, counts))
+
+
+def _find_best_group(values: Mapping[GroupKind, float]) -> GroupKind:
+    """The group that is worth the most; of several, the first in order."""
+    most = max(values.values())
+    return min([group for group, value in values.items() if value == most])
 
 
 def choose_ranked(problem: Problem) -> Solution | None:
@@ -190,12 +201,14 @@ def complete(problem: Problem, counts: GroupCounts) -> GroupCounts:
         key=lambda index: (not problem.classes[index].required, -max(problem.classes[index].values.values())),
     )
     for index in ranked:
+        if not room.open:
+            break
         item = problem.classes[index]
         left = item.count - served[index]
         for group in _sort_by_value(item.values):
             if not left:
                 break
-            if taken := room.take(group, left):
+            if group in room.open and (taken := room.take(group, left)):
                 filled[index, group] += taken
                 left -= taken
     return filled

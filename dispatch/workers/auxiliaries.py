@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import Pool
@@ -73,7 +73,7 @@ class Auxiliaries:
         able = self.find_able(model, stage, shape, batch)
         optimal = self.optimal_degree(model, stage, shape)
         if able and optimal > len(able[0]):
-            replica = Replica(model, stage)
+            replica = name_replica(model, stage)
             wide = self._find_able_at(model, stage, shape, batch, optimal)
             if wide and self.free_at_s(wide, replica) <= self.free_at_s(able, replica):
                 return wide
@@ -96,7 +96,7 @@ class Auxiliaries:
             for in_tiles in (False, True) if stage is Stage.DECODE else (False,):
                 numbers = numbers or tuple(
                     number
-                    for number in self._holders.get(Replica(model, stage), ())
+                    for number in self._holders.get(name_replica(model, stage), ())
                     if self._memory.fits_auxiliary(self._pools[number], model, stage, shape, batch, in_tiles)
                 )
             self._able[key] = self._list_groups(numbers, width)
@@ -104,7 +104,7 @@ class Auxiliaries:
 
     def list_holders(self, model: str, stage: Stage) -> tuple[AuxiliaryGroup, ...]:
         """The auxiliaries that hold this stage of a model, whatever their memory."""
-        return self._list_groups(tuple(self._holders.get(Replica(model, stage), ())), 1)
+        return self._list_groups(tuple(self._holders.get(name_replica(model, stage), ())), 1)
 
     def _list_groups(self, numbers: tuple[int, ...], width: int) -> tuple[AuxiliaryGroup, ...]:
         """One object per set of pools and width, so that all sizes share its queue."""
@@ -171,23 +171,22 @@ class Auxiliaries:
             self._queues[key] = _Queue(self, candidates, replica)
         return self._queues[key]
 
-    def ready_at_s(self, group: AuxiliaryGroup, replica: Replica | None) -> float:
-        """The time at which the group is free, counting what this tick has given it, and has loaded the replica."""
-        if len(group) == 1:
-            return self._worker_ready_at_s(group[0], replica)
-        return max([self._worker_ready_at_s(worker, replica) for worker in group])
+    def find_free_s(self, worker: WorkerView) -> float:
+        """The time at which a worker is free, counting what this tick has given it."""
+        free_s = self._free_at_s.get(worker.worker_id, self._now_s)
+        return free_s if worker.idle else max(free_s, worker.free_at_s)
 
-    def _worker_ready_at_s(self, worker: WorkerView, replica: Replica | None) -> float:
-        free_s = self._free_at_s.get(worker.worker_id)
-        if free_s is None:
-            free_s = self._now_s
-        if not worker.idle:
-            free_s = max(free_s, worker.free_at_s)
-        if replica is None or worker.resident is None or replica in worker.resident:
-            return free_s
+    def find_load_s(self, worker: WorkerView, replica: Replica) -> float:
+        """Seconds until a worker that lacked a replica has it; 0 where this tick has had it loaded."""
         if (worker.worker_id, replica) in self._loaded:
-            return free_s
-        return free_s + self._times.load_seconds(replica.model, replica.stage)
+            return 0.0
+        return self._times.load_seconds(replica.model, replica.stage)
+
+
+@lru_cache(maxsize=1 << 12)
+def name_replica(model: str, stage: Stage) -> Replica:
+    """The replica, as one object for all calls: dictionaries find it without comparing its fields."""
+    return Replica(model, stage)
 
 
 class _Queue:
@@ -198,7 +197,8 @@ class _Queue:
         self._replica = replica
         self._groups = groups  # also keeps the object, whose id names this queue
         self._by_id = {group[0].worker_id: group for group in groups}
-        self._heap = [(auxiliaries.ready_at_s(group, replica), group[0].worker_id) for group in groups]
+        self._lacking = set() if replica is None else _list_lacking(groups, replica)
+        self._heap = [(self._find_ready_s(group), group[0].worker_id) for group in groups]
         heapq.heapify(self._heap)
 
     @cached_property
@@ -218,17 +218,35 @@ class _Queue:
         """The group that is free first, by its leader's id among equals, and when."""
         while True:
             known_s, worker_id = self._heap[0]
-            ready_s = self._auxiliaries.ready_at_s(self._by_id[worker_id], self._replica)
+            ready_s = self._find_ready_s(self._by_id[worker_id])
             if ready_s == known_s:
                 return known_s, worker_id
             heapq.heapreplace(self._heap, (ready_s, worker_id))
 
     def list_entries(self, node: str) -> list[tuple[float, WorkerId]]:
         """The groups in one node, with when they are free."""
-        return [
-            (self._auxiliaries.ready_at_s(group, self._replica), group[0].worker_id)
-            for group in self._in_node.get(node, ())
-        ]
+        return [(self._find_ready_s(group), group[0].worker_id) for group in self._in_node.get(node, ())]
+
+    def _find_ready_s(self, group: AuxiliaryGroup) -> float:
+        """The time at which the group is free, counting what this tick has given it, and has loaded the replica."""
+        if len(group) == 1 and not self._lacking:
+            return self._auxiliaries.find_free_s(group[0])
+        return max([self._find_worker_ready_s(worker) for worker in group])
+
+    def _find_worker_ready_s(self, worker: WorkerView) -> float:
+        free_s = self._auxiliaries.find_free_s(worker)
+        if self._replica is None or worker.worker_id not in self._lacking:
+            return free_s
+        return free_s + self._auxiliaries.find_load_s(worker, self._replica)
+
+
+def _list_lacking(groups: Sequence[AuxiliaryGroup], replica: Replica) -> set[WorkerId]:
+    """The workers that do not have a replica in memory; there are few different sets of what workers have there."""
+    residents = {worker.resident for group in groups for worker in group if worker.resident is not None}
+    without = {resident for resident in residents if replica not in resident}
+    if not without:
+        return set()
+    return {worker.worker_id for group in groups for worker in group if worker.resident in without}
 
 
 def _form_groups(node: Sequence[WorkerView], width: int) -> Iterable[AuxiliaryGroup]:

@@ -177,14 +177,13 @@ class IdleWorkers:
         counts = [count for count, nodes in self._by_idle.items() if nodes and count >= degree]
         if not counts:
             return None
-        number, wanted = next(iter(self._by_idle[min(counts)])), 0
-        if preferred:
-            number, wanted = self._find_node_with_most(degree, sorted(counts), preferred)
+        found = self._find_node_with_most(degree, counts, preferred) if preferred else None
+        number, wanted = found or (next(iter(self._by_idle[min(counts)])), 0)
         idle = self._count_idle(number)
         node = self._nodes[number]
-        chosen = _find_block(len(node) // unit, idle, degree, wanted)
+        chosen, bits = _find_block(len(node) // unit, idle, degree, wanted)
         count = idle.bit_count()
-        self._idle[number] = idle & ~sum(1 << place for place in chosen)
+        self._idle[number] = idle & ~bits
         del self._by_idle[count][number]
         if count > degree:
             self._by_idle[count - degree][number] = None
@@ -194,8 +193,8 @@ class IdleWorkers:
 
     def _find_node_with_most(
         self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]
-    ) -> tuple[int, int]:
-        """The node, and the idle units in it with preferred workers."""
+    ) -> tuple[int, int] | None:
+        """The node, and the idle units in it with preferred workers; None where no node has any."""
         units: defaultdict[int, int] = defaultdict(int)
         for worker_id in preferred:
             if (place := self._find_place(worker_id)) is not None:
@@ -205,14 +204,12 @@ class IdleWorkers:
             idle = self._count_idle(number)
             if idle.bit_count() >= degree and bits & idle:
                 wanted[number] = bits & idle
-        most = max((min(bits.bit_count(), degree) for bits in wanted.values()), default=0)
+        if len(wanted) < 2:  # as always where a request's state is all that is preferred
+            return next(iter(wanted.items()), None)
+        most = max(min(bits.bit_count(), degree) for bits in wanted.values())
         best = {number for number, bits in wanted.items() if min(bits.bit_count(), degree) == most}
-        if len(best) == 1:  # as always where a request's state is all that is preferred
-            number = best.pop()
-        else:
-            ranked = (number for count in counts for number in self._by_idle[count])
-            number = next(number for number in ranked if number in best or not best)
-        return number, wanted.get(number, 0)
+        number = next(number for count in sorted(counts) for number in self._by_idle[count] if number in best)
+        return number, wanted[number]
 
     def _find_place(self, worker_id: WorkerId) -> tuple[int, int] | None:
         """The node of a worker, and its unit there; None where it is not idle, or of another pool."""
@@ -244,8 +241,9 @@ def _pack_bits(flags: Iterable[bool]) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ...]:
-    """The places to take of a node's `size` places; `idle` and `wanted` (a part of it) are bits by place.
+def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[tuple[int, ...], int]:
+    """The places to take of a node's `size` places, and the same as bits; `idle` and `wanted` (a part of it) are bits
+    by place.
 
     Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), with the most that are wanted, and
     then from the smallest larger block that is broken already. So the same sets recur and their process groups are
@@ -270,9 +268,10 @@ def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[int, ..
     starts = [start for start in range(0, size, degree) if is_idle(start, degree)]
     if starts:
         start = min(starts, key=rank)
-        return tuple(range(start, start + degree))
+        return tuple(range(start, start + degree)), mask(start, degree)
     places = [place for place in range(size) if idle >> place & 1]
-    return tuple(sorted(sorted(places, key=lambda place: (not wanted >> place & 1, place))[:degree]))
+    chosen = tuple(sorted(sorted(places, key=lambda place: (not wanted >> place & 1, place))[:degree]))
+    return chosen, sum([1 << place for place in chosen])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from tridentserve.long_lived import defer_collections
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import PolicyError
 
@@ -40,7 +41,8 @@ class TickOutcome:
 
 
 class TickPacer:
-    """Decides when ticks are due, and makes them. Pure: the time is an argument, in seconds of any one clock.
+    """Decides when ticks are due, and makes them; no garbage is collected meanwhile. Pure: the time is an argument, in
+    seconds of any one clock.
 
     A tick follows news at once, but no sooner than `tick_s` after the end of the last tick. While requests wait there
     is a tick every `retry_s`. A policy that fails ends nothing: running plans continue, requests wait, and the next
@@ -75,7 +77,8 @@ class TickPacer:
         """Ask the scheduler. `note_end` must be called when the engine has its answer."""
         self._has_news = False
         waiting = scheduler.num_pending
-        effects, failure = process_event(scheduler, ev.Tick(), now_s)
+        with defer_collections():
+            effects, failure = process_event(scheduler, ev.Tick(), now_s)
         message = str(failure) if failure is not None else ""
         is_repeated, self._last_failure = message == self._last_failure != "", message
         return TickOutcome(effects, bool(effects) or scheduler.num_pending != waiting, failure, is_repeated)

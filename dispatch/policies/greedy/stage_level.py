@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dispatch.assignment.assigning import AssignmentBuilder, StageEstimate
-from dispatch.candidates.survey import Route, find_route
+from dispatch.candidates.survey import find_route
 from dispatch.candidates.work import Work
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.bucket_view import GreedyCandidate
@@ -39,24 +39,27 @@ class StageLevel:
         route = find_route(Work.from_pending(request), pool, self._memory, self._auxiliaries)
         if isinstance(route, str):
             return route
+        encode_free_s = route.free_at_s(Stage.ENCODE, request.spec.model, self._auxiliaries)
+        decode_free_s = route.free_at_s(Stage.DECODE, request.spec.model, self._auxiliaries)
         return [
             GreedyCandidate(
                 index,
                 degree,
                 route.primary,
-                self._finish_s(request, route, degree),
+                self._finish_s(request, degree, encode_free_s, decode_free_s),
                 route.groups,
                 route.fitting.apart.get(degree, frozenset()),
             )
             for degree in route.fitting.degrees
         ]
 
-    def _finish_s(self, request: PendingRequest, route: Route, degree: int) -> float:
-        """The time at which the request would end if it started now."""
-        encode_free_s = route.free_at_s(Stage.ENCODE, request.spec.model, self._auxiliaries)
+    def _finish_s(
+        self, request: PendingRequest, degree: int, encode_free_s: float | None, decode_free_s: float | None
+    ) -> float:
+        """The time at which the request would end if it started now, with E and C on auxiliaries that are free then;
+        None where the primary runs them."""
         encode_start_s = self._now_s if encode_free_s is None else encode_free_s
         diffused_s = encode_start_s + self.work.encode_s(request, degree) + self.work.diffuse_s(request, degree)
-        decode_free_s = route.free_at_s(Stage.DECODE, request.spec.model, self._auxiliaries)
         decode_start_s = diffused_s if decode_free_s is None else max(diffused_s, decode_free_s)
         return decode_start_s + self.work.decode_s(request, degree)
 

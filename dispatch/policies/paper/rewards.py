@@ -24,6 +24,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.values import OVERDUE, Appraisal, Pressure, Standing, drop_dominated
@@ -52,6 +53,17 @@ class PaperWeights:
 PAPER_WEIGHTS = PaperWeights()
 
 
+class _RewardedGroup(NamedTuple):
+    """The parts of the reward of a group that idle workers can form now."""
+
+    group: GroupKind
+    efficient: bool
+    penalty: float
+    """The reward is less by this, for stages that run elsewhere."""
+    tie: float
+    """The part that decides between groups with the same reward."""
+
+
 class RewardAppraisal(Appraisal):
     """The rewards of groups to requests with the same work. `Standing.level` is the overtime factor here."""
 
@@ -70,9 +82,17 @@ class RewardAppraisal(Appraisal):
         self._waits = waits
         tokens = float(work.shape.tokens * work.num_outputs * work.batch)
         primaries = {candidate.group: candidate.primary for candidate in candidates}
-        self._penalties = [compute_communication_penalty(primaries[each.group], tokens) for each in self._possible]
-        self._ties = [
-            PAPER_WEIGHTS.tie * self.best_run_s / max(self.best_run_s, each.finish_s - now_s) for each in self._possible
+        penalties = {
+            primary: compute_communication_penalty(primary, tokens) for primary in dict.fromkeys(primaries.values())
+        }
+        self._rewarded = [
+            _RewardedGroup(
+                each.group,
+                each.efficient,
+                penalties[primaries[each.group]],
+                PAPER_WEIGHTS.tie * self.best_run_s / max(self.best_run_s, each.finish_s - now_s),
+            )
+            for each in self._possible
         ]
 
     def find_standing(self, deadline_s: float) -> Standing:
@@ -83,25 +103,29 @@ class RewardAppraisal(Appraisal):
     def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
         """The objective's coefficients; groups that it could only lose by are left out. `OVERDUE`: the reward of a
         request in time for each efficient group."""
-        if standing not in self._values:
-            aged = math.inf if standing == OVERDUE else standing.level
-            is_late, found = standing != OVERDUE and standing.level > 0, {}
-            for index, (each, penalty, tie) in enumerate(zip(self._possible, self._penalties, self._ties, strict=True)):
-                in_time = index < standing.in_time
-                if not in_time and not self._admits(each.group, each.efficient, is_late, aged):
+        if (known := self._values.get(standing)) is None:
+            late_reward = compute_late_reward(math.inf if standing == OVERDUE else standing.level)
+            narrowest = self._find_narrowest(standing)
+            found: dict[GroupKind, float] = {}
+            for index, (group, efficient, penalty, tie) in enumerate(self._rewarded):
+                if index < standing.in_time:
+                    reward = PAPER_WEIGHTS.on_time - penalty
+                elif efficient and group.degree >= narrowest:
+                    reward = late_reward - penalty
+                else:
                     continue
-                reward = (PAPER_WEIGHTS.on_time if in_time else compute_late_reward(aged)) - penalty
                 if reward > 0:
-                    found[each.group] = reward + tie
-            self._values[standing] = drop_dominated(found)
-        return self._values[standing]
+                    found[group] = reward + tie
+            known = self._values[standing] = drop_dominated(found)
+        return known
 
-    def _admits(self, group: GroupKind, is_efficient: bool, is_late: bool, overtime: float) -> bool:
-        """True where a group may be used that misses the deadline."""
-        if self._waits and not overtime:
-            return False
-        at_optimal = is_late and self._options.hopeless_at_optimal
-        return is_efficient and (not at_optimal or group.degree >= self._optimal)
+    def _find_narrowest(self, standing: Standing) -> float:
+        """The narrowest degree of groups that may be used although they miss the deadline; infinity: none may."""
+        if standing == OVERDUE:
+            return 1
+        if self._waits and not standing.level:
+            return math.inf
+        return self._optimal if standing.level > 0 and self._options.hopeless_at_optimal else 1
 
 
 def compute_late_reward(overtime: float) -> float:

@@ -94,6 +94,9 @@ class _Appraiser:
 def see_primary_alone(candidate: Candidate, now_s: float) -> Candidate:
     """The candidate as the paper's program sees it: the runtime of the stages that the primary holds, if it started
     now (section 6.2, T of a request, type and degree)."""
+    runs_alone = candidate.encodes_there and candidate.decodes_there
+    if runs_alone and candidate.earliest_start_s == now_s and not candidate.load_s:
+        return candidate
     return candidate._replace(
         encode_s=candidate.encode_s if candidate.encodes_there else 0.0,
         decode_s=candidate.decode_s if candidate.decodes_there else 0.0,
