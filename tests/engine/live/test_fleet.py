@@ -31,7 +31,7 @@ def config_of(store_port: int, host_dir: Path) -> WorkerConfig:
         sources={},
         store_host="127.0.0.1",
         store_port=store_port,
-        options=WorkerOptions(handoff_bytes=1 << 20, host_dir=host_dir),
+        options=WorkerOptions(handoff_bytes=1 << 20, host_dir=host_dir, max_denoising=3),
     )
 
 
@@ -76,7 +76,8 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
         assert (await joined.get()).incarnation == 0
         former = fleet.get_handle("w")
         broken.set()
-        assert (await joined.get()).incarnation == 1
+        again = await joined.get()
+        assert (again.incarnation, again.spec.max_denoising) == (1, 3)
         with pytest.raises(RayActorError):
             await former.count_parcels()
         assert await fleet.get_handle("w").count_parcels() == 0
