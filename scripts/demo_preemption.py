@@ -43,6 +43,7 @@ _ROOT = Path(__file__).parent.parent
 _GUIDANCE_SCALE = 5.0
 # Loose: all requests share the workers, and none is hurried.
 _SLO_MS = 600_000.0
+_GAP_S, _CROWDED_GAP_S = 0.4, 1.2
 
 
 def main() -> int:
@@ -53,10 +54,11 @@ def main() -> int:
     if options.workers is not None:
         cluster = args.cluster.model_copy(update={"workers_per_node": options.workers})
         args = args.model_copy(update={"cluster": cluster})
+    gap_s = options.gap_s or _choose_gap(args)
     requests = [
         TraceRequest(
             request_id=f"request-{index}",
-            timestamp_s=round(index * options.gap_s, 3),
+            timestamp_s=round(index * gap_s, 3),
             height=options.side,
             width=options.side,
             num_frames=1,
@@ -89,7 +91,11 @@ def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=_ROOT / "deployments" / "tetriserve.yaml")
     parser.add_argument("--requests", type=parse_whole_number, default=10)
-    parser.add_argument("--gap-s", type=make_positive(float), default=0.4, help="seconds between two requests")
+    parser.add_argument(
+        "--gap-s",
+        type=make_positive(float),
+        help=f"seconds between two requests (default {_GAP_S:g}; {_CROWDED_GAP_S:g} where workers share cores)",
+    )
     parser.add_argument("--side", type=parse_whole_number, default=512, help="width and height in pixels")
     parser.add_argument("--steps", type=parse_whole_number, default=40)
     parser.add_argument(
@@ -108,6 +114,12 @@ def _parse_arguments() -> argparse.Namespace:
     add_serve_url(parser)
     parser.add_quick(requests=3, gap_s=0.1, side=64, steps=6, workers=2, worker_sets=1)
     return parser.parse_args()
+
+
+def _choose_gap(args: AppArgs) -> float:
+    """Some requests have to begin while others run, and some workers have to be free meanwhile."""
+    cores = len(os.sched_getaffinity(0)) // args.cluster.cpu_threads
+    return _GAP_S if cores >= args.cluster.num_workers else _CROWDED_GAP_S
 
 
 def _replay(out: Path, url: str) -> int:

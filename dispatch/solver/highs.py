@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import accumulate, chain
+from math import floor
+from operator import itemgetter
 
 import highspy
 import numpy as np
@@ -17,6 +19,9 @@ _PLAIN_SEARCH = {
     "mip_detect_symmetry": False,
     "mip_allow_restart": False,
 }
+# More LPs than this would take as long as a search.
+_MOST_DIVES = 20
+_ROUNDING = 1e-6
 _FEASIBLE = highspy.SolutionStatus.kSolutionStatusFeasible
 
 
@@ -47,6 +52,37 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         self.bound = -lp.solverModel.getInfo().objective_function_value
         _read(lp.solverModel, variables)
         return True
+
+    def dive(self, lp: pulp.LpProblem) -> bool:
+        """Give the variables the values of LPs in which one fraction after another is made whole: up, or down where
+        nothing fits then, the one that is nearest to the whole number above it first. Each LP begins where the one
+        before it ended, which is quick. False when this leads nowhere. `relax` has seen the same program."""
+        highs, variables = lp.solverModel, lp.variables()
+        changed: set[int] = set()
+        values = highs.getSolution().col_value
+        for _ in range(_MOST_DIVES):
+            column, part = max(enumerate(map(_find_fraction, values)), key=itemgetter(1))
+            if not part:
+                break
+            changed.add(column)
+            whole = floor(values[column])
+            if not (
+                self._limit(highs, column, whole + 1.0, variables[column].upBound)
+                or self._limit(highs, column, variables[column].lowBound, whole)
+            ):
+                break
+            values = highs.getSolution().col_value
+        is_whole = not any(map(_find_fraction, values))
+        if is_whole:
+            _read(highs, variables)
+        for column in changed:
+            highs.changeColBounds(column, variables[column].lowBound, variables[column].upBound)
+        return is_whole
+
+    def _limit(self, highs: highspy.Highs, column: int, low: float, high: float) -> bool:
+        """Solve the LP with other limits of a variable. False when it has no solution."""
+        highs.changeColBounds(column, low, high)
+        return bool(self._run(highs) == highspy.HighsModelStatus.kOptimal)
 
     def actualSolve(self, lp: pulp.LpProblem) -> int:  # noqa: N802 (PuLP's name)
         """Search from the solution that the variables have. `relax` has seen the same program."""
@@ -84,6 +120,11 @@ def _assign(lp: pulp.LpProblem, found: int) -> int:
 def _read(highs: highspy.Highs, variables: list[pulp.LpVariable]) -> None:
     for variable, value in zip(variables, highs.getSolution().col_value, strict=True):
         variable.varValue = value
+
+
+def _find_fraction(value: float) -> float:
+    """The part of a number above the whole number below it; 0 for one that is whole, rounding aside."""
+    return 0.0 if abs(value - round(value)) < _ROUNDING else value - floor(value)
 
 
 def _start(variables: list[pulp.LpVariable]) -> highspy.HighsSolution:

@@ -57,8 +57,9 @@ def solve(problem: Problem, options: DispatchOptions) -> Solution:
     """The best solution found within the time limit; always feasible, and the same for the same problem unless the
     time limit cuts the search short. No request is left out that still fits.
 
-    Each independent part is solved as an LP and rounded first. Those with the largest gaps are then searched, one after
-    the other, until the whole is close enough to its bound.
+    Each independent part is solved as an LP and rounded first. Where the whole is not close enough to its bound, one
+    fraction of an LP after another is made whole, in the parts with the largest gaps first; and where that is not
+    enough either, these parts are searched.
     """
     parts = split_into_parts(problem)
     gap = options.gap if sum(item.count for item in problem.classes) > _SMALL else 0.0
@@ -66,11 +67,14 @@ def solve(problem: Problem, options: DispatchOptions) -> Solution:
     searches = [_Search(part.problem, limited) for part in parts]
     solutions = [search.find_first() for search in searches]
     whole = join_solutions(parts, solutions)
-    for index in sorted(range(len(parts)), key=lambda index: -_measure_lack(parts[index].problem, solutions[index])):
-        if _is_close(problem, whole, gap):
-            break
-        solutions[index] = searches[index].find_better()
-        whole = join_solutions(parts, solutions)
+    # For few requests nothing but the optimum will do, which a search finds at once.
+    for find in (_Search.find_deeper, _Search.find_better) if gap else (_Search.find_better,):
+        order = sorted(range(len(parts)), key=lambda index: -_measure_lack(parts[index].problem, solutions[index]))
+        for index in order:
+            if _is_close(problem, whole, gap):
+                break
+            solutions[index] = find(searches[index])
+            whole = join_solutions(parts, solutions)
     is_proved = whole.method == "incumbent" and _is_close(problem, whole, gap)
     return replace(whole, method="ilp") if is_proved else whole
 
@@ -124,6 +128,12 @@ class _Search:
             self._best = replace(self._best, method="ilp")
         return self._best
 
+    def find_deeper(self) -> Solution:
+        """The solution of LPs that are made whole step by step; never worse than the first."""
+        if _measure_lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
+            self._keep(self._attempt(self._dive))
+        return self._best
+
     def find_better(self) -> Solution:
         """The best solution that the solver finds within its limits; never worse than the first."""
         if _measure_lack(self._problem, self._best) > _GAP_ABS and not self._has_crashed:
@@ -163,6 +173,15 @@ class _Search:
             why = "the rounded LP leaves out a request that has to be served"
             return _Found(replace(plan_greedily(self._problem, why), bound=self._solver.bound), "the greedy plan")
         return _Found(Solution(counts, "incumbent", self._solver.bound), "the rounded LP")
+
+    def _dive(self) -> _Found | str:
+        """The LP with all fractions made whole, and then whatever still fits."""
+        if not isinstance(self._solver, FastHiGHS) or not self._solver.dive(self._model):
+            return ""
+        whole = {key: n for key, variable in self._variables if (n := round(variable.varValue))}
+        if not is_feasible(self._problem, whole):
+            return ""
+        return _Found(Solution(complete(self._problem, whole), "incumbent", self._solver.bound), "the dive")
 
     def _solve(self) -> _Found | str:
         """The search, from the best solution so far."""
