@@ -11,8 +11,8 @@ from dispatch import DispatchOptions
 from dispatch.solver import ilp
 from dispatch.solver.highs import FastHiGHS
 from dispatch.solver.ilp import solve
-from dispatch.solver.problem import GroupKind, Problem, RequestClass, is_feasible
-from tests.dispatch.solver.test_problem_and_ilp import every_choice, problems
+from dispatch.solver.problem import Problem, is_feasible
+from tests.dispatch.solver.test_problem_and_ilp import every_choice, problems, uneven
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +42,11 @@ def test_the_gap_is_kept_and_the_bound_holds(problem: Problem) -> None:
 
 
 def test_a_dive_spares_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounded, the LP is worth 33, which is not close enough to 34."""
+    """The rounded LP is not close enough to the best plan."""
 
     def search(*arguments: Any) -> int:
         raise AssertionError("searched")
 
     monkeypatch.setattr(FastHiGHS, "actualSolve", search)
-    four, two, one = GroupKind(0, 4), GroupKind(0, 2), GroupKind(0, 1)
-    classes = (
-        RequestClass(2, {four: 20.0, one: 6.0}),
-        RequestClass(2, {four: 10.0, two: 12.0, one: 5.0}),
-        RequestClass(1, {four: 16.0, one: 16.0, two: 19.0}),
-    )
-    uneven = Problem(classes, ((4,),))
-    solution = solve(uneven, DispatchOptions(time_limit_s=30.0, gap=0.02))
-    assert (solution.evaluate(uneven), solution.found_by) == (34.0, "ilp")
+    solution = solve(uneven(), DispatchOptions(time_limit_s=30.0, gap=0.02))
+    assert (solution.evaluate(uneven()), solution.found_by) == (34.0, "ilp")

@@ -121,6 +121,17 @@ def contended() -> Problem:
     return Problem((RequestClass(2, kinds[0]), RequestClass(1, kinds[1])), ((2, 2),))
 
 
+def uneven() -> Problem:
+    """Rounded, the LP is worth 33, where 34 is the best and the greedy plan is worth 20."""
+    four, two, one = GroupKind(0, 4), GroupKind(0, 2), GroupKind(0, 1)
+    classes = (
+        RequestClass(2, {four: 20.0, one: 6.0}),
+        RequestClass(2, {four: 10.0, two: 12.0, one: 5.0}),
+        RequestClass(1, {four: 16.0, one: 16.0, two: 19.0}),
+    )
+    return Problem(classes, ((4,),))
+
+
 def test_the_solver_is_asked_only_where_requests_compete(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_solver(*settings: Any) -> Any:
         raise AssertionError("asked")
@@ -264,18 +275,10 @@ def test_an_lp_without_a_solution_says_why(monkeypatch: pytest.MonkeyPatch, ends
 def test_a_rounded_lp_that_no_search_could_better_says_why(
     monkeypatch: pytest.MonkeyPatch, search: str, found_by: str
 ) -> None:
-    """Rounded, the LP is worth 33, where 34 is the best and the greedy plan is worth 20."""
-    four, two, one = GroupKind(0, 4), GroupKind(0, 2), GroupKind(0, 1)
-    classes = (
-        RequestClass(2, {four: 20.0, one: 6.0}),
-        RequestClass(2, {four: 10.0, two: 12.0, one: 5.0}),
-        RequestClass(1, {four: 16.0, one: 16.0, two: 19.0}),
-    )
-    uneven = Problem(classes, ((4,),))
-    assert (solve(uneven, OPTIONS).evaluate(uneven), solve(uneven, OPTIONS).found_by) == (34.0, "ilp")
+    assert (solve(uneven(), OPTIONS).evaluate(uneven()), solve(uneven(), OPTIONS).found_by) == (34.0, "ilp")
     relaxed(monkeypatch, search=search)
-    solution = solve(uneven, OPTIONS)
-    assert (solution.evaluate(uneven), solution.found_by) == (33.0, found_by)
+    solution = solve(uneven(), OPTIONS)
+    assert (solution.evaluate(uneven()), solution.found_by) == (33.0, found_by)
 
 
 def test_cbc_is_not_asked_where_the_greedy_plan_is_good_enough() -> None:
