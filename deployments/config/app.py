@@ -129,12 +129,7 @@ class ClusterArgs(Args):
         description="Memory of one worker, in MiB, for weights, activations, the handoff buffer and process groups.",
     )
     cpu_threads: int = make_option(WorkerOptions, "num_threads")
-    max_denoising: int | None = make_option(
-        WorkerOptions,
-        "max_denoising",
-        description="Most workers of a node that denoise at once. Without it as many CPU workers do as there are cores "
-        "for `cpu_threads` each, since more would get less done together; GPU workers all do.",
-    )
+    max_denoising: int | None = make_option(WorkerOptions, "max_denoising")
     max_groups: int = make_option(WorkerOptions, "max_groups")
     cpus_per_worker: float = make_option(WorkerOptions, "num_cpus")
 
