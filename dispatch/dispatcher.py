@@ -72,10 +72,12 @@ class IlpDispatcher:
         """The assignments of `decide`, with how good they are."""
         if not view.pending or not view.workers:
             return _NOTHING_TO_DECIDE
+        self._reserver.note(view.pending)
         known, workers = self._snapshot, view.workers
+        if not any(worker.idle for worker in workers):
+            return _NOTHING_TO_DECIDE
         self._snapshot = known.update(workers) if known is not None else take_snapshot(workers, self._memory.find_unit)
         tick = self._build_tick(self._snapshot, view.now_s)
-        self._reserver.note(view.pending)
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
         reserved, load = None, self._reserver.estimate_load(tick)

@@ -23,8 +23,8 @@ from tridentserve.stages import Stage
 
 # The latest arrivals say what is to be expected; with fewer than this there is nothing to go by.
 _MOST_KNOWN, _FEWEST_KNOWN = 200, 10
-# What is expected changes slowly.
-_KEPT_S, _LOAD_KEPT_S = 5.0, 2.0
+# What is expected changes slowly: it is kept for these seconds, and for this share of the time that it is known from.
+_KEPT_S, _LOAD_KEPT_S, _KEPT_SHARE = 5.0, 2.0, 0.01
 
 
 class RecentArrival(NamedTuple):
@@ -131,15 +131,21 @@ class Reserver:
     def estimate_load(self, tick: TickView) -> float:
         """The GPU-seconds that the latest arrivals need at their cheapest degrees, over those that all workers of D had
         since the first of them; 0 as long as there are too few."""
-        if len(self._arrivals) >= _FEWEST_KNOWN and tick.now_s >= self._load_s + _LOAD_KEPT_S:
+        if self._is_old(self._load_s, _LOAD_KEPT_S, tick.now_s):
             needed_s = sum(
-                min(map(_count_gpu_seconds, tick.survey(arrival.work).candidates), default=0.0)
-                for arrival in self._arrivals
+                number * min(map(_count_gpu_seconds, tick.survey(work).candidates), default=0.0)
+                for work, number in Counter(arrival.work for arrival in self._arrivals).items()
             )
             num_workers = sum(len(node) for pool in tick.pools for node in pool.nodes)
             span_s = max(tick.now_s - self._arrivals[0].arrival_s, 1e-3)
             self._load, self._load_s = needed_s / (span_s * max(1, num_workers)), tick.now_s
         return self._load
+
+    def _is_old(self, found_s: float, kept_s: float, now_s: float) -> bool:
+        """True where something that was found at `found_s` is to be found anew, and enough arrivals are known."""
+        if len(self._arrivals) < _FEWEST_KNOWN:
+            return False
+        return now_s >= found_s + max(kept_s, _KEPT_SHARE * (now_s - self._arrivals[0].arrival_s))
 
     def keep(self, snapshot: WorkerSnapshot, tick: TickView) -> ReservedTick | None:
         """Split what should be kept from `snapshot`, of which `tick` is the view. None where nothing is to be kept."""
@@ -164,8 +170,7 @@ class Reserver:
     def _find_reserves(self, tick: TickView) -> Mapping[int, Reserve]:
         """The reserves by pool."""
         pools = [(pool.replicas, sum(len(node) for node in pool.nodes)) for pool in tick.pools]
-        is_old = tick.now_s >= self._found_s + _KEPT_S or pools != self._found_pools
-        if len(self._arrivals) >= _FEWEST_KNOWN and is_old:
+        if self._is_old(self._found_s if pools == self._found_pools else -math.inf, _KEPT_S, tick.now_s):
             found = {index: self._find_reserve(tick, index) for index in range(len(tick.pools))}
             self._found = {index: reserve for index, reserve in found.items() if reserve is not None}
             self._found_s, self._found_pools = tick.now_s, pools

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import example, given
@@ -163,3 +163,18 @@ def test_a_tick_that_only_moves_a_request_has_decided() -> None:
             return []
 
     assert TickPacer().tick(Starts(num_pending=1), 0.0).has_decided
+
+
+def test_without_news_the_time_between_ticks_grows_with_the_time_since_the_last_news() -> None:
+    pacer, times = TickPacer(), [0.0]
+    pacer.note_event(NEWS)
+    while times[-1] < 200.0:
+        pacer.tick(Asked(), times[-1])
+        pacer.note_end(times[-1])
+        times.append(pacer.due_s(1))
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    assert steps == pytest.approx([min(max(0.25, time_s / 4), 10.0) for time_s in times[:-1]])
+    pacer.note_event(NEWS)
+    pacer.tick(Asked(), 200.0)
+    pacer.note_end(200.0)
+    assert pacer.due_s(1) == 200.25

@@ -39,6 +39,10 @@ _MAX_JITTER, _MAX_OVERHEAD_S = 0.1, 0.02
 # A trace is this many times as long as a mean request takes, and has at least this many requests: what a cluster does
 # that is full counts, not how it fills.
 _LENGTH, _FEWEST = 25, 300
+# Chance alone moves the share on time of so few requests by more than policies differ, so a cell has as many traces as
+# have about this many requests together. They are as long as one would be: a longer one would be another load, with
+# more that is late.
+_FEWEST_JUDGED = 1000
 _SPIKE_RATE, _SPIKE_SHARE = (2.0, 5.0), (0.03, 0.1)
 
 
@@ -140,10 +144,23 @@ def _draw_dirichlet(size: int, rng: Random) -> tuple[float, ...]:
     return tuple(part / sum(parts) for part in parts)
 
 
-def make_unseen_trace(cell: UnseenCell, times: StageTimes, recorded: Sequence[Sequence[Arrival]]) -> list[TraceRequest]:
-    """The requests of a cell in order of time, each with its deadline; the same for the same arguments. `recorded`:
-    arrivals of published traces, one of which a cell of that pattern takes a stretch of."""
-    rng = Random(f"unseen trace {cell.seed} {cell.index}")
+def make_unseen_traces(
+    cell: UnseenCell, times: StageTimes, recorded: Sequence[Sequence[Arrival]]
+) -> list[list[TraceRequest]]:
+    """Traces of a cell, each drawn anew: as many as have about a thousand requests together. `recorded`: as in
+    `make_unseen_trace`."""
+    traces = [make_unseen_trace(cell, times, recorded)]
+    while sum(map(len, traces)) + len(traces[0]) / 2 < _FEWEST_JUDGED:
+        traces.append(make_unseen_trace(cell, times, recorded, len(traces)))
+    return traces
+
+
+def make_unseen_trace(
+    cell: UnseenCell, times: StageTimes, recorded: Sequence[Sequence[Arrival]], number: int = 0
+) -> list[TraceRequest]:
+    """The requests of the trace of this number, in order of time, each with its deadline; the same for the same
+    arguments. `recorded`: arrivals of published traces, one of which a cell of that pattern takes a stretch of."""
+    rng = Random(f"unseen trace {cell.seed} {cell.index} {number}")
     kinds = [
         (RequestSpec("", part.model, shape, part.num_inference_steps), number)
         for number, part in enumerate(cell.models)

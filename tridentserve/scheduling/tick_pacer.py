@@ -14,6 +14,8 @@ from tridentserve.scheduling.scheduler import PolicyError
 TICK_S = 0.005
 # While requests wait, the scheduler is asked this often even if nothing has happened: deadlines pass by themselves.
 RETRY_S = 0.25
+# Where nothing happens for long, because steps take long, it is asked less often: at this share of that time more.
+_RETRY_SHARE, _LONGEST_RETRY_S = 1 / 4, 10.0
 
 
 class SchedulerLike(Protocol):
@@ -45,14 +47,14 @@ class TickPacer:
     seconds of any one clock.
 
     A tick follows news at once, but no sooner than `tick_s` after the end of the last tick. While requests wait there
-    is a tick every `retry_s`. A policy that fails ends nothing: running plans continue, requests wait, and the next
-    tick is due as after any other.
+    is a tick every `retry_s`; after a long time without news, whenever that time has grown by a quarter. A policy that
+    fails ends nothing: running plans continue, requests wait, and the next tick is due as after any other.
     """
 
     def __init__(self, tick_s: float = TICK_S, retry_s: float = RETRY_S) -> None:
         self._tick_s = tick_s
         self._retry_s = retry_s
-        self._ended_s = -math.inf
+        self._ended_s = self._news_s = -math.inf
         self._has_news = False
         self._last_failure = ""
 
@@ -71,11 +73,15 @@ class TickPacer:
         `num_pending`: the number of requests that wait for a dispatch now."""
         if self._has_news:
             return self._ended_s + self._tick_s
-        return self._ended_s + self._retry_s if num_pending else math.inf
+        if not num_pending:
+            return math.inf
+        quiet_s = min(_LONGEST_RETRY_S, _RETRY_SHARE * (self._ended_s - self._news_s))
+        return self._ended_s + max(self._retry_s, quiet_s)
 
     def tick(self, scheduler: SchedulerLike, now_s: float) -> TickOutcome:
         """Ask the scheduler. `note_end` must be called when the engine has its answer."""
-        self._has_news = False
+        if self._has_news or self._news_s == -math.inf:
+            self._has_news, self._news_s = False, now_s
         waiting = scheduler.num_pending
         with defer_collections():
             effects, failure = process_event(scheduler, ev.Tick(), now_s)

@@ -15,7 +15,9 @@ and ages by the overtime factor up to a starvation threshold, where it is that o
 grows with the index of the virtual replica, is linear in the length, and orders of magnitude smaller. The equations and
 constants are those that this project has had since its first version. A request that could be in time, on a group with
 which it is not, has the reward of one that is just late: the text leaves that open. So it does which of several groups
-with the same reward is chosen; here the one that ends first, by a weight that is smaller than any penalty.
+with the same reward is chosen; here the one that ends first, by a weight that is smaller than any penalty. And overtime
+factors that differ by less than an eighth count as one, so that requests share variables: at thousands of GPUs most
+requests that are late would have variables of their own.
 """
 
 from __future__ import annotations
@@ -51,6 +53,10 @@ class PaperWeights:
 
 
 PAPER_WEIGHTS = PaperWeights()
+
+# An overtime factor from which a late request has the reward of one in time.
+_AGED = PAPER_WEIGHTS.on_time / PAPER_WEIGHTS.late - 1
+_LEVELS_PER_RUNTIME = 8
 
 
 class _RewardedGroup(NamedTuple):
@@ -96,9 +102,13 @@ class RewardAppraisal(Appraisal):
         ]
 
     def find_standing(self, deadline_s: float) -> Standing:
-        """The number of groups in time, and the overtime factor of the request."""
-        overtime = max(0.0, self.best_finish_s - deadline_s) / self.best_run_s
-        return Standing(bisect_right(self._finishes_s, deadline_s), overtime)
+        """The number of groups in time, and the overtime factor of the request, rounded; above 0 when it is late."""
+        if (overtime := (self.best_finish_s - deadline_s) / self.best_run_s) > 0:
+            levels = math.floor(_LEVELS_PER_RUNTIME * min(overtime, _AGED)) + 0.5
+            level = min(_AGED, levels / _LEVELS_PER_RUNTIME)
+        else:
+            level = 0.0
+        return Standing(bisect_right(self._finishes_s, deadline_s), level)
 
     def compute_values_at(self, standing: Standing) -> Mapping[GroupKind, float]:
         """The objective's coefficients; groups that it could only lose by are left out. `OVERDUE`: the reward of a

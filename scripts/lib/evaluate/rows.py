@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any
 
 from dispatch.solver.ilp import is_cut_short
 from traces.reports.report import compute_percentile
-from tridentserve.engine.simulated import RequestResult, SimulationResult
+from tridentserve.engine.simulated import Counts, RequestResult, SimulationResult
 from tridentserve.errors import OutOfMemoryError
 from tridentserve.plans import PlacementPlan
-from tridentserve.stages import PlacementType
+from tridentserve.stages import PlacementType, Stage
 
 # Throughput is counted in steps of a thirtieth of the trace, of a minute in the paper's half hour.
 _STEPS = 30
@@ -36,8 +37,27 @@ class CellResult:
     """The values for figures over time, ready for JSON; see `make_details`."""
 
 
-def make_row(result: SimulationResult, duration_s: float, bound: int, wall_s: float) -> dict[str, Any]:
-    """The figures of one simulation. Times in seconds; a latency without data is None.
+@dataclass(frozen=True, slots=True)
+class TraceRun:
+    """The simulation of one trace of a cell."""
+
+    result: SimulationResult
+    """The result."""
+    duration_s: float
+    """For how long requests arrived."""
+
+    def list_all_s(self) -> list[float]:
+        """The latencies of all requests; see `make_row`."""
+        end_s = max(self.result.duration_s, self.duration_s)
+        return [
+            end_s - request.arrival_s if request.latency_s is None else request.latency_s
+            for request in self.result.requests
+        ]
+
+
+def make_row(runs: Sequence[TraceRun], bound: int, wall_s: float) -> dict[str, Any]:
+    """The figures of the simulations of one cell, of all their requests together. Times in seconds; a latency without
+    data is None.
 
     `mean_s` and percentiles are of completed requests: they flatter a policy that fails the long ones. `mean_all_s`
     and `p95_all_s` count each request without a result as if it had ended when the simulation did (not before the
@@ -45,11 +65,9 @@ def make_row(result: SimulationResult, duration_s: float, bound: int, wall_s: fl
     stages that went to another worker. `ooms` are requests that ended so.
     `cut_short` counts decisions of solves that hit their time limit: on another machine they may be others.
     """
-    end_s = max(result.duration_s, duration_s)
+    result = _join([run.result for run in runs])
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
-    all_s = [
-        end_s - request.arrival_s if request.latency_s is None else request.latency_s for request in result.requests
-    ]
+    all_s = [latency_s for run in runs for latency_s in run.list_all_s()]
     number, outcomes, counts = len(result.requests), result.outcomes, result.counts
     unfinished = outcomes["unfinished"]
     shares = {f"{virtual.value.lower()}_share": share for virtual, share in result.virtual_replica_shares.items()}
@@ -77,35 +95,59 @@ def make_row(result: SimulationResult, duration_s: float, bound: int, wall_s: fl
     }
 
 
-def make_details(result: SimulationResult, duration_s: float) -> dict[str, Any]:
+def make_details(runs: Sequence[TraceRun]) -> dict[str, Any]:
     """`latency_percentiles_s`: 0 to 100, of completed requests. `throughput`: [time_s, requests finished per second],
-    in steps of a thirtieth of the trace. `placements`: [since_s, {placement type: workers}], `none` for workers that
-    hold nothing. `models`: for each model the share of its requests on time, and their mean wait for their first stage.
-    `latency_per_work_s`: the mean of latency over denoising steps x tokens, of completed requests."""
+    in steps of a thirtieth of the traces, which follow each other. `placements`: [since_s, {placement type: workers}],
+    `none` for workers that hold nothing. `models`: for each model the share of its requests on time, and their mean
+    wait for their first stage. `latency_per_work_s`: the mean of latency over denoising steps x tokens, of completed
+    requests."""
+    result = _join([run.result for run in runs])
     latencies = [request.latency_s for request in result.requests if request.latency_s is not None]
     return {
         "latency_percentiles_s": [compute_percentile(latencies, percent) for percent in range(101)]
         if latencies
         else [],
-        "throughput": _compute_throughput(result, duration_s / _STEPS),
+        "throughput": _compute_throughput(result, sum(run.duration_s for run in runs) / _STEPS),
         "placements": [[since_s, count_types(plan)] for since_s, plan in result.placements],
-        "models": _describe_models(result),
+        "models": _describe_models(runs),
         "latency_per_work_s": _compute_latency_per_work(result),
     }
 
 
-def _describe_models(result: SimulationResult) -> dict[str, dict[str, float]]:
+def _join(results: Sequence[SimulationResult]) -> SimulationResult:
+    """Simulations that follow each other, as one. Plans and timelines, which are not kept here, are left out."""
+    if len(results) == 1:
+        return results[0]
+    counts, busy_seconds, start_s = Counts(), Counter[Stage](), 0.0
+    requests: list[RequestResult] = []
+    placements: list[tuple[float, PlacementPlan]] = []
+    for result in results:
+        for each in fields(Counts):
+            setattr(counts, each.name, getattr(counts, each.name) + getattr(result.counts, each.name))
+        busy_seconds.update(result.busy_seconds)
+        requests += [_shift(request, start_s) for request in result.requests]
+        placements += [(start_s + since_s, plan) for since_s, plan in result.placements]
+        start_s += result.duration_s
+    return SimulationResult(requests, counts, start_s, results[0].num_workers, dict(busy_seconds), placements)
+
+
+def _shift(request: RequestResult, by_s: float) -> RequestResult:
+    """A request that came later by this many seconds."""
+    end_s, start_s = (None if time_s is None else time_s + by_s for time_s in (request.end_s, request.start_s))
+    return replace(request, arrival_s=request.arrival_s + by_s, end_s=end_s, start_s=start_s, timeline=())
+
+
+def _describe_models(runs: Sequence[TraceRun]) -> dict[str, dict[str, float]]:
     """A request that never started waited until the end."""
-    requests: defaultdict[str, list[RequestResult]] = defaultdict(list)
-    for request in result.requests:
-        requests[request.spec.model].append(request)
-    end_s = result.duration_s
+    on_time: defaultdict[str, list[bool]] = defaultdict(list)
+    waits_s: defaultdict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for request in run.result.requests:
+            start_s = run.result.duration_s if request.start_s is None else request.start_s
+            on_time[request.spec.model].append(request.slo_met)
+            waits_s[request.spec.model].append(start_s - request.arrival_s)
     return {
-        model: {
-            "slo_attainment": fmean(each.slo_met for each in ours),
-            "wait_s": fmean((end_s if each.start_s is None else each.start_s) - each.arrival_s for each in ours),
-        }
-        for model, ours in sorted(requests.items())
+        model: {"slo_attainment": fmean(on_time[model]), "wait_s": fmean(waits_s[model])} for model in sorted(on_time)
     }
 
 

@@ -1,11 +1,11 @@
-"""The scene that all policies of a cell serve: the cluster, the trace with its deadlines, and the bound; and one policy
-that serves it."""
+"""The scenes that all policies of a cell serve: the cluster, a trace with its deadlines, and the bound; and one policy
+that serves them."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from deployments.assembly.simulation import (
 )
 from lib.evaluate.cells import MIXED, Cell, Settings
 from lib.evaluate.related_systems.settings import RELATED
-from lib.evaluate.rows import CellResult, make_details, make_row
+from lib.evaluate.rows import CellResult, TraceRun, make_details, make_row
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel, keep_diffuse_only, load_tables
 from profiler.loading import TableSource
@@ -28,7 +28,7 @@ from traces.reports.bound import bound_on_time
 from traces.simulated import make_arrivals
 from traces.workloads.arrivals import Arrival
 from traces.workloads.named import DIURNAL, DURATION_S, WORKLOADS, make_workload
-from traces.workloads.unseen import make_unseen_trace
+from traces.workloads.unseen import make_unseen_traces
 from tridentserve.engine.simulated import SimulationOptions, TimedRequest
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
@@ -38,7 +38,7 @@ _FEWEST = 10
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All of a cell but the policy."""
+    """All of a cell but the policy, with one of its traces."""
 
     arrivals: tuple[TimedRequest, ...]
     """The requests, each with its deadline by the profile as it stands."""
@@ -54,37 +54,38 @@ class Scene:
 
 
 def run_cell(cell: Cell, settings: Settings) -> CellResult:
-    """Simulates one cell. Raises what `simulate` raises."""
-    scene = _make_scene(replace(cell, policy=""), settings)
+    """Simulates one cell, on each of its traces. Raises what `simulate` raises."""
+    scenes = _make_scenes(replace(cell, policy=""), settings)
     options = settings.make_options(cell.policy)
     start_s = time.perf_counter()
-    simulation = assemble_simulation(
-        scene.arrivals,
-        SimulationSetup(
-            scene.cluster.list_workers(),
-            scene.make_times,
-            options,
-            engine=scene.engine,
-        ),
-    )
-    result = simulation.engine.run(scene.arrivals)
+    runs = []
+    for scene in scenes:
+        simulation = assemble_simulation(
+            scene.arrivals,
+            SimulationSetup(
+                scene.cluster.list_workers(),
+                scene.make_times,
+                options,
+                engine=scene.engine,
+            ),
+        )
+        runs.append(TraceRun(simulation.engine.run(scene.arrivals), scene.duration_s))
     wall_s = time.perf_counter() - start_s
-    parameters: dict[str, Any] = {**asdict(cell), "gpus": len(scene.cluster.list_workers())}
-    parameters |= {"duration_s": scene.duration_s, "parameters": scene.parameters}
+    parameters: dict[str, Any] = {**asdict(cell), "gpus": len(scenes[0].cluster.list_workers())}
+    parameters |= {"duration_s": sum(run.duration_s for run in runs), "parameters": scenes[0].parameters}
     parameters["options"] = json.dumps(simulation.describe())
-    return CellResult(
-        parameters | make_row(result, scene.duration_s, scene.bound, wall_s), make_details(result, scene.duration_s)
-    )
+    row = make_row(runs, sum(scene.bound for scene in scenes), wall_s)
+    return CellResult(parameters | row, make_details(runs))
 
 
 @lru_cache(maxsize=2)
-def _make_scene(cell: Cell, settings: Settings) -> Scene:
-    """The same for all policies, so that it is made once for those of a cell that follow each other."""
+def _make_scenes(cell: Cell, settings: Settings) -> Sequence[Scene]:
+    """The same for all policies, so that they are made once for those of a cell that follow each other."""
     if cell.is_unseen:
-        return _make_unseen_scene(cell, settings)
+        return tuple(_make_unseen_scenes(cell, settings))
     if cell.workload in RELATED:
-        return _make_related_scene(cell, settings)
-    return _make_named_scene(cell, settings)
+        return (_make_related_scene(cell, settings),)
+    return (_make_named_scene(cell, settings),)
 
 
 def _make_named_scene(cell: Cell, settings: Settings) -> Scene:
@@ -134,7 +135,8 @@ def _make_related_scene(cell: Cell, settings: Settings) -> Scene:
     return Scene(arrivals, bound, cluster, make_times, engine, duration_s, parameters)
 
 
-def _make_unseen_scene(cell: Cell, settings: Settings) -> Scene:
+def _make_unseen_scenes(cell: Cell, settings: Settings) -> Iterator[Scene]:
+    """One scene for each trace of the cell."""
     drawn = cell.draw_unseen(settings)
     cluster = replace(settings, gpus=drawn.gpus).read_cluster_spec()
     profiles: list[TableSource] = [settings.profiles]
@@ -142,17 +144,18 @@ def _make_unseen_scene(cell: Cell, settings: Settings) -> Scene:
         profiles = [keep_diffuse_only(table) for table in load_tables(profiles)]
     make_times = load_times(cluster, profiles)
     times = make_times()
-    requests = make_unseen_trace(drawn, times, _read_recorded(settings.recorded) if settings.recorded else ())
-    arrivals = tuple(make_arrivals(requests, times.models))
-    engine = SimulationOptions(
-        solve_time=settings.solve_time_s,
-        seed=cell.trace_seed,
-        jitter=drawn.jitter,
-        plan_overhead_s=drawn.overhead_s,
-        report_overhead_s=drawn.overhead_s,
-    )
-    bound = bound_on_time(arrivals, times, drawn.gpus)
-    return Scene(arrivals, bound, cluster, make_times, engine, arrivals[-1][0], json.dumps(asdict(drawn)))
+    recorded = _read_recorded(settings.recorded) if settings.recorded else ()
+    for number, requests in enumerate(make_unseen_traces(drawn, times, recorded)):
+        arrivals = tuple(make_arrivals(requests, times.models))
+        engine = SimulationOptions(
+            solve_time=settings.solve_time_s,
+            seed=cell.trace_seed + number,
+            jitter=drawn.jitter,
+            plan_overhead_s=drawn.overhead_s,
+            report_overhead_s=drawn.overhead_s,
+        )
+        bound = bound_on_time(arrivals, times, drawn.gpus)
+        yield Scene(arrivals, bound, cluster, make_times, engine, arrivals[-1][0], json.dumps(asdict(drawn)))
 
 
 @lru_cache(maxsize=1)

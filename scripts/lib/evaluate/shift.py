@@ -23,7 +23,7 @@ from deployments.assembly.simulation import (
 )
 from dispatch.options import DEFAULT_POLICY
 from lib.evaluate.cells import Settings
-from lib.evaluate.rows import count_types, make_row
+from lib.evaluate.rows import TraceRun, count_types, make_row
 from lib.evaluate.tables import Table
 from profiler import CostModel
 from traces.simulated import make_arrivals
@@ -71,7 +71,7 @@ class _ShiftScene:
         arrivals = [*self.phases[0], *self.phases[1]]
         options = self.settings.make_options(policy)
         result = simulate(arrivals, SimulationSetup(self.workers, self.make_times, options, placement=placement))
-        row = make_row(result, self.settings.duration_s, len(arrivals), 0.0)
+        row = make_row([TraceRun(result, self.settings.duration_s)], len(arrivals), 0.0)
         placed = ", then ".join(f"{_describe(plan)} at {since_s:.0f} s" for since_s, plan in result.placements)
         return {name: row[name] for name in _FIGURES} | {"placements": placed}
 

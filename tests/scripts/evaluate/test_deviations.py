@@ -55,6 +55,7 @@ def test_cells_without_all_policies_do_not_count() -> None:
 def test_the_command_runs_them_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("traces.workloads.unseen._FEWEST_JUDGED", 1)
     monkeypatch.setattr("traces.workloads.unseen._FEWEST", 6)
     monkeypatch.setattr("traces.workloads.unseen._LENGTH", 0.1)
     options = ["--unseen", "11", "--cells", "10", "--seed", "7", "--deviations", "--jobs", "1", "--out", str(tmp_path)]

@@ -11,7 +11,7 @@ import pytest
 from lib.evaluate.cells import MIXED, list_cells
 from lib.evaluate.plots import draw_plots
 from lib.evaluate.report import make_tables, write_csv
-from lib.evaluate.rows import COLUMNS, count_types, make_row
+from lib.evaluate.rows import COLUMNS, TraceRun, count_types, make_details, make_row
 from lib.evaluate.runner import run_cells
 from lib.evaluate.store import Store
 from lib.evaluate.tables import compute_means, make_cells_table, make_claims_table, make_ratios_table, summarize
@@ -77,7 +77,7 @@ def request(index: int, end_s: float | None, outcome: str) -> RequestResult:
 
 def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
     result = result_of(request(0, 14.0, "finished"), request(1, 12.0, "out_of_memory"), request(2, None, "unfinished"))
-    row = make_row(result, duration_s=30.0, bound=3, wall_s=1.0)
+    row = make_row([TraceRun(result, 30.0)], bound=3, wall_s=1.0)
     assert (row["mean_s"], row["p95_s"]) == (4.0, 4.0)
     assert row["mean_all_s"] == pytest.approx((4.0 + 30.0 + 30.0) / 3)
     assert (row["completed"], row["failed"], row["ooms"], row["unfinished"]) == (1, 1, 1, 1)
@@ -87,8 +87,24 @@ def test_a_row_counts_requests_without_a_result_until_the_end() -> None:
     assert set(row) < set(COLUMNS)
 
 
+def test_the_traces_of_a_cell_count_as_one() -> None:
+    runs = [
+        TraceRun(result_of(request(0, 14.0, "finished"), request(1, None, "unfinished")), 60.0),
+        TraceRun(result_of(request(2, 40.0, "finished")), 30.0),
+    ]
+    row = make_row(runs, bound=2, wall_s=1.0)
+    assert (row["requests"], row["unfinished"], row["placement_switches"], row["cut_short"]) == (3, 1, 6, 4)
+    assert row["slo_attainment"] == pytest.approx(1 / 3)
+    assert row["mean_all_s"] == pytest.approx((4.0 + 50.0 + 30.0) / 3)
+    assert row["bound_attainment"] == pytest.approx(2 / 3)
+    assert (row["end_s"], row["utilisation"]) == (80.0, 0.5)
+    details = make_details(runs)
+    assert [since_s for since_s, _ in details["throughput"]][-1] > 40.0  # the second follows the first
+    assert details["models"]["one"] == {"slo_attainment": pytest.approx(1 / 3), "wait_s": pytest.approx(30.0)}
+
+
 def test_a_policy_that_finishes_nothing_has_no_latency_but_a_row() -> None:
-    row = make_row(result_of(request(0, 12.0, "out_of_memory")), duration_s=60.0, bound=0, wall_s=1.0)
+    row = make_row([TraceRun(result_of(request(0, 12.0, "out_of_memory")), 60.0)], bound=0, wall_s=1.0)
     assert row["mean_s"] is None
     assert row["mean_all_s"] == 50.0
 

@@ -92,6 +92,7 @@ def test_all_policies_of_a_cell_meet_the_same_trace() -> None:
 def test_the_command_draws_cells_and_compares_policies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("traces.workloads.unseen._FEWEST_JUDGED", 20)
     monkeypatch.setattr("traces.workloads.unseen._FEWEST", 12)
     monkeypatch.setattr("traces.workloads.unseen._LENGTH", 1)
     options = ["--unseen", "2", "--seed", "5", "--policies", "segments", "b4", "--jobs", "1", "--out", str(tmp_path)]
@@ -112,6 +113,7 @@ def test_the_command_draws_cells_and_compares_policies(
 def test_a_table_keeps_cells_from_run_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("traces.workloads.unseen._FEWEST_JUDGED", 20)
     monkeypatch.setattr("traces.workloads.unseen._FEWEST", 12)
     monkeypatch.setattr("traces.workloads.unseen._LENGTH", 1)
     path = tmp_path / "new" / "cells.csv"

@@ -6,7 +6,7 @@ import pytest
 
 from profiler import CostModel, load_tables
 from traces.workloads.arrivals import Arrival
-from traces.workloads.unseen import UnseenCell, draw_cell, make_unseen_trace
+from traces.workloads.unseen import UnseenCell, draw_cell, make_unseen_trace, make_unseen_traces
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
@@ -88,3 +88,13 @@ def test_a_phase_has_a_mix_of_its_own() -> None:
     assert first != second
     for weights in (first, second):
         assert sum(weights) == pytest.approx(1)
+
+
+def test_a_cell_of_few_requests_has_several_traces_and_one_of_many_a_single_one() -> None:
+    few = find_cell("poisson")
+    traces = make_unseen_traces(few, TIMES, ())
+    assert 850 <= sum(map(len, traces)) <= 1150
+    assert len({tuple(request.timestamp_s for request in trace) for trace in traces}) == len(traces) > 1
+    assert traces == make_unseen_traces(few, TIMES, ())
+    many = next(cell for cell in CELLS if cell.gpus == 256)
+    assert len(make_unseen_traces(many, TIMES, ())) == 1
