@@ -79,7 +79,15 @@ def test_the_sum_counts_the_cells_in_which_another_policy_has_more_on_time() -> 
         ours[f"gap: {name} (1 cells)"].split()[0] for name in ("full cost, bound near", "full cost, others", "D alone")
     ]
     assert gaps == ["0.100", "0.000", "0.005"]
-    assert ours["mean latency over the best"].startswith("1.000 (")
+    assert ours["mean over the shortest"].startswith("1.000 (")
+
+
+def test_latencies_are_compared_with_the_policy_that_has_the_most_on_time_and_with_the_shortest() -> None:
+    cell = {"ours": (0.90, 4.0), "b4": (0.80, 2.0), "b6": (0.50, 1.0)}
+    ours, b4, _ = sum_up_unseen(make_rows([(False, 1.0, cell)]), list(cell)).to_records()
+    ratios = [f"{figure} over {other}" for figure in ("mean", "P95") for other in ("the rival's", "the shortest")]
+    assert [ours[ratio].split()[0] for ratio in ratios] == ["2.000", "4.000"] * 2
+    assert [b4[ratio].split()[0] for ratio in ratios] == ["0.500", "2.000"] * 2
 
 
 def test_all_policies_of_a_cell_meet_the_same_trace() -> None:

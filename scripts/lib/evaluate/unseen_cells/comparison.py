@@ -20,6 +20,8 @@ _CONFIDENCE = 0.95
 
 # The rows of one cell by policy.
 CellRows = dict[str, UnseenRow]
+Latency = Literal["mean_s", "p95_s"]
+_LATENCIES: tuple[Latency, ...] = ("mean_s", "p95_s")
 
 
 def compare_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[Table]:
@@ -48,15 +50,20 @@ def sum_up_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> Table:
                 f"{fmean(cell[policy].on_time for cell in cells):.3f}",
                 *(show_mean([find_lack(cell, policy) for cell in group]) for _, group in groups),
                 *(f"{sum(lack > limit for lack in behind)}" for limit in (_BETTER, _MUCH_BETTER)),
-                *(show_median([divide_by_best(cell, policy, name) for cell in cells]) for name in ("mean_s", "p95_s")),
+                *(
+                    show_median([divide(cell, policy, name) for cell in cells])
+                    for name in _LATENCIES
+                    for divide in (divide_by_rival, divide_by_best)
+                ),
             )
         )
     header = (
         *("policy", "on time", *(f"gap: {name} ({len(group)} cells)" for name, group in groups)),
         *(f"behind another by over {limit:g}" for limit in (_BETTER, _MUCH_BETTER)),
-        *("mean latency over the best", "P95 over the best"),
+        *(f"{name} over {other}" for name in ("mean", "P95") for other in ("the rival's", "the shortest")),
     )
-    return Table(f"{len(cells)} unseen cells", header, tuple(shown), _describe_figures())
+    rivals = "The rival of a policy in a cell is the one with the most requests on time of all others."
+    return Table(f"{len(cells)} unseen cells", header, tuple(shown), f"{_describe_figures()} {rivals}")
 
 
 def group_by_cell(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[CellRows]:
@@ -98,7 +105,7 @@ def _make_gaps_table(title: str, cells: Sequence[CellRows], policies: Sequence[s
         )
     header = (
         *("policy", f"gap to the bound ({len(tight)} cells)", "worst", f"to the best policy ({len(loose)} cells)"),
-        *("worst", "mean latency over the best", "P95 over the best", "on time", "switches"),
+        *("worst", "mean over the shortest", "P95 over the shortest", "on time", "switches"),
     )
     return Table(title, header, tuple(rows), _describe_figures())
 
@@ -106,8 +113,8 @@ def _make_gaps_table(title: str, cells: Sequence[CellRows], policies: Sequence[s
 def _describe_figures() -> str:
     return (
         f"Gaps are of the share of requests on time. The bound counts where some policy is within {_TIGHT:g} of it; in "
-        f"the other cells the best policy does. Latencies count all requests, as the median of the ratios to the best "
-        f"policy of each cell. Brackets: {_CONFIDENCE:.0%} intervals, by resampling the cells."
+        f"the other cells the best policy does. Latencies count all requests, as medians over the cells of the ratio "
+        f"to the shortest of all policies. Brackets: {_CONFIDENCE:.0%} intervals, by resampling the cells."
     )
 
 
@@ -148,8 +155,15 @@ def _get_bound(cell: CellRows) -> float:
     return next(iter(cell.values())).bound
 
 
-def divide_by_best(cell: CellRows, policy: str, figure: Literal["mean_s", "p95_s"]) -> float:
-    """A latency of a policy over the shortest one of all policies."""
+def divide_by_rival(cell: CellRows, policy: str, figure: Latency) -> float:
+    """A latency of a policy over that of the other one with the most requests on time, of several the faster one."""
+    others = [row for name, row in cell.items() if name != policy] or [cell[policy]]
+    rival = max(others, key=lambda row: (row.on_time, -row.mean_s))
+    return float(getattr(cell[policy], figure)) / float(getattr(rival, figure))
+
+
+def divide_by_best(cell: CellRows, policy: str, figure: Latency) -> float:
+    """A latency of a policy over the shortest one of all policies, however many requests that one has on time."""
     best: float = min(getattr(row, figure) for row in cell.values())
     return float(getattr(cell[policy], figure)) / best
 
