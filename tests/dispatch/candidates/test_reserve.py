@@ -131,6 +131,20 @@ def test_a_node_is_left_for_what_needs_its_optimal_degree() -> None:
     assert kept(reserve(many, views, options=wide)) == ["n0-w0", "n0-w1"]
 
 
+@pytest.mark.parametrize(("wide", "number"), [(8, 1), (11, 1), (12, 0), (20, 0)])
+def test_nothing_is_kept_where_that_would_make_more_late_than_it_saves(wide: int, number: int) -> None:
+    """Four steps of 40 s: only both workers of the only node end them within 85 s. Twelve requests are short."""
+    pressed = [request(f"wide {i}", HUGE, 85.0, steps=4, arrival_s=0.5) for i in range(wide)]
+    tick = reserve([*past(), *pressed], workers(2, "EDC"), options=DispatchOptions(time_limit_s=30.0))
+    assert len(kept(tick)) == number
+
+
+def test_workers_are_kept_where_other_nodes_have_room_for_what_needs_a_whole_one() -> None:
+    pressed = [request(f"wide {i}", HUGE, 85.0, steps=4, arrival_s=0.5) for i in range(20)]
+    views = [*workers(2, "EDC"), *workers(2, "EDC", node="n1")]
+    assert kept(reserve([*past(), *pressed], views, options=DispatchOptions(time_limit_s=30.0)))
+
+
 def test_units_of_several_workers_are_not_kept() -> None:
     views = [replace(view, place=i) for i, view in enumerate(workers(8, "EDC"))]
     wide = replace(OPTIONS, max_degree=2)
