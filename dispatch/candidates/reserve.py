@@ -35,6 +35,19 @@ class RecentArrival(NamedTuple):
     patience_s: float
 
 
+class _Wait(NamedTuple):
+    """How long a request that can be in time could have waited for workers."""
+
+    slack_s: float
+    """Seconds that it could have waited."""
+    work_s: float
+    """The GPU-seconds that it takes at `degree`."""
+    model: str
+    """Its model."""
+    degree: int
+    """The narrowest degree at which it can be in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """The workers of a pool that are kept for short requests."""
@@ -184,8 +197,7 @@ class Reserver:
         num_workers = sum(len(node) for node in pool.nodes)
         gpu_seconds = blocked = 0.0
         narrowest = 1
-        waits: list[tuple[float, float, str, int]] = []
-        needed: Counter[int] = Counter()
+        waits: list[_Wait] = []
         for arrival in self._arrivals:
             candidates = [c for c in tick.survey(arrival.work).candidates if c.group.pool == index]
             if not candidates:
@@ -199,8 +211,7 @@ class Reserver:
             slack_s = arrival.patience_s - min(c.run_s for c in candidates)
             if slack_s >= 0:
                 first = min((c for c in candidates if c.run_s <= arrival.patience_s), key=lambda c: c.group.degree)
-                needed[first.group.degree] += 1
-                waits.append((slack_s, first.group.degree * first.run_s, arrival.work.model, first.group.degree))
+                waits.append(_Wait(slack_s, first.group.degree * first.run_s, arrival.work.model, first.group.degree))
         # What has waited for longer than all of these must find as many workers as it needs, too. A hopeless request
         # has its optimal degree alone; where the pool is one node, `_OtherWorkers` makes that one narrower.
         has_nodes = len(pool.nodes) > 1
@@ -211,26 +222,25 @@ class Reserver:
                 narrowest = max(narrowest, max((c.group.degree for c in mine if c.efficient), default=1))
         # Where all are busy, this is the mean time until some worker is free: half of what runs, over their number.
         wait_s = blocked / (2 * gpu_seconds * num_workers) if gpu_seconds else 0.0
-        short = sorted(wait for wait in waits if wait[0] < wait_s)
+        short = sorted(wait for wait in waits if wait.slack_s < wait_s)
         if not short:
             return None
         span_s = max(tick.now_s - self._arrivals[0].arrival_s, 1e-3)
-        busy = sum(work_s for _, work_s, _, _ in short) / span_s
+        busy = sum(wait.work_s for wait in short) / span_s
         # As many as the short requests keep busy, and for bursts the square root of that.
         count = min(math.ceil(busy + math.sqrt(busy)), num_workers - narrowest)
         if not has_nodes:
-            count = _limit_to_gain(count, num_workers, Counter(degree for *_, degree in short), needed)
-        model = Counter(model for _, _, model, _ in short).most_common(1)[0][0]
-        return Reserve(count, tuple(slack_s for slack_s, *_ in short), span_s, model) if count > 0 else None
+            count = _limit_to_gain(count, num_workers, short, waits)
+        model = Counter(wait.model for wait in short).most_common(1)[0][0]
+        return Reserve(count, tuple(wait.slack_s for wait in short), span_s, model) if count > 0 else None
 
 
-def _limit_to_gain(count: int, num_workers: int, short: Mapping[int, int], needed: Mapping[int, int]) -> int:
+def _limit_to_gain(count: int, num_workers: int, short: Sequence[_Wait], waits: Sequence[_Wait]) -> int:
     """At most as many workers of a single node as make fewer requests late than there are short ones to save: groups
-    wider than the workers that are left cannot be formed there. `short`, `needed`: the numbers of short requests and
-    of all that can be in time, by the narrowest degree at which they can."""
+    wider than the workers that are left cannot be formed there. `waits`: of all that can be in time."""
     for kept in range(count, 0, -1):
-        saved = sum(number for degree, number in short.items() if degree <= num_workers - kept)
-        if sum(number for degree, number in needed.items() if degree > num_workers - kept) < saved:
+        saved = sum(wait.degree <= num_workers - kept for wait in short)
+        if sum(wait.degree > num_workers - kept for wait in waits) < saved:
             return kept
     return 0
 
