@@ -36,7 +36,7 @@ class RecentArrival(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """How long a request that can be in time could have waited for workers."""
+    """The wait for workers that a request could have had and still be in time."""
 
     slack_s: float
     """Seconds that it could have waited."""
