@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dispatch.assignment.assigning import Assigner, Choice
 from dispatch.assignment.batching import Batches, batch_first
+from dispatch.candidates.arrivals import RecentArrivals
 from dispatch.candidates.calm import LossMemory
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
@@ -44,7 +45,7 @@ _NOTHING_TO_DECIDE = TickPlan((), gap=0.0)
 class IlpDispatcher:
     """Satisfies `tridentserve.protocols.Dispatcher`. The same views in the same order give the same assignments, unless
     the solver's time limit cuts a search short. Of what is past, only the latest arrivals count
-    (`dispatch.candidates.reserve`), when a request was last lost (`dispatch.candidates.calm`), and what was given to
+    (`dispatch.candidates.arrivals`), when a request was last lost (`dispatch.candidates.calm`), and what was given to
     models with shares (`dispatch.candidates.weights`) and to requests that were long overdue
     (`dispatch.candidates.overdue`); what else is kept between calls saves time."""
 
@@ -56,7 +57,8 @@ class IlpDispatcher:
         self._options = options or DispatchOptions()
         self._memory = MemoryCheck(times, self._options)
         self._snapshot: WorkerSnapshot | None = None
-        self._reserver = Reserver(self._options.segment_s)
+        self._arrivals = RecentArrivals(self._options)
+        self._reserver = Reserver(self._arrivals)
         self._weights = ModelWeights(self._options)
         self._work = KnownWork()
         self._losses = LossMemory(self._options.objective.calm)
@@ -72,7 +74,7 @@ class IlpDispatcher:
         """The assignments of `decide`, with how good they are."""
         if not view.pending or not view.workers:
             return _NOTHING_TO_DECIDE
-        self._reserver.note(view.pending)
+        self._arrivals.note(view.pending)
         known, workers = self._snapshot, view.workers
         if not any(worker.idle for worker in workers):
             return _NOTHING_TO_DECIDE
@@ -80,8 +82,9 @@ class IlpDispatcher:
         tick = self._build_tick(self._snapshot, view.now_s)
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
-        reserved, load = None, self._reserver.estimate_load(tick)
-        if self._options.keep_free and (reserved := self._reserver.keep(self._snapshot, tick)) is not None:
+        load, segment_s = self._arrivals.expect(tick)
+        reserved = self._reserver.keep(self._snapshot, tick, segment_s) if self._options.keep_free else None
+        if reserved is not None:
             tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
         self._work.forget_others(view.pending)
         waiting = group_by_work(view.pending, tick.list_idle_models(), self._work.find)
@@ -99,7 +102,7 @@ class IlpDispatcher:
         if not problem.classes:
             return _NOTHING_TO_DECIDE
         solution = solve(problem, self._options)
-        assigner = Assigner(self._times, self._options, tick, waiting, batches)
+        assigner = Assigner(self._times, self._options, tick, waiting, batches, segment_s)
         assignments = assigner.assign(_list_choices(solution, members, tick), solution.found_by)
         self._weights.note(waiting, assignments, view.now_s)
         self._turns.note(assignments, view.now_s)

@@ -146,7 +146,13 @@ class DispatchOptions:
     segment_s: float = Field(
         default=1.0,
         gt=0,
-        description="Seconds of D after which it is decided anew which workers a request has; at least one step.",
+        description="Most seconds of D after which it is decided anew which workers a request has; at least one step.",
+    )
+    least_segment_s: float = Field(
+        default=0.25,
+        gt=0,
+        description="Least seconds of that: where requests can hardly wait for a worker, it is decided anew more often "
+        "(`dispatch.candidates.arrivals`). Each time costs a plan, which takes milliseconds.",
     )
     objective: ValueOptions = Field(default_factory=ValueOptions, description="The values of groups.")
 

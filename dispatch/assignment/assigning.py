@@ -121,13 +121,20 @@ class Assigner:
     """Makes the assignments of one tick."""
 
     def __init__(
-        self, times: StageTimes, options: DispatchOptions, tick: TickView, waiting: Waiting, batches: Batches
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        tick: TickView,
+        waiting: Waiting,
+        batches: Batches,
+        segment_s: float,
     ) -> None:
-        """`batches`: those that were formed before the solve."""
+        """`batches`: those that were formed before the solve. `segment_s`: seconds of D until it is decided anew who
+        gets the workers."""
         self._batches = batches
         self._times = times
         self._max_batch = options.batch_limit
-        self._segment_s = options.segment_s
+        self._segment_s = segment_s
         self._segments: dict[tuple[float, int], _Segment] = {}
         self._tick = tick
         self._waiting = waiting

@@ -1,4 +1,4 @@
-"""The load that the latest arrivals make, and workers that are kept free for requests with short deadlines.
+"""Workers that are kept free for requests with short deadlines.
 
 Nothing stops a step of D, or C. Requests that have less slack than the steps of others take are late unless a worker is
 free soon whenever they come. On many workers one always is; on a few, as many as these requests need are kept from work
@@ -8,31 +8,22 @@ that takes long, where it makes more requests late than it finishes.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from dispatch.candidates.arrivals import RecentArrivals
 from dispatch.candidates.candidate import Candidate, PoolRule
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Work
 from dispatch.workers.pools import Pool, WorkerSnapshot
 from tridentserve.plans import Replica, WorkerId
-from tridentserve.protocols import PendingRequest, WorkerView
+from tridentserve.protocols import WorkerView
 from tridentserve.stages import Stage
 
-# The latest arrivals say what is to be expected; with fewer than this there is nothing to go by.
-_MOST_KNOWN, _FEWEST_KNOWN = 200, 10
-# What is expected changes slowly: it is kept for these seconds, and for this share of the time that it is known from.
-_KEPT_S, _LOAD_KEPT_S, _KEPT_SHARE = 5.0, 2.0, 0.01
-
-
-class RecentArrival(NamedTuple):
-    """A request that has arrived, and how long after that its deadline is."""
-
-    arrival_s: float
-    work: Work
-    patience_s: float
+# What is to be kept changes slowly: it is found anew after these seconds, or later (`RecentArrivals.is_old`).
+_KEPT_S = 5.0
 
 
 class _Wait(NamedTuple):
@@ -118,60 +109,27 @@ def compute_held_seconds(work: Work, candidate: Candidate, segment_s: float) -> 
 
 
 class Reserver:
-    """Remembers the latest arrivals, and says how much load they make, and how many workers of each pool to keep for
-    requests like them."""
+    """Says how many workers of each pool to keep for requests like the latest arrivals."""
 
-    def __init__(self, segment_s: float) -> None:
-        self._segment_s = segment_s
-        self._arrivals: deque[RecentArrival] = deque(maxlen=_MOST_KNOWN)
-        self._load = 0.0
-        self._load_s = -math.inf
-        self._latest_s = -math.inf
+    def __init__(self, arrivals: RecentArrivals) -> None:
+        self._arrivals = arrivals
         self._found: Mapping[int, Reserve] = {}
         self._found_s = -math.inf
         self._found_pools: list[tuple[frozenset[Replica], int]] = []
-        self._waiting: Collection[PendingRequest] = ()
 
-    def note(self, pending: Collection[PendingRequest]) -> None:
-        """Remember the requests that have arrived since the last call."""
-        self._waiting = pending
-        new = [request for request in pending if request.arrival_s > self._latest_s]
-        for request in sorted(new, key=lambda request: (request.arrival_s, request.spec.request_id)):
-            patience_s = request.deadline_s - request.arrival_s
-            self._arrivals.append(RecentArrival(request.arrival_s, Work.from_spec(request.spec), patience_s))
-            self._latest_s = request.arrival_s
-
-    def estimate_load(self, tick: TickView) -> float:
-        """The GPU-seconds that the latest arrivals need at their cheapest degrees, over those that all workers of D had
-        since the first of them; 0 as long as there are too few."""
-        if self._is_old(self._load_s, _LOAD_KEPT_S, tick.now_s):
-            needed_s = sum(
-                number * min(map(_count_gpu_seconds, tick.survey(work).candidates), default=0.0)
-                for work, number in Counter(arrival.work for arrival in self._arrivals).items()
-            )
-            num_workers = sum(len(node) for pool in tick.pools for node in pool.nodes)
-            span_s = max(tick.now_s - self._arrivals[0].arrival_s, 1e-3)
-            self._load, self._load_s = needed_s / (span_s * max(1, num_workers)), tick.now_s
-        return self._load
-
-    def _is_old(self, found_s: float, kept_s: float, now_s: float) -> bool:
-        """True where something that was found at `found_s` is to be found anew, and enough arrivals are known."""
-        if len(self._arrivals) < _FEWEST_KNOWN:
-            return False
-        return now_s >= found_s + max(kept_s, _KEPT_SHARE * (now_s - self._arrivals[0].arrival_s))
-
-    def keep(self, snapshot: WorkerSnapshot, tick: TickView) -> ReservedTick | None:
-        """Split what should be kept from `snapshot`, of which `tick` is the view. None where nothing is to be kept."""
+    def keep(self, snapshot: WorkerSnapshot, tick: TickView, segment_s: float) -> ReservedTick | None:
+        """Split what should be kept from `snapshot`, of which `tick` is the view, where D runs in segments of these
+        seconds. None where nothing is to be kept."""
         held: dict[WorkerId, WorkerView] = {}
         kept: list[Pool] = []
         rules: dict[int, PoolRule] = {}
-        for index, reserve in self._find_reserves(tick).items():
+        for index, reserve in self._find_reserves(tick, segment_s).items():
             pool = tick.pools[index]
             nodes = _choose_workers(pool, reserve, tick.now_s)
             widest = max(len(node) for node in pool.nodes)
             rules[index] = _OtherWorkers(widest if len(pool.nodes) > 1 else widest - reserve.count)
             if nodes:
-                rules[len(tick.pools) + len(kept)] = _KeptWorkers(reserve, self._segment_s, pool.is_resident)
+                rules[len(tick.pools) + len(kept)] = _KeptWorkers(reserve, segment_s, pool.is_resident)
                 kept.append(replace(pool, nodes=nodes))
                 held |= {
                     worker.worker_id: replace(worker, idle=False, free_at_s=tick.now_s)
@@ -180,16 +138,16 @@ class Reserver:
                 }
         return ReservedTick(snapshot.replace_views(held), tuple(kept), rules) if kept else None
 
-    def _find_reserves(self, tick: TickView) -> Mapping[int, Reserve]:
+    def _find_reserves(self, tick: TickView, segment_s: float) -> Mapping[int, Reserve]:
         """The reserves by pool."""
         pools = [(pool.replicas, sum(len(node) for node in pool.nodes)) for pool in tick.pools]
-        if self._is_old(self._found_s if pools == self._found_pools else -math.inf, _KEPT_S, tick.now_s):
-            found = {index: self._find_reserve(tick, index) for index in range(len(tick.pools))}
+        if self._arrivals.is_old(self._found_s if pools == self._found_pools else -math.inf, _KEPT_S, tick.now_s):
+            found = {index: self._find_reserve(tick, index, segment_s) for index in range(len(tick.pools))}
             self._found = {index: reserve for index, reserve in found.items() if reserve is not None}
             self._found_s, self._found_pools = tick.now_s, pools
         return self._found
 
-    def _find_reserve(self, tick: TickView, index: int) -> Reserve | None:
+    def _find_reserve(self, tick: TickView, index: int, segment_s: float) -> Reserve | None:
         """The workers of a pool to keep; None where short requests find one soon enough anyway."""
         pool = tick.pools[index]
         if pool.unit > 1:
@@ -206,7 +164,7 @@ class Reserver:
             cheapest = min(candidates, key=lambda c: c.group.degree * c.run_s)
             work_s = cheapest.group.degree * cheapest.run_s
             gpu_seconds += work_s
-            blocked += work_s * cheapest.group.degree * compute_held_seconds(arrival.work, cheapest, self._segment_s)
+            blocked += work_s * cheapest.group.degree * compute_held_seconds(arrival.work, cheapest, segment_s)
             # What could wait for longer at a wider degree is not short of time.
             slack_s = arrival.patience_s - min(c.run_s for c in candidates)
             if slack_s >= 0:
@@ -215,7 +173,7 @@ class Reserver:
         # What has waited for longer than all of these must find as many workers as it needs, too. A hopeless request
         # has its optimal degree alone; where the pool is one node, `_OtherWorkers` makes that one narrower.
         has_nodes = len(pool.nodes) > 1
-        for work in {Work.from_spec(request.spec) for request in self._waiting}:
+        for work in {Work.from_spec(request.spec) for request in self._arrivals.waiting}:
             mine = [c for c in tick.survey(work).candidates if c.group.pool == index]
             narrowest = max(narrowest, min((c.group.degree for c in mine), default=1))
             if has_nodes:
@@ -225,7 +183,7 @@ class Reserver:
         short = sorted(wait for wait in waits if wait.slack_s < wait_s)
         if not short:
             return None
-        span_s = max(tick.now_s - self._arrivals[0].arrival_s, 1e-3)
+        span_s = self._arrivals.measure_span_s(tick.now_s)
         busy = sum(wait.work_s for wait in short) / span_s
         # As many as the short requests keep busy, and for bursts the square root of that.
         count = min(math.ceil(busy + math.sqrt(busy)), num_workers - narrowest)
@@ -243,12 +201,6 @@ def _limit_to_gain(count: int, num_workers: int, short: Sequence[_Wait], waits: 
         if sum(wait.degree > num_workers - kept for wait in waits) < saved:
             return kept
     return 0
-
-
-def _count_gpu_seconds(candidate: Candidate) -> float:
-    """Those of a candidate without any waiting."""
-    diffuse_s, decode_s = candidate.group.degree * candidate.diffuse_s, candidate.decode_degree * candidate.decode_s
-    return candidate.encode_s + diffuse_s + decode_s
 
 
 def _choose_workers(pool: Pool, reserve: Reserve, now_s: float) -> tuple[tuple[WorkerView, ...], ...]:

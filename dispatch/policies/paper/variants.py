@@ -53,6 +53,7 @@ def _choose_options(options: DispatchOptions, deviations: Deviations) -> Dispatc
         keep_free=options.keep_free and deviations.reserve,
         overdue_share=options.overdue_share if deviations.overdue else 0.0,
         segment_s=options.segment_s if deviations.segments else _WHOLE_S,
+        least_segment_s=options.least_segment_s if deviations.segments else _WHOLE_S,
         objective=replace(
             options.objective,
             hopeless_at_optimal=options.objective.hopeless_at_optimal and deviations.hopeless,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
+from dispatch.candidates.arrivals import RecentArrivals
 from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
 from tests.dispatch.cluster import decide, request, worker, workers
@@ -56,18 +57,26 @@ def past(slack_s: float = 1.0, number: int = 12) -> list[PendingRequest]:
     return [*(short(f"past {i}", NOW_S * i / number, slack_s) for i in range(number)), *huge(8)]
 
 
+class Known:
+    """What a dispatcher remembers of arrivals."""
+
+    def __init__(self) -> None:
+        self.arrivals = RecentArrivals(OPTIONS)
+        self.reserver = Reserver(self.arrivals)
+
+
 def reserve(
     arrivals: Sequence[PendingRequest],
     views: Sequence[WorkerView],
     times: Times | None = None,
     now_s: float = NOW_S,
-    reserver: Reserver | None = None,
+    known: Known | None = None,
     options: DispatchOptions = OPTIONS,
 ) -> ReservedTick | None:
-    reserver = reserver or Reserver(OPTIONS.segment_s)
-    reserver.note(arrivals)
+    known = known or Known()
+    known.arrivals.note(arrivals)
     tick = TickView(times or Times(), options, views, now_s)
-    return reserver.keep(tick.snapshot, tick)
+    return known.reserver.keep(tick.snapshot, tick, OPTIONS.segment_s)
 
 
 def kept(tick: ReservedTick | None) -> list[str]:
@@ -94,10 +103,10 @@ def test_nothing_is_kept_with_few_arrivals() -> None:
 
 
 def test_requests_that_wait_for_many_ticks_have_arrived_once() -> None:
-    reserver, arrivals = Reserver(OPTIONS.segment_s), [short("s", 1.0), *huge(8)]
+    known, arrivals = Known(), [short("s", 1.0), *huge(8)]
     for _ in range(5):
-        reserver.note(arrivals)
-    assert reserve([], workers(8, "EDC"), reserver=reserver) is None
+        known.arrivals.note(arrivals)
+    assert reserve([], workers(8, "EDC"), known=known) is None
 
 
 def test_nothing_is_kept_where_some_worker_is_soon_free_anyway() -> None:
@@ -172,18 +181,18 @@ def test_the_workers_that_have_the_weights_are_kept_first() -> None:
 
 
 def test_what_is_expected_is_found_anew_every_few_seconds() -> None:
-    reserver = Reserver(OPTIONS.segment_s)
-    assert len(kept(reserve(past(), workers(8, "EDC"), reserver=reserver))) == 2
+    known = Known()
+    assert len(kept(reserve(past(), workers(8, "EDC"), known=known))) == 2
     more = [short(f"more {i}", NOW_S + i / 100) for i in range(100)]
-    assert len(kept(reserve(more, workers(8, "EDC"), now_s=NOW_S + 2, reserver=reserver))) == 2
-    assert len(kept(reserve([], workers(8, "EDC"), now_s=NOW_S + 6, reserver=reserver))) > 2
+    assert len(kept(reserve(more, workers(8, "EDC"), now_s=NOW_S + 2, known=known))) == 2
+    assert len(kept(reserve([], workers(8, "EDC"), now_s=NOW_S + 6, known=known))) > 2
 
 
 def test_other_pools_are_looked_at_at_once() -> None:
     """After a new placement, or where workers are lost."""
-    reserver = Reserver(OPTIONS.segment_s)
-    assert len(kept(reserve(past(), workers(8, "EDC"), reserver=reserver))) == 2
-    assert len(kept(reserve([], workers(2, "EDC"), reserver=reserver))) == 1
+    known = Known()
+    assert len(kept(reserve(past(), workers(8, "EDC"), known=known))) == 2
+    assert len(kept(reserve([], workers(2, "EDC"), known=known))) == 1
 
 
 class Wide(Times):
@@ -203,19 +212,6 @@ def test_no_request_waits_for_workers_that_are_kept_for_ever(number: int) -> Non
         assert decide(dispatcher, came, [busy(view) for view in views], now_s) == []
     (assignment,) = decide(dispatcher, [wide], views, 1000.0)
     assert len(assignment.diffuse) == 2
-
-
-def test_the_load_is_what_came_over_what_the_workers_could_do() -> None:
-    """Twelve short requests of 0.4 s and eight huge ones of 160 s came in the last 10 s."""
-    reserver, views = Reserver(OPTIONS.segment_s), workers(8, "EDC")
-    few, wide = TickView(Times(), OPTIONS, views, NOW_S), replace(OPTIONS, max_degree=2)
-    assert reserver.estimate_load(few) == 0.0, "nothing is known yet"
-    reserver.note(past())
-    assert reserver.estimate_load(few) == pytest.approx((12 * RUN_S + 8 * 4 * STEP_S) / (8 * NOW_S))
-    soon = TickView(Times(), OPTIONS, workers(4, "EDC"), NOW_S + 1.0)
-    assert reserver.estimate_load(soon) == reserver.estimate_load(few), "it changes slowly"
-    later = TickView(Times(), wide, views, NOW_S + 10.0)
-    assert reserver.estimate_load(later) == pytest.approx((12 * RUN_S + 8 * 4 * STEP_S) / (8 * 2 * NOW_S))
 
 
 # The dispatcher as a whole.
@@ -253,7 +249,7 @@ def test_long_work_in_short_steps_may_have_them() -> None:
     views = workers(8, "EDC")
     long = [request(f"long {i}", SHORT, 1000.0, steps=100) for i in range(8)]
     assert len(served(long, views)) == 8
-    in_one = replace(OPTIONS, segment_s=1e9)
+    in_one = replace(OPTIONS, segment_s=1e9, least_segment_s=1e9)
     assert len(served(long, views, in_one)) == 6
 
 
