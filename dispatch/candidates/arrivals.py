@@ -85,18 +85,21 @@ class RecentArrivals:
             load = needed_s / (self.measure_span_s(tick.now_s) * num_workers)
             fastest_s = {work: min((c.run_s for c in ways), default=math.inf) for work, ways in candidates.items()}
             slacks_s = [arrival.patience_s - fastest_s[arrival.work] for arrival in self._arrivals]
-            self._outlook = Outlook(load, self._choose_segment_s(slacks_s, num_workers))
+            self._outlook = Outlook(load, self._choose_segment_s(slacks_s, load, num_workers))
             self._outlook_s = tick.now_s
         return self._outlook
 
-    def _choose_segment_s(self, slacks_s: Sequence[float], num_workers: int) -> float:
-        """Where all workers are busy with segments, one is free after a segment's time over one more than their number,
-        on average. Requests that cannot be in time anyway do not count."""
+    def _choose_segment_s(self, slacks_s: Sequence[float], load: float, num_workers: int) -> float:
+        """So long that a new request waits for a share of its slack. It waits where all workers are busy, on average
+        for a segment's time over one more than their number. In bursts all are busy far more often than if each were so
+        by itself: the square of the load stands for that. Requests that cannot be in time anyway do not count."""
         possible_s = sorted(slack_s for slack_s in slacks_s if slack_s >= 0)
-        if not possible_s:
+        all_busy = min(1.0, load) ** 2
+        if not possible_s or not all_busy:
             return self._longest_s
         tight_s = possible_s[int(_TIGHTEST * len(possible_s))]
-        return min(self._longest_s, max(self._least_s, _WAIT_SHARE * tight_s * (num_workers + 1)))
+        wanted_s = _WAIT_SHARE * tight_s * (num_workers + 1) / all_busy
+        return min(self._longest_s, max(self._least_s, wanted_s))
 
 
 def _count_gpu_seconds(candidate: Candidate) -> float:

@@ -10,7 +10,7 @@ import pytest
 from dispatch.candidates.arrivals import Outlook, RecentArrivals
 from dispatch.candidates.survey import TickView
 from dispatch.options import DispatchOptions
-from tests.dispatch.candidates.test_reserve import NOW_S, OPTIONS, RUN_S, STEP_S, Times, huge, past, short
+from tests.dispatch.candidates.test_reserve import NOW_S, OPTIONS, RUN_S, STEP_S, Times, past, short
 from tests.dispatch.cluster import workers
 from tridentserve.protocols import PendingRequest
 
@@ -29,8 +29,8 @@ def expect(
     return arrivals.expect(TickView(Times(), options, workers(num_workers, "EDC"), now_s))
 
 
-def tight(slack_s: float, number: int = 12) -> list[PendingRequest]:
-    """Requests that can all wait for the same time."""
+def tight(slack_s: float, number: int = 200) -> list[PendingRequest]:
+    """Requests that can all wait for the same time. That many keep eight workers busy, and sixteen half the time."""
     return [short(f"tight {i}", NOW_S * i / number, slack_s) for i in range(number)]
 
 
@@ -48,6 +48,7 @@ def test_the_load_is_what_came_over_what_the_workers_could_do() -> None:
 
 def test_segments_are_shorter_where_requests_can_hardly_wait() -> None:
     """A tenth of the slack is the mean time until one of four busy workers is free."""
+    assert expect(tight(0.8)).load > 1
     assert expect(tight(0.8)).segment_s == pytest.approx(0.1 * 0.8 * 5, rel=0.01)
     assert expect(tight(0.1)).segment_s == LEAST_S
     assert expect(tight(2.5)).segment_s == SEGMENT_S
@@ -58,17 +59,24 @@ def test_on_many_workers_one_is_free_soon_anyway() -> None:
     assert expect(tight(0.8), 16).segment_s == SEGMENT_S
 
 
+def test_with_little_load_one_is_free_anyway() -> None:
+    few = expect(tight(0.8, 50))
+    assert few.load == pytest.approx(50 * RUN_S / (4 * NOW_S), rel=0.01)
+    assert few.segment_s == SEGMENT_S
+    some = expect(tight(0.8, 80))
+    assert some.segment_s == pytest.approx(0.1 * 0.8 * 5 / some.load**2, rel=0.01)
+
+
 def test_a_quarter_of_the_requests_must_be_tight_at_least() -> None:
-    loose = [short(f"loose {i}", NOW_S * i / 30, 30.0) for i in range(30)]
-    assert expect([*tight(0.8, 8), *loose]).segment_s == SEGMENT_S
-    assert expect([*tight(0.8, 12), *loose]).segment_s < SEGMENT_S
+    loose = [short(f"loose {i}", NOW_S * i / 120, 30.0) for i in range(120)]
+    assert expect([*tight(0.8, 30), *loose]).segment_s == SEGMENT_S
+    assert expect([*tight(0.8, 60), *loose]).segment_s < SEGMENT_S
 
 
 def test_requests_that_cannot_be_in_time_say_nothing() -> None:
-    late = [short(f"late {i}", NOW_S * i / 12, -0.1) for i in range(12)]
+    late = [short(f"late {i}", NOW_S * i / 80, -0.1) for i in range(80)]
     assert expect(late).segment_s == SEGMENT_S
-    assert expect([*late, *tight(2.5)]).segment_s == SEGMENT_S
-    assert huge(1)[0].deadline_s > NOW_S
+    assert expect([*late, *tight(2.5, 80)]).segment_s == SEGMENT_S
 
 
 def test_whole_runs_stay_whole() -> None:
