@@ -83,7 +83,9 @@ class IlpDispatcher:
         if not tick.any_idle:
             return _NOTHING_TO_DECIDE
         load, segment_s = self._arrivals.expect(tick)
-        reserved = self._reserver.keep(self._snapshot, tick, segment_s) if self._options.keep_free else None
+        reserved = None
+        if self._options.keep_free:
+            reserved = self._reserver.keep(self._snapshot, tick, view.pending, segment_s)
         if reserved is not None:
             tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
         self._work.forget_others(view.pending)

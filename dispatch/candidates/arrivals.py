@@ -22,11 +22,14 @@ _WAIT_SHARE, _TIGHTEST = 0.1, 0.25
 
 
 class RecentArrival(NamedTuple):
-    """A request that has arrived, and how long after that its deadline is."""
+    """A request that has arrived."""
 
     arrival_s: float
+    """The time at which it came."""
     work: Work
+    """All of its work."""
     patience_s: float
+    """Seconds from then to its deadline."""
 
 
 class Outlook(NamedTuple):
@@ -40,7 +43,7 @@ class Outlook(NamedTuple):
 
 
 class RecentArrivals:
-    """Remembers the latest arrivals. `waiting` are the requests that wait now."""
+    """Remembers the latest arrivals."""
 
     def __init__(self, options: DispatchOptions) -> None:
         self._longest_s, self._least_s = options.segment_s, options.least_segment_s
@@ -48,14 +51,12 @@ class RecentArrivals:
         self._latest_s = -math.inf
         self._outlook = Outlook(0.0, options.segment_s)
         self._outlook_s = -math.inf
-        self.waiting: Collection[PendingRequest] = ()
 
     def __iter__(self) -> Iterator[RecentArrival]:
         return iter(self._arrivals)
 
     def note(self, pending: Collection[PendingRequest]) -> None:
         """Remember the requests that have arrived since the last call."""
-        self.waiting = pending
         new = [request for request in pending if request.arrival_s > self._latest_s]
         for request in sorted(new, key=lambda request: (request.arrival_s, request.spec.request_id)):
             patience_s = request.deadline_s - request.arrival_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Work
 from dispatch.workers.pools import Pool, WorkerSnapshot
 from tridentserve.plans import Replica, WorkerId
-from tridentserve.protocols import WorkerView
+from tridentserve.protocols import PendingRequest, WorkerView
 from tridentserve.stages import Stage
 
 # What is to be kept changes slowly: it is found anew after these seconds, or later (`RecentArrivals.is_old`).
@@ -117,13 +117,15 @@ class Reserver:
         self._found_s = -math.inf
         self._found_pools: list[tuple[frozenset[Replica], int]] = []
 
-    def keep(self, snapshot: WorkerSnapshot, tick: TickView, segment_s: float) -> ReservedTick | None:
+    def keep(
+        self, snapshot: WorkerSnapshot, tick: TickView, waiting: Collection[PendingRequest], segment_s: float
+    ) -> ReservedTick | None:
         """Split what should be kept from `snapshot`, of which `tick` is the view, where D runs in segments of these
         seconds. None where nothing is to be kept."""
         held: dict[WorkerId, WorkerView] = {}
         kept: list[Pool] = []
         rules: dict[int, PoolRule] = {}
-        for index, reserve in self._find_reserves(tick, segment_s).items():
+        for index, reserve in self._find_reserves(tick, waiting, segment_s).items():
             pool = tick.pools[index]
             nodes = _choose_workers(pool, reserve, tick.now_s)
             widest = max(len(node) for node in pool.nodes)
@@ -138,16 +140,20 @@ class Reserver:
                 }
         return ReservedTick(snapshot.replace_views(held), tuple(kept), rules) if kept else None
 
-    def _find_reserves(self, tick: TickView, segment_s: float) -> Mapping[int, Reserve]:
+    def _find_reserves(
+        self, tick: TickView, waiting: Collection[PendingRequest], segment_s: float
+    ) -> Mapping[int, Reserve]:
         """The reserves by pool."""
         pools = [(pool.replicas, sum(len(node) for node in pool.nodes)) for pool in tick.pools]
         if self._arrivals.is_old(self._found_s if pools == self._found_pools else -math.inf, _KEPT_S, tick.now_s):
-            found = {index: self._find_reserve(tick, index, segment_s) for index in range(len(tick.pools))}
+            found = {index: self._find_reserve(tick, index, waiting, segment_s) for index in range(len(tick.pools))}
             self._found = {index: reserve for index, reserve in found.items() if reserve is not None}
             self._found_s, self._found_pools = tick.now_s, pools
         return self._found
 
-    def _find_reserve(self, tick: TickView, index: int, segment_s: float) -> Reserve | None:
+    def _find_reserve(
+        self, tick: TickView, index: int, waiting: Collection[PendingRequest], segment_s: float
+    ) -> Reserve | None:
         """The workers of a pool to keep; None where short requests find one soon enough anyway."""
         pool = tick.pools[index]
         if pool.unit > 1:
@@ -173,7 +179,7 @@ class Reserver:
         # What has waited for longer than all of these must find as many workers as it needs, too. A hopeless request
         # has its optimal degree alone; where the pool is one node, `_OtherWorkers` makes that one narrower.
         has_nodes = len(pool.nodes) > 1
-        for work in {Work.from_spec(request.spec) for request in self._arrivals.waiting}:
+        for work in {Work.from_spec(request.spec) for request in waiting}:
             mine = [c for c in tick.survey(work).candidates if c.group.pool == index]
             narrowest = max(narrowest, min((c.group.degree for c in mine), default=1))
             if has_nodes:

@@ -76,7 +76,7 @@ def reserve(
     known = known or Known()
     known.arrivals.note(arrivals)
     tick = TickView(times or Times(), options, views, now_s)
-    return known.reserver.keep(tick.snapshot, tick, OPTIONS.segment_s)
+    return known.reserver.keep(tick.snapshot, tick, arrivals, OPTIONS.segment_s)
 
 
 def kept(tick: ReservedTick | None) -> list[str]:
