@@ -40,8 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _read(path: Path) -> list[LogEntry]:
+    """All decisions of a log. A service that runs, or was killed, may have written a part of the last line only."""
+    complete, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
+    if rest:
+        print(f"replay_decisions: {path}: the last line is incomplete and is left out", file=sys.stderr)
     decisions = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(complete.splitlines(), start=1):
         try:
             decisions.append(decode_entry(line))
         except ValidationError as error:

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.support import http
+from tests.support.decision_log import read_lines
 from tests.support.ports import free_port
 
 # E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder, all of tiny-wan beside
@@ -47,7 +48,7 @@ class Service:
         return sum(decision["event"]["kind"] == "request_arrived" for decision in self.decisions())
 
     def decisions(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.decision_log.read_text().splitlines()]
+        return [json.loads(line) for line in read_lines(self.decision_log)]
 
 
 def decode_image(b64_json: str) -> np.ndarray[Any, Any]:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.support import http
+from tests.support.decision_log import read_lines
 from tests.support.ports import free_port
 from tests.support.processes import run, started
 from tests.support.waiting import wait_until
@@ -72,7 +73,7 @@ class Mixed:
         """The number of times that each request was brought to its end, in each run of the service (oldest first)."""
         counts = []
         for log in sorted(self.logs.iterdir(), key=lambda path: path.stat().st_mtime):
-            decisions = (json.loads(line) for line in log.read_text().splitlines() if line.endswith("}"))
+            decisions = (json.loads(line) for line in read_lines(log))
             effects = (effect for decision in decisions for effect in decision["effects"])
             counts.append(Counter(one["request_id"].split("~")[0] for one in effects if one["kind"] == "finish"))
         return counts

@@ -20,7 +20,7 @@ from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
 from tests.e2e.conftest import Service, decode_image
 from tests.support import http
-from tests.support.decision_log import read_log
+from tests.support.decision_log import read_lines, read_log
 from tests.support.processes import run
 from tests.support.waiting import PATIENCE_S
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -183,11 +183,11 @@ def test_an_incident_is_replayed_from_the_command_line(service: Service, tmp_pat
     service.generate(model="tiny-flux", prompt="an incident", size="64x64", num_inference_steps=2)
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"applications": [{"args": service.args}]}))
-    lines = service.decision_log.read_text().splitlines()
+    lines = read_lines(service.decision_log)
     log = tmp_path / "log.jsonl"
 
-    def replay(lines: list[str]) -> CompletedProcess[str]:
-        log.write_text("\n".join(lines) + "\n")
+    def replay(lines: list[str], end: str = "\n") -> CompletedProcess[str]:
+        log.write_text("\n".join(lines) + end)
         command = [sys.executable, "scripts/replay_decisions.py", str(log), "--config", str(config)]
         return run(command, ROOT)
 
@@ -197,6 +197,9 @@ def test_an_incident_is_replayed_from_the_command_line(service: Service, tmp_pat
     other = replay([*lines[:number], lines[number].replace("n0w0", "n0w3", 1)])
     assert other.returncode == 1
     assert f"line {number + 1}" in other.stdout
+    cut_off = replay([*lines, lines[0][:100]], end="")
+    assert (cut_off.returncode, cut_off.stdout) == (0, same.stdout)
+    assert "the last line is incomplete" in cut_off.stderr
     broken = replay([*lines[:3], "{}"])
     assert broken.returncode == 2
     assert "log.jsonl:4" in broken.stderr
