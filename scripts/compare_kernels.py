@@ -38,6 +38,7 @@ from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import ATTENTIONS, Attention, Kernels
 from tridentserve.requests import Shape
 
+_STOCK_PIPELINE = "diffusers"
 _COLUMNS = f"{'attention':<10} {'compiled':<9} {'step s':>9} {'ratio':>7} {'lowest':>7} {'highest':>8} {'first s':>8}"
 
 
@@ -59,6 +60,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--without-compile", action="store_true", help="leave torch.compile out: it takes minutes")
     parser.add_argument(
+        "--stock", action="store_true", help="time the stock diffusers pipeline too, before and after the others"
+    )
+    parser.add_argument(
         "--rounds", type=parse_whole_number, default=7, metavar="N", help="counted rounds (default %(default)s)"
     )
     parser.add_argument(
@@ -73,7 +77,12 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add_model_options(parser)
     parser.add_quick(
-        model="tiny-sd3", sizes=parse_shapes("64"), attention=["sdpa", "math"], without_compile=True, rounds=1
+        model="tiny-sd3",
+        sizes=parse_shapes("64"),
+        attention=["sdpa", "math"],
+        without_compile=True,
+        rounds=1,
+        stock=True,
     )
     arguments = parser.parse_args(argv)
     if arguments.model is None:
@@ -89,23 +98,35 @@ def _list_ways(arguments: argparse.Namespace) -> list[Kernels]:
     return [Kernels(attention, compiled) for compiled in both for attention in arguments.attention]
 
 
-def _compute_figures(timings: Sequence[Timing]) -> list[dict[str, Any]]:
-    """The figures of each way: seconds and ratios as median, lowest and highest."""
-    stock = timings[0]
-    return [
+def _compute_figures(timings: Sequence[Timing], stock_s: Sequence[float] | None) -> list[dict[str, Any]]:
+    """The figures of each way: seconds and ratios as median, lowest and highest. The stock pipeline comes last; its
+    ratio is of medians, as it takes no part in the rounds."""
+    first = timings[0]
+    figures = [
         {"attention": timing.kernels.attention, "compiled": timing.kernels.compiled}
         | (
             {"error": timing.error}
             if timing.error
             else {
                 "step_s": _round_all(compute_spread(timing.seconds)),
-                "ratio": _round_all(compute_spread(compute_ratios(timing, stock))),
+                "ratio": _round_all(compute_spread(compute_ratios(timing, first))),
                 "first_step_s": round(timing.first_step_s, 4),
                 "difference": float(f"{timing.difference:.2g}"),
             }
         )
         for timing in timings
     ]
+    if stock_s is not None:
+        step_s, usual_s = compute_spread(stock_s), compute_spread(first.seconds)[0]
+        figures.append(
+            {
+                "attention": _STOCK_PIPELINE,
+                "compiled": False,
+                "step_s": _round_all(step_s),
+                "ratio": _round_all([seconds / usual_s for seconds in step_s]),
+            }
+        )
+    return figures
 
 
 def _round_all(values: Sequence[float]) -> list[float]:
@@ -121,17 +142,19 @@ def _format_lines(figures: Sequence[dict[str, Any]]) -> Iterator[str]:
         else:
             median, lowest, highest = row["ratio"]
             times = f"{row['step_s'][0]:>9.4f} {median:>7.3f} {lowest:>7.3f} {highest:>8.3f}"
-            yield f"{name} {times} {row['first_step_s']:>8.2f}"
+            yield f"{name} {times} {row['first_step_s']:>8.2f}" if "first_step_s" in row else f"{name} {times}"
 
 
 def _compare(arguments: argparse.Namespace, source: Source) -> dict[str, Any]:
     check_measurable(source, Sweep(arguments.sizes))
     set_threads(arguments.threads)
     found: dict[str, Any] = {}
+    stock_s: dict[Shape, list[float]] = {}
+    on_stock = stock_s.__setitem__ if arguments.stock else None
     for shape, timings in compare_kernels(
-        source, arguments.sizes, _list_ways(arguments), arguments.rounds, arguments.steps
+        source, arguments.sizes, _list_ways(arguments), arguments.rounds, arguments.steps, on_stock
     ):
-        found[str(shape)] = _compute_figures(timings)
+        found[str(shape)] = _compute_figures(timings, stock_s.get(shape))
         print(f"\n{_format_title(arguments, shape)}", *_format_lines(found[str(shape)]), sep="\n", flush=True)
     return found
 

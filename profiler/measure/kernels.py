@@ -6,7 +6,7 @@ All ways share one set of weights and take turns, so that what else a machine do
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import safetensors.torch
@@ -21,6 +21,7 @@ from profiler.measure.stages import (
     measure_seconds,
     release,
 )
+from profiler.measure.stock import StockPipeline
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import Kernels
 from tridentserve.pipelines import PipelineAdapter, kernels
@@ -50,17 +51,26 @@ class Timing:
 
 
 def compare_kernels(
-    source: Source, shapes: Sequence[Shape], ways: Sequence[Kernels], rounds: int, steps_per_round: int = 1
+    source: Source,
+    shapes: Sequence[Shape],
+    ways: Sequence[Kernels],
+    rounds: int,
+    steps_per_round: int = 1,
+    on_stock: Callable[[Shape, list[float]], None] | None = None,
 ) -> Iterator[tuple[Shape, list[Timing]]]:
     """Time the steps of one request at each size by each way: first by `STOCK`, the reference for the others.
 
-    Raises `ModelFolderError` and `MemoryError` for a model that cannot be loaded.
+    With `on_stock`, the stock diffusers pipeline takes `rounds` steps before and after them, on the same weights, and
+    `on_stock` is given their seconds. Raises `ModelFolderError` and `MemoryError` for a model that cannot be loaded,
+    and `ProfileError` for a stock pipeline that starts from an image.
     """
     requests = [build_inputs(source, shape, 1 + WARM_UP + rounds * steps_per_round) for shape in shapes]
     conditions = [safetensors.torch.load(compute_condition(source, inputs, cheap=True)) for inputs in requests]
     release()
     adapters = dict(_load_adapters(source, ways))
+    pipeline = StockPipeline(source, adapters[STOCK]) if on_stock else None
     for inputs, condition in zip(requests, conditions, strict=True):
+        stock_s = pipeline.time_steps(inputs.shape, rounds) if pipeline else []
         runs = [_KernelRun(way, adapter, adapter.prepare(condition, inputs)) for way, adapter in adapters.items()]
         for run in runs:
             run.begin(runs[0])
@@ -71,6 +81,8 @@ def compare_kernels(
                 seconds = run.advance(1 if number < WARM_UP else steps_per_round)
                 if number >= WARM_UP:
                     run.timing.seconds.append(seconds)
+        if pipeline and on_stock:
+            on_stock(inputs.shape, stock_s + pipeline.time_steps(inputs.shape, rounds))
         yield inputs.shape, [run.timing for run in runs]
 
 

@@ -68,6 +68,16 @@ def assert_right(store: ReplicaStore, source: ModelSource, replica: Replica) -> 
         assert got[name].data_ptr() % ALIGNMENT_BYTES == tensor.data_ptr() % ALIGNMENT_BYTES, name
 
 
+class Unpinned:
+    """Page-locks nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def pin(self, buffer: torch.Tensor, path: Path) -> bool:
+        return False
+
+
 class DirectPeer:
     """A peer without an actor between."""
 
@@ -161,7 +171,7 @@ def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelS
 def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_copies, "_pin", lambda buffer: None)
+    monkeypatch.setattr(host_copies, "PinnedMemory", Unpinned)
     sources = {"flux": ModelSource("flux", source.folder, "float32")}
     for_gpu, for_cpu = (HostCopies(tmp_path, sources, torch.device(kind)) for kind in ("cuda", "cpu"))
     slots = for_gpu.get(D).layout.slots

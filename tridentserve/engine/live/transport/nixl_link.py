@@ -71,6 +71,12 @@ def mark_exception_retrieved(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
+def make_current(device: torch.device) -> None:
+    """Give this thread the device's CUDA context. Without one UCX copies the memory of GPUs through the host."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 class NixlLink:
     """The NIXL agent of one worker and its registered slab (a contiguous uint8 tensor). Other memory that takes part is
     on the slab's device."""
@@ -202,6 +208,7 @@ class NixlLink:
         return answer
 
     def _run(self) -> None:
+        make_current(self._slab.device)
         while True:
             try:
                 call = self._calls.get(timeout=self._choose_pause_s())

@@ -6,7 +6,7 @@ packed as `parcel` packs (the files of model folders have other names and format
 Each tensor in it is aligned as the stock pipeline's tensor is in memory (see `_layout`): matrix libraries choose their
 code by the alignment of their operands, and different code rounds differently.
 A worker on a CPU uses the mapped pages as its weights; a GPU is filled from them, block by block, and pins them where
-CUDA allows it: put the directory on a tmpfs such as /dev/shm then, since files of other file systems cannot be pinned.
+CUDA allows it (`pinned_memory`): put the directory on a tmpfs such as /dev/shm then.
 
 A copy is named after the files of the model folder, their sizes and times: the next start of a service finds it, and a
 copy of a model folder that has changed is replaced.
@@ -26,12 +26,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
+from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
 from tridentserve.pipelines.loading import choose_default_dtype, load_adapter
@@ -71,6 +71,7 @@ class HostCopies:
         self._sources = dict(sources)
         self._device = device
         self._open: dict[Replica, HostCopy] = {}
+        self._pinned = PinnedMemory(device)
 
     def dtype(self, replica: Replica) -> torch.dtype:
         """The number format in which a replica is served."""
@@ -93,7 +94,8 @@ class HostCopies:
         if model not in self._sources:
             return
         for replica in (Replica(model, stage) for stage in Stage):
-            self._open.pop(replica, None)
+            if (copy := self._open.pop(replica, None)) is not None:
+                self._pinned.unpin(copy.buffer)
             for ending in ("json", "bin"):  # the index first: a worker that sees it may map the data
                 for path in self._folder.glob(f"{self._make_prefix(replica)}.*.{ending}"):
                     path.unlink(missing_ok=True)
@@ -192,8 +194,7 @@ class HostCopies:
         # On the CPU these pages are the weights: a private mapping, so that no mistake of one worker is written back.
         # A private one cannot be pinned without being copied.
         buffer = _map_file(_data_path(stem), layout.nbytes, shared=self._device.type == "cuda")
-        if self._device.type == "cuda":
-            _pin(buffer)
+        self._pinned.pin(buffer, _data_path(stem))
         return HostCopy(layout, index["names"], buffer)
 
 
@@ -219,14 +220,6 @@ def _reserve(path: Path, nbytes: int) -> None:
         raise ConfigError(
             f"no room for {nbytes} bytes of weights in {path.parent} ({error}); free some, or name another directory"
         ) from error
-
-
-def _pin(buffer: torch.Tensor) -> None:
-    """Page-lock mapped memory, which makes copies to the GPU several times as fast."""
-    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = cudart.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
-    if int(error) != 0:
-        logger.warning("weights in host memory cannot be pinned (CUDA error %d), loads will be slower", int(error))
 
 
 @contextmanager

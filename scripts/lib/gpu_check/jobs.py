@@ -1,0 +1,101 @@
+"""Runs checks one after another, each in a process of its own, and keeps what each has found on disk at once.
+
+A later run with the same directory goes on where the one before had to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_RESULTS = "gpu-check.json"
+_LEAST_S = 20.0
+_END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One check."""
+
+    stage: str
+    name: str
+    command: tuple[str, ...]
+    read: Callable[[str], dict[str, Any]]
+    """Makes figures of what the command has printed."""
+    good: tuple[int, ...] = (0,)
+    """The exit statuses of a check that has been done."""
+
+
+def read_last_line(output: str) -> dict[str, Any]:
+    """The JSON object that a benchmark ends with."""
+    found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    return found
+
+
+class JobRunner:
+    """The checks of one directory."""
+
+    def __init__(self, folder: Path, limit_s: float) -> None:
+        self._folder = folder
+        self._end_s = time.monotonic() + limit_s
+        self._path = folder / _RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        self.results: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def run(self, jobs: Iterable[Job]) -> list[str]:
+        """Run what is not done yet, as far as the time goes. Returns the names of what is left."""
+        left = []
+        for job in jobs:
+            if self.results.get(job.name, {}).get("status") == "done":
+                continue
+            remaining_s = self._end_s - time.monotonic()
+            if remaining_s < _LEAST_S:
+                left.append(job.name)
+                continue
+            self.results[job.name] = result = self._run(job, remaining_s)
+            self._path.write_text(json.dumps(self.results, indent=1))
+            print(f"{job.name}: {result['status']}, {result['seconds']:.0f} s", flush=True)
+            if result["status"] == "cut short":
+                left.append(job.name)
+        return left
+
+    def _run(self, job: Job, limit_s: float) -> dict[str, Any]:
+        begin_s = time.monotonic()
+        output, status = _call(job.command, limit_s)
+        log = self._folder / f"{job.name.replace(' ', '-').replace('/', '-')}.log"
+        log.write_text(output)
+        result: dict[str, Any] = {"stage": job.stage, "seconds": round(time.monotonic() - begin_s, 1)}
+        if status is None:
+            return result | {"status": "cut short"}
+        try:
+            figures = job.read(output)
+        except (ValueError, IndexError, OSError):
+            figures = {"last_lines": output.strip().splitlines()[-3:]}
+        return result | {"status": "done" if status in job.good else "failed", "exit": status, "figures": figures}
+
+
+def _call(command: Sequence[str], limit_s: float) -> tuple[str, int | None]:
+    """What a command prints, and its exit status; None for one that took too long and was ended, all of it."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+            return output, process.returncode
+        except subprocess.TimeoutExpired:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                os.killpg(process.pid, number)
+                try:
+                    output, _ = process.communicate(timeout=_END_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    output = ""
+            return output, None
