@@ -3,6 +3,7 @@
 # make test-random   the same tests in a random order; SEED repeats one
 # make fuzz    property tests with fresh examples, for FUZZ_MINUTES (30); says how to keep what it finds
 # make evaluate-quick   default and three baselines on short traces, in minutes; make evaluate: the paper's grid, in hours
+# make gpu-check   what can be checked on a machine with one GPU, in stages of minutes (docs/gpu.md)
 # make demo    eight workers, requests that move between them at step boundaries (a minute)
 # All make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
 
@@ -22,7 +23,7 @@ export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
 # Workers share the cores evenly with other programs (by Ray's default, niceness 15, they give way to all of them).
 export RAY_worker_niceness ?= 0
 
-.PHONY: serve demo evaluate evaluate-quick test test-all test-random fuzz lint types install check clean
+.PHONY: serve demo gpu-check evaluate evaluate-quick test test-all test-random fuzz lint types install check clean
 
 install: .venv/.installed
 
@@ -47,6 +48,9 @@ evaluate-quick: install
 
 evaluate: install
 	$(BIN)/python scripts/evaluate.py --out out/evaluation
+
+gpu-check: install
+	$(BIN)/python scripts/gpu_check.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive
-from lib.gpu_check.jobs import Job, JobRunner, read_last_line
+from lib.gpu_check.jobs import Check, CheckRunner, read_last_line
 
 _ROOT = Path(__file__).parent.parent
 _RATE_BYTES = 1 << 30
@@ -54,25 +54,25 @@ def _script(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(_ROOT / "scripts" / name), *arguments)
 
 
-def list_jobs(folder: Path) -> Iterator[Job]:
+def list_jobs(folder: Path) -> Iterator[Check]:
     """All checks, in their order."""
     report = folder / "tests.xml"
     options = ("-q", "-m", "gpu", "--confcutdir", "tests/gpu", "--junitxml", str(report), "-p", "no:cacheprovider")
     tests = (sys.executable, "-m", "pytest", *options, "--rootdir", str(_ROOT), str(_ROOT / "tests" / "gpu"))
-    yield Job("tests", "tests", tests, lambda _: read_report(report))
+    yield Check("tests", "tests", tests, lambda _: read_report(report))
     for kind in ("host", "nixl"):
-        yield Job("rates", f"rates {kind}", _script("gpu_check.py", "--measure-rates", kind), read_last_line)
+        yield Check("rates", f"rates {kind}", _script("gpu_check.py", "--measure-rates", kind), read_last_line)
     for model, size, rounds in _STEPS:
         shared = (model, *_FULL_SIZE, "--sizes", size, "--rounds", str(rounds))
         eager = _script("compare_kernels.py", *shared, "--without-compile", "--stock", "--attention", _ATTENTIONS)
-        yield Job("steps", f"steps {model} eager", eager, read_last_line)
+        yield Check("steps", f"steps {model} eager", eager, read_last_line)
         compiled = _script("compare_kernels.py", *shared, "--attention", "sdpa")
-        yield Job("steps", f"steps {model} compiled", compiled, read_last_line)
+        yield Check("steps", f"steps {model} compiled", compiled, read_last_line)
     kept = ("--resume", "--out", str(folder / "profile.csv"))
     for model, sizes, batches in _TABLES:
         points = ("--degrees", "1", "--sizes", sizes, "--batches", batches, "--steps-per-point", "4")
         table = _script("profile_model.py", model, *_FULL_SIZE, *points, *kept)
-        yield Job("tables", f"tables {model}", table, _read_said, (0, 3))
+        yield Check("tables", f"tables {model}", table, _read_said, (0, 3))
 
 
 def _read_said(output: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     details = (torch.cuda.get_device_name(0), f"CUDA {torch.version.cuda}")
     run = describe_run(*details, libraries=("torch", "diffusers", "transformers"))
-    runner = JobRunner(arguments.out, 60 * arguments.minutes)
+    runner = CheckRunner(arguments.out, 60 * arguments.minutes)
     jobs = [
         job
         for job in list_jobs(arguments.out)

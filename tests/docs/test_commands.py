@@ -73,6 +73,7 @@ WORDS_NOT_RUN = {
     ("scripts/replay_trace.py", POLICY): "runs in `tests/scripts/test_docs_write_a_policy.py`",
 }
 TARGETS_NOT_RUN = {
+    "gpu-check": "says that there is no GPU, or takes minutes; the script has tests",
     "demo": "takes a minute; the script runs in tests/e2e/test_quick_runs.py",
     "evaluate-quick": "takes minutes; scripts/evaluate.py has tests",
     "fuzz": "takes half an hour",

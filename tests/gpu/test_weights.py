@@ -68,6 +68,13 @@ def test_files_in_memory_are_pinned_and_let_go(gpu: torch.device, in_memory: Pat
     pinned.unpin(buffer)
 
 
+def test_an_owner_that_is_dropped_lets_go(gpu: torch.device, in_memory: Path) -> None:
+    owner, buffer = PinnedMemory(gpu), map_file(in_memory / "weights.bin")
+    owner.pin(buffer, in_memory / "weights.bin")
+    del owner
+    assert not is_pinned(buffer)
+
+
 def test_a_pin_that_fails_leaves_no_error_behind(
     gpu: torch.device, in_memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

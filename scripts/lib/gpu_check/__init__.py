@@ -1,1 +1,0 @@
-"""The checks of `scripts/gpu_check.py`."""

@@ -21,7 +21,7 @@ _END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Check:
     """One check."""
 
     stage: str
@@ -39,7 +39,7 @@ def read_last_line(output: str) -> dict[str, Any]:
     return found
 
 
-class JobRunner:
+class CheckRunner:
     """The checks of one directory."""
 
     def __init__(self, folder: Path, limit_s: float) -> None:
@@ -49,7 +49,7 @@ class JobRunner:
         folder.mkdir(parents=True, exist_ok=True)
         self.results: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def run(self, jobs: Iterable[Job]) -> list[str]:
+    def run(self, jobs: Iterable[Check]) -> list[str]:
         """Run what is not done yet, as far as the time goes. Returns the names of what is left."""
         left = []
         for job in jobs:
@@ -66,7 +66,7 @@ class JobRunner:
                 left.append(job.name)
         return left
 
-    def _run(self, job: Job, limit_s: float) -> dict[str, Any]:
+    def _run(self, job: Check, limit_s: float) -> dict[str, Any]:
         begin_s = time.monotonic()
         output, status = _call(job.command, limit_s)
         log = self._folder / f"{job.name.replace(' ', '-').replace('/', '-')}.log"
@@ -82,7 +82,8 @@ class JobRunner:
 
 
 def _call(command: Sequence[str], limit_s: float) -> tuple[str, int | None]:
-    """What a command prints, and its exit status; None for one that took too long and was ended, all of it."""
+    """The output of a command, and its exit status; None for one that took too long and was ended, with all that it
+    started."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment

@@ -19,7 +19,7 @@ from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.engine.live.weights.replica_store import copy_blocks
 from tridentserve.engine.options import WorkerOptions
 
-_REPEATS = 5
+_NUM_RUNS = 5
 _PATIENCE_S = 120.0
 _NOTE = b"rates"
 
@@ -59,7 +59,7 @@ def _make_load(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]
 
 def _rate(run: Callable[[], object], num_bytes: int, device: torch.device) -> float:
     run()
-    seconds = statistics.median(measure_seconds(run, device) for _ in range(_REPEATS))
+    seconds = statistics.median(measure_seconds(run, device) for _ in range(_NUM_RUNS))
     return round(num_bytes / seconds / 1e9, 2)
 
 
@@ -74,7 +74,7 @@ def measure_nixl_rate(num_bytes: int) -> dict[str, float]:
     ours.send(link.address)
     link.add_peer(address).result(_PATIENCE_S)
     times_s = []
-    for _ in range(_REPEATS + 1):
+    for _ in range(_NUM_RUNS + 1):
         ours.recv()
 
         def write() -> None:
@@ -91,7 +91,7 @@ def _receive(pipe: Connection, num_bytes: int) -> None:
     link = NixlLink("rate-receiver", torch.zeros(num_bytes, dtype=torch.uint8, device="cuda"))
     pipe.send(link.address)
     link.add_peer(pipe.recv()).result(_PATIENCE_S)
-    for _ in range(_REPEATS + 1):
+    for _ in range(_NUM_RUNS + 1):
         _, arrived = link.expect(_NOTE)
         pipe.send("ready")
         arrived.result(_PATIENCE_S)

@@ -6,16 +6,21 @@ import json
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from profiler.measure.kernels import STOCK, Timing, compare_kernels, compute_ratios, compute_spread
-from profiler.measure.stages import Source
+from profiler.measure.stages import Source, load_stage
+from profiler.measure.stock import StockPipeline
+from tridentserve.errors import ProfileError
 from tridentserve.models.kernels import Kernels
 from tridentserve.pipelines import ensure_tiny, kernels
+from tridentserve.pipelines.weights import named_tensors
 from tridentserve.requests import Shape
+from tridentserve.stages import Stage
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "compare_kernels.py"
 
@@ -51,6 +56,34 @@ def test_a_model_that_cannot_take_a_step_is_an_error(tiny_cache: Path, monkeypat
     source = Source(ensure_tiny("sd3", tiny_cache), "cpu")
     with pytest.raises(RuntimeError, match="a defect"):
         next(compare_kernels(source, [Shape(64, 64)], [Kernels("math")], rounds=1))
+
+
+@pytest.mark.parametrize("family", ["sd3", "flux", "qwen_image", "wan", "hunyuan_video"])
+def test_the_stock_pipeline_takes_the_same_steps(tiny_cache: Path, family: str) -> None:
+    """Its denoising models are diffusers' own, on the adapter's tensors: they are called as often, and no tensor is
+    made anew."""
+    source = Source(ensure_tiny(family, tiny_cache), "cpu")
+    stock_s: dict[Shape, list[float]] = {}
+    (timings,) = [
+        timings for _, timings in compare_kernels(source, [Shape(64, 64)], [STOCK], 2, 1, stock_s.__setitem__)
+    ]
+    assert len(timings[0].seconds) == 2
+    (seconds,) = stock_s.values()
+    assert len(seconds) == 4, "two before and two after"
+    assert min(seconds) > 0
+    denoiser = load_stage(source, Stage.DIFFUSE)
+    pipeline: Any = StockPipeline(source, denoiser)
+    ours, theirs = named_tensors(denoiser), named_tensors(SimpleNamespace(pipe=pipeline._pipe))  # type: ignore[arg-type]
+    assert {name: tensor.data_ptr() for name, tensor in ours.items()}.items() <= {
+        name: tensor.data_ptr() for name, tensor in theirs.items()
+    }.items()
+    assert not [name for name in ours if theirs[name].is_meta]
+
+
+def test_a_stock_pipeline_that_starts_from_an_image_is_refused(tiny_cache: Path) -> None:
+    source = Source(ensure_tiny("wan_i2v", tiny_cache), "cpu")
+    with pytest.raises(ProfileError, match="wan_i2v starts from an image"):
+        StockPipeline(source, load_stage(source, Stage.DIFFUSE))
 
 
 def run(*arguments: str) -> int:

@@ -23,6 +23,7 @@ from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.denoising_request import SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_layers import Loras
+from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -161,9 +162,7 @@ class DiffusersAdapter(PipelineAdapter):
             decoded = self._decode(unpacked)
             if not is_first():
                 return np.zeros((0, inputs.shape.height, inputs.shape.width, 3), np.uint8)
-            # Pixels pass through PIL as in the stock pipeline, whose rounding is part of the result.
-            images = self.pipe.image_processor.postprocess(decoded, output_type="pil")
-        return np.stack([np.asarray(image, dtype=np.uint8) for image in images])
+            return round_pixels(self.pipe.image_processor.postprocess(decoded, output_type="pt"))
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         """Return a key that is equal for requests whose prompts can be encoded together."""

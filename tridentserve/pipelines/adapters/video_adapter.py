@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tridentserve.parallel import is_first
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -26,12 +27,7 @@ class VideoAdapter(DiffusersAdapter):
             video = self.pipe.vae.decode(scaled, return_dict=False)[0]
             if not is_first():
                 return np.zeros((0, shape.num_frames, shape.height, shape.width, 3), np.uint8)
-            frames = self.pipe.video_processor.postprocess_video(video, output_type="pt")
-            # Frames are rounded on the device, with the stock pipeline's rounding, so that bytes are copied and not
-            # floats.
-            pixels = (frames.float() * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2).contiguous()
-        frames_array: NDArray[np.uint8] = pixels.cpu().numpy()
-        return frames_array
+            return round_pixels(self.pipe.video_processor.postprocess_video(video, output_type="pt"))
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         """Unpack latents as the VAE decodes them, (num_outputs, channels, latent frames, height / 8, width / 8), scaled

@@ -41,6 +41,23 @@ def links(slabs: list[torch.Tensor]) -> Iterator[tuple[NixlLink, NixlLink]]:
         link.close()
 
 
+def test_its_thread_has_the_context_of_the_slabs_device_before_nixl_starts(
+    monkeypatch: pytest.MonkeyPatch, slabs: list[torch.Tensor]
+) -> None:
+    seen: list[tuple[str, int]] = []
+    start = NixlLink._start
+
+    def start_agent(name: str) -> Any:
+        seen.append(("start", threading.get_ident()))
+        return start(name)
+
+    monkeypatch.setattr(nixl_link, "make_current", lambda device: seen.append((str(device), threading.get_ident())))
+    monkeypatch.setattr(NixlLink, "_start", staticmethod(start_agent))
+    NixlLink("with-context", slabs[0]).close()
+    assert [what for what, _ in seen] == ["cpu", "start"]
+    assert len({thread for _, thread in seen} - {threading.get_ident()}) == 1
+
+
 def test_an_idle_link_looks_for_nothing(
     links: tuple[NixlLink, NixlLink], slabs: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from tridentserve.engine.live.weights import host_copies
 from tridentserve.engine.live.weights import replica_store as replicas
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder
+from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
@@ -66,16 +67,6 @@ def assert_right(store: ReplicaStore, source: ModelSource, replica: Replica) -> 
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name
         assert got[name].data_ptr() % ALIGNMENT_BYTES == tensor.data_ptr() % ALIGNMENT_BYTES, name
-
-
-class Unpinned:
-    """Page-locks nothing."""
-
-    def __init__(self, device: torch.device) -> None:
-        pass
-
-    def pin(self, buffer: torch.Tensor, path: Path) -> bool:
-        return False
 
 
 class DirectPeer:
@@ -171,7 +162,7 @@ def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelS
 def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_copies, "PinnedMemory", Unpinned)
+    monkeypatch.setattr(PinnedMemory, "pin", lambda *_: False)
     sources = {"flux": ModelSource("flux", source.folder, "float32")}
     for_gpu, for_cpu = (HostCopies(tmp_path, sources, torch.device(kind)) for kind in ("cuda", "cpu"))
     slots = for_gpu.get(D).layout.slots

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 
 class PinnedMemory:
-    """What one process has page-locked for one device. On a CPU nothing is."""
+    """The memory that one process has page-locked for one device. On a CPU there is none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._registered: dict[int, torch.Tensor] = {}  # by address
+        # An owner that is dropped lets go as well. At the end of a process the driver does it.
+        weakref.finalize(self, _unregister_all, self._registered).atexit = False
 
     def pin(self, buffer: torch.Tensor, path: Path) -> bool:
         """Page-lock the mapped bytes of a file. False, and a warning that names the remedy, where that cannot be."""
@@ -50,12 +53,8 @@ class PinnedMemory:
 
     def unpin(self, buffer: torch.Tensor) -> None:
         """Let go of memory before it is unmapped. It need not be pinned."""
-        if self._registered.pop(buffer.data_ptr(), None) is None:
-            return
-        error = int(_cudart().cudaHostUnregister(buffer.data_ptr()))
-        if error != 0:
-            self._drain_error()
-            logger.error("CUDA did not unpin %d bytes of weights (error %d)", buffer.numel(), error)
+        if (registered := self._registered.pop(buffer.data_ptr(), None)) is not None:
+            _unregister_all({registered.data_ptr(): registered})
 
     def _drain_error(self) -> None:
         """CUDA keeps the error of a failed call until somebody asks, and the next launch of this thread would raise
@@ -64,6 +63,14 @@ class PinnedMemory:
             torch.zeros(1, device=self._device)
         except RuntimeError as error:
             logger.debug("drained: %s", error)
+
+
+def _unregister_all(registered: dict[int, torch.Tensor]) -> None:
+    while registered:
+        address, buffer = registered.popitem()
+        error = int(_cudart().cudaHostUnregister(address))
+        if error != 0:
+            logger.error("CUDA did not unpin %d bytes of weights (error %d)", buffer.numel(), error)
 
 
 def find_file_system(path: Path) -> str:

@@ -1,0 +1,113 @@
+"""scripts/gpu_check.py: what it keeps, what it does again, and what it says without a GPU."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lib.gpu_check.jobs import Check, CheckRunner, read_last_line
+
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "scripts" / "gpu_check.py"
+LONG_S = 3600.0
+
+
+def job(name: str, program: str, stage: str = "steps") -> Check:
+    return Check(stage, name, (sys.executable, "-c", program), read_last_line)
+
+
+def count(path: Path, figure: int = 1) -> str:
+    """A program that notes that it has run."""
+    return f"open({str(path)!r}, 'a').write('x'); print('some text'); print('{{\"figure\": {figure}}}')"
+
+
+def test_what_is_done_is_kept_and_not_done_again(tmp_path: Path) -> None:
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    jobs = [job("first", count(runs)), job("second/third", count(runs, 2))]
+    assert CheckRunner(out, LONG_S).run(jobs) == []
+    again = CheckRunner(out, LONG_S)
+    assert again.run(jobs) == []
+    assert runs.read_text() == "xx"
+    assert {name: result["figures"] for name, result in again.results.items()} == {
+        "first": {"figure": 1},
+        "second/third": {"figure": 2},
+    }
+    assert (out / "second-third.log").read_text().startswith("some text\n")
+
+
+def test_what_failed_is_done_again_and_says_its_last_lines(tmp_path: Path) -> None:
+    runner = CheckRunner(tmp_path, LONG_S)
+    assert runner.run([job("check", "print('why'); exit(1)")]) == []
+    assert runner.results["check"]["status"] == "failed"
+    assert runner.results["check"]["figures"] == {"last_lines": ["why"]}
+    runner.run([job("check", "print('{}')")])
+    assert json.loads((tmp_path / "gpu-check.json").read_text())["check"]["status"] == "done"
+
+
+def test_a_check_that_outlasts_the_time_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lib.gpu_check.jobs._LEAST_S", 1.0)
+    started = tmp_path / "pid"
+    program = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+open({str(started)!r}, "w").write(str(child.pid))
+time.sleep(3600)
+"""
+    runner = CheckRunner(tmp_path / "out", 5.0)
+    assert runner.run([job("long", program), job("later", "print('{}')")]) == ["long", "later"]
+    assert runner.results["long"]["status"] == "cut short"
+    assert "later" not in runner.results
+    if started.exists():  # else its interpreter did not come so far, as the machine was busy
+        wait_until(lambda: not _is_alive(int(started.read_text())))
+
+
+def _is_alive(pid: int) -> bool:
+    """False for a process that has ended, also while nobody has asked for its status."""
+    command = Path(f"/proc/{pid}/cmdline")
+    return command.exists() and bool(command.read_bytes())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
+def test_without_a_gpu_it_says_so_and_checks_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "torch finds no GPU here" in json.loads(ended.stdout.splitlines()[-1])["skipped"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_stages_have_checks_that_their_scripts_understand(tmp_path: Path) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    jobs = list(script["list_jobs"](tmp_path))
+    assert list(dict.fromkeys(each.stage for each in jobs)) == list(script["STAGES"])
+    assert len({each.name for each in jobs}) == len(jobs)
+    for name in ("compare_kernels", "profile_model"):
+        parse = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))["_parse_arguments"]
+        for each in jobs:
+            if each.command[1].endswith(f"{name}.py"):
+                parse([*(part if part != "cuda" else "cpu" for part in each.command[2:])])
+
+
+def test_a_report_of_the_tests_is_read(tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    report.write_text(
+        '<testsuites><testsuite tests="2" failures="1" errors="0" skipped="0"><testcase classname="a" name="b"/>'
+        '<testcase classname="a" name="c"><failure message="no"/></testcase></testsuite></testsuites>'
+    )
+    read: Any = runpy.run_path(str(SCRIPT))["read_report"]
+    assert read(report) == {
+        "tests": 2,
+        "failures": 1,
+        "errors": 0,
+        "skipped": 0,
+        "broken": [{"test": "a.c", "said": "no"}],
+    }
