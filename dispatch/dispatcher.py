@@ -11,14 +11,15 @@ from dispatch.assignment.batching import Batches, batch_first
 from dispatch.candidates.arrivals import RecentArrivals
 from dispatch.candidates.calm import LossMemory
 from dispatch.candidates.candidate import Candidate
-from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work
-from dispatch.candidates.overdue import OverdueTurns
+from dispatch.candidates.classes import Members, build_problem, by_deadline, group_by_work, leave_out
 from dispatch.candidates.program import DEFAULT_PROGRAM, Program
-from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.values import Pressure
 from dispatch.candidates.weights import ModelWeights
 from dispatch.candidates.work import KnownWork, Waiting, Work
+from dispatch.holding.gathering import Gathering
+from dispatch.holding.overdue import OverdueTurns
+from dispatch.holding.reserve import ReservedTick, Reserver
 from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Solution
@@ -47,7 +48,8 @@ class IlpDispatcher:
     the solver's time limit cuts a search short. Of what is past, only the latest arrivals count
     (`dispatch.candidates.arrivals`), when a request was last lost (`dispatch.candidates.calm`), and what was given to
     models with shares (`dispatch.candidates.weights`) and to requests that were long overdue
-    (`dispatch.candidates.overdue`); what else is kept between calls saves time."""
+    (`dispatch.holding.overdue`), and for how long workers have waited for each other (`dispatch.holding.gathering`);
+    what else is kept between calls saves time."""
 
     def __init__(
         self, times: StageTimes, options: DispatchOptions | None = None, program: Program = DEFAULT_PROGRAM
@@ -63,6 +65,7 @@ class IlpDispatcher:
         self._work = KnownWork()
         self._losses = LossMemory(self._options.objective.calm)
         self._turns = OverdueTurns(self._options.overdue_share)
+        self._gathering = Gathering(self._options)
 
     def decide(self, view: ClusterView) -> Decisions:
         """Assignments only, earliest deadline first: nothing is preempted or refused. A request that the profile
@@ -100,6 +103,9 @@ class IlpDispatcher:
         overdue = self._turns.choose(sorted(firsts, key=by_deadline), tick)
         if held := self._turns.hold_back(overdue, tick):
             tick = self._build_tick(tick.snapshot.replace_views(held), view.now_s, reserved, tick.pressure)
+        if (gathered := self._gathering.gather(waiting, overdue, tick)).views:
+            waiting = leave_out(waiting, gathered.request_ids)
+            tick = self._build_tick(tick.snapshot.replace_views(gathered.views), view.now_s, reserved, tick.pressure)
         members, problem = build_problem(waiting, overdue, tick, self._weights.weigh(waiting))
         if not problem.classes:
             return _NOTHING_TO_DECIDE

@@ -110,8 +110,21 @@ class DispatchOptions:
         ge=0,
         le=1,
         description="Share of the workers' time that requests that are long overdue have before all others, one at a "
-        "time in order of deadlines, while any of them waits; so none starves (`dispatch.candidates.overdue`). With 0 "
+        "time in order of deadlines, while any of them waits; so none starves (`dispatch.holding.overdue`). With 0 "
         "they wait for as long as others come that can be in time.",
+    )
+    gather_share: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Share of the workers' time in which idle workers of a node may wait for its others, so that a "
+        "request gets several at once (`dispatch.holding.gathering`); with 0 none waits.",
+    )
+    gather_excess: float = Field(
+        default=0.05,
+        ge=0,
+        description="Most GPU-seconds that the wider group may take beyond those of the group that could be had at "
+        "once, waiting included, over the latter.",
     )
     request_weights: Mapping[str, Positive] | None = Field(
         default=None,
@@ -141,7 +154,7 @@ class DispatchOptions:
     keep_free: bool = Field(
         default=True,
         description="Where steps take longer than short requests can wait, as many workers as these need are kept from "
-        "work that takes long (`dispatch.candidates.reserve`).",
+        "work that takes long (`dispatch.holding.reserve`).",
     )
     segment_s: float = Field(
         default=1.0,

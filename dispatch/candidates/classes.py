@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from dispatch.candidates.survey import TickView
@@ -36,6 +36,16 @@ def group_by_work(
     for requests in grouped.values():
         requests.sort(key=by_deadline)
     return grouped
+
+
+def leave_out(waiting: Waiting, request_ids: Collection[str]) -> Waiting:
+    """The requests but for some."""
+    left: dict[Work, list[PendingRequest]] = {}
+    for work, requests in waiting.items():
+        others = [request for request in requests if request.spec.request_id not in request_ids]
+        if others:
+            left[work] = others
+    return left
 
 
 def split_by_standing(

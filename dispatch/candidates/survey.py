@@ -230,7 +230,8 @@ class TickView:
         self.idle: tuple[tuple[int, ...], ...] = tuple(pool.idle_per_node for pool in self.pools)
         if not program.per_node:
             self.idle = tuple((sum(nodes),) for nodes in self.idle)
-        self._widest = [max(nodes) for nodes in self.idle]
+        self.widest = [max(nodes) for nodes in self.idle]
+        """The most idle workers that a node of each pool has."""
         self._surveyor = Surveyor(
             times, options, self.pools, self.auxiliaries, memory, now_s, rules or {}, program.urgent_decodes
         )
@@ -242,12 +243,12 @@ class TickView:
     @property
     def any_idle(self) -> bool:
         """True when some primary could start something now."""
-        return any(self._widest)
+        return any(self.widest)
 
     def list_idle_models(self) -> frozenset[str]:
         """The models of which some primary is idle."""
         return frozenset(
-            model for pool, widest in zip(self.pools, self._widest, strict=True) if widest for model in pool.types
+            model for pool, widest in zip(self.pools, self.widest, strict=True) if widest for model in pool.types
         )
 
     def set_pressure(self, waiting: Waiting, load: float) -> None:
@@ -267,7 +268,7 @@ class TickView:
         if (known := self._appraisals.get(work)) is None:
             candidates = self.survey(work).candidates
             known = self._appraisals[work] = self.program.appraise(
-                work, candidates, self._widest, self.now_s, self.pressure, self._values
+                work, candidates, self.widest, self.now_s, self.pressure, self._values
             )
         return known
 

@@ -61,7 +61,7 @@ class Pool:
         )
 
     @cached_property
-    def _free_at_s(self) -> tuple[list[float], ...]:
+    def free_at_s(self) -> tuple[list[float], ...]:
         """The times at which the units of each node are free, ascending; 0 for those that are idle."""
         if self.unit == 1:
             return tuple([sorted([0.0 if worker.idle else worker.free_at_s for worker in node]) for node in self.nodes])
@@ -73,19 +73,28 @@ class Pool:
         if max(self.idle_per_node) >= degree:
             return now_s
         units = degree // self.unit
-        starts_s = [free_at_s[units - 1] for free_at_s in self._free_at_s if len(free_at_s) >= units]
+        starts_s = [free_at_s[units - 1] for free_at_s in self.free_at_s if len(free_at_s) >= units]
         return max(now_s, min(starts_s, default=float("inf")))
 
     def find_first_free(self, degree: int, now_s: float) -> tuple[WorkerView, ...]:
         """The workers of one node that `earliest_start_s` speaks of; none when no node has as many."""
 
-        def order(unit: tuple[WorkerView, ...]) -> tuple[float, bool, WorkerId]:
-            return max(now_s, _free_at_s(unit)), not _is_idle(unit), unit[0].worker_id
-
-        nodes = [self.list_units(node) for node in self.nodes if len(node) >= degree]
-        groups = [sorted(units, key=order)[: degree // self.unit] for units in nodes]
-        chosen = min(groups, key=lambda group: order(group[-1]), default=[])
+        groups = [self._sort_units(node, now_s)[: degree // self.unit] for node in self.nodes if len(node) >= degree]
+        chosen = min(groups, key=lambda group: _order_unit(group[-1], now_s), default=[])
         return tuple(worker for unit in chosen for worker in unit)
+
+    def list_first_free(self, number: int, degree: int, now_s: float) -> list[WorkerView]:
+        """The `degree` workers of the node of this number that are free first."""
+        units = self._sort_units(self.nodes[number], now_s)[: degree // self.unit]
+        return [worker for unit in units for worker in unit]
+
+    def _sort_units(self, node: Sequence[WorkerView], now_s: float) -> list[tuple[WorkerView, ...]]:
+        return sorted(self.list_units(node), key=lambda unit: _order_unit(unit, now_s))
+
+
+def _order_unit(unit: Sequence[WorkerView], now_s: float) -> tuple[float, bool, WorkerId]:
+    """The order in which units are free."""
+    return max(now_s, _free_at_s(unit)), not _is_idle(unit), unit[0].worker_id
 
 
 def _is_idle(unit: Sequence[WorkerView]) -> bool:

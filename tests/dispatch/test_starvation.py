@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher, ValueOptions
-from dispatch.candidates.overdue import OverdueTurns
 from dispatch.candidates.survey import TickView
+from dispatch.holding.overdue import OverdueTurns
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, step_seconds
 from tridentserve.protocols import PendingRequest, WorkerView

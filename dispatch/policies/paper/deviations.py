@@ -48,6 +48,9 @@ class Deviations:
     """D is assigned for about a second at a time. The paper: to its end."""
     reserve: bool
     """Workers are kept free for requests that cannot wait until long steps end. The paper keeps none."""
+    gathering: bool
+    """Idle workers of a node may wait for its others, so that a request gets several at once. The paper: idle workers
+    are given away at each tick."""
     overdue: bool
     """The longest overdue request goes first. The paper: late requests compete by their rewards."""
     batches: bool

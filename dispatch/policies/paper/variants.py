@@ -52,6 +52,7 @@ def _choose_options(options: DispatchOptions, deviations: Deviations) -> Dispatc
         options,
         keep_free=options.keep_free and deviations.reserve,
         overdue_share=options.overdue_share if deviations.overdue else 0.0,
+        gather_share=options.gather_share if deviations.gathering else 0.0,
         segment_s=options.segment_s if deviations.segments else _WHOLE_S,
         least_segment_s=options.least_segment_s if deviations.segments else _WHOLE_S,
         objective=replace(

@@ -10,8 +10,8 @@ import pytest
 from dispatch.candidates.arrivals import Outlook, RecentArrivals
 from dispatch.candidates.survey import TickView
 from dispatch.options import DispatchOptions
-from tests.dispatch.candidates.test_reserve import NOW_S, OPTIONS, RUN_S, STEP_S, Times, past, short
 from tests.dispatch.cluster import workers
+from tests.dispatch.holding.test_reserve import NOW_S, OPTIONS, RUN_S, STEP_S, Times, past, short
 from tridentserve.protocols import PendingRequest
 
 SEGMENT_S, LEAST_S = OPTIONS.segment_s, OPTIONS.least_segment_s

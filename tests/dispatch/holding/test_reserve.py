@@ -9,8 +9,8 @@ import pytest
 
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.candidates.arrivals import RecentArrivals
-from dispatch.candidates.reserve import ReservedTick, Reserver
 from dispatch.candidates.survey import TickView
+from dispatch.holding.reserve import ReservedTick, Reserver
 from tests.dispatch.cluster import decide, request, worker, workers
 from tests.profiler.synthetic import EDC_BYTES
 from tests.scheduling.fakes import FakeTimes
