@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.candidates.classes import group_by_work
 from dispatch.candidates.survey import TickView
 from dispatch.holding.gathering import Gathered, Gathering
 from tests.dispatch.cluster import decide, request, worker
-from tridentserve.protocols import PendingRequest, WorkerView
+from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import Shape
 from tridentserve.testing.fixed_times import FixedTimes
 
@@ -106,3 +108,33 @@ def test_once_the_workers_are_together_the_request_has_them() -> None:
     assert not decide(dispatcher, pending, cluster(None, SOON_S), NOW_S)
     (assignment,) = decide(dispatcher, pending, cluster(None, None), SOON_S)
     assert assignment.diffuse == ("n0-w0", "n0-w1")
+
+
+@given(data=st.data())
+def test_whatever_waits_assignments_keep_the_rules(data: st.DataObject) -> None:
+    """Ticks one after another: only idle workers are given away, each once, and none that waits for another request."""
+    dispatcher = IlpDispatcher(TIMES, OPTIONS)
+    now_s = NOW_S
+    for tick in range(data.draw(st.integers(1, 4))):
+        frees = st.one_of(st.none(), st.floats(now_s, now_s + 3.0))
+        views = cluster(*data.draw(st.lists(frees, min_size=16, max_size=16)), num_nodes=8)
+        pending = [
+            request(f"{tick}-{number}", SHAPE, slo_s, steps=steps, arrival_s=arrival_s)
+            for number, (slo_s, steps, arrival_s) in enumerate(
+                data.draw(
+                    st.lists(st.tuples(st.floats(1.0, 200.0), st.integers(1, 20), st.floats(0.0, now_s)), max_size=12)
+                )
+            )
+        ]
+        view = ClusterView(now_s, pending, (), views)
+        assignments = dispatcher.decide(view).assignments
+        used = [worker_id for assignment in assignments for worker_id in assignment.diffuse]
+        idle = {each.worker_id for each in views if each.idle}
+        assert len(used) == len(set(used))
+        assert set(used) <= idle
+        served = [name for assignment in assignments for name in assignment.request_ids]
+        assert len(served) == len(set(served))
+        # Whoever can run at all is served where there is more room than requests.
+        if len([number for number in range(8) if {f"n{number}-w0", f"n{number}-w1"} <= idle]) >= len(pending):
+            assert set(served) == {each.spec.request_id for each in pending}
+        now_s += data.draw(st.floats(0.01, 5.0))
