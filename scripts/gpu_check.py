@@ -14,6 +14,7 @@ time was up before the end.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -110,6 +111,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _measure_rates(kind: str) -> dict[str, Any]:
     from lib.gpu_check.rates import measure_host_rates, measure_nixl_rate
 
+    if kind == "nixl" and importlib.util.find_spec("nixl") is None:
+        return {"skipped": "nixl is not installed"}
     measured = measure_host_rates(_RATE_BYTES, Path.cwd()) if kind == "host" else measure_nixl_rate(_RATE_BYTES // 4)
     return {"gb_per_s": measured}
 
