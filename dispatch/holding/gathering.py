@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
-from dispatch.workers.pools import Pool
+from dispatch.workers.pools import Pool, make_busy
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import PendingRequest, WorkerView
 
@@ -148,7 +148,7 @@ class Gathering:
             nodes[index].take(place.number)
             members = tick.pools[index].list_first_free(place.number, degree, tick.now_s)
             end_s = place.candidate.diffuse_end_s(place.start_s)
-            views.update({each.worker_id: _make_busy(each, end_s) for each in members})
+            views.update({each.worker_id: make_busy(each, end_s) for each in members})
             self._waiting[request_id] = sum(each.idle for each in members)
         return Gathered(views, frozenset(self._waiting))
 
@@ -221,7 +221,3 @@ def _list_first(waiting: Waiting, most: int) -> Iterator[tuple[Work, PendingRequ
 
 def _count_gpu_seconds(candidate: Candidate) -> float:
     return candidate.group.degree * candidate.diffuse_s
-
-
-def _make_busy(worker: WorkerView, end_s: float) -> WorkerView:
-    return replace(worker, idle=False, free_at_s=max(end_s, worker.free_at_s))

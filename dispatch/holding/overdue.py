@@ -10,11 +10,12 @@ would be late, so their turns take a share of the workers' time only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dispatch.candidates.survey import TickView
 from dispatch.candidates.values import OVERDUE
 from dispatch.candidates.work import Work
+from dispatch.workers.pools import make_busy
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, WorkerView
 
@@ -82,10 +83,7 @@ class OverdueTurns:
                 members = tick.pools[earliest.group.pool].find_first_free(earliest.group.degree, tick.now_s)
                 account = self._turns[request.spec.request_id]
                 account.held, account.held_for = sum(worker.idle for worker in members), request.spec.request_id
-                held.update(
-                    (worker.worker_id, replace(worker, idle=False, free_at_s=max(until_s, worker.free_at_s)))
-                    for worker in members
-                )
+                held.update({worker.worker_id: make_busy(worker, until_s) for worker in members})
         return held
 
     def note(self, assignments: Iterable[Assignment], now_s: float) -> None:

@@ -358,6 +358,11 @@ def take_snapshot(workers: Sequence[WorkerView], unit_of: UnitOf = count_alone) 
     return WorkerSnapshot(list(workers), all_pools, layout, unit_of)
 
 
+def make_busy(worker: WorkerView, until_s: float) -> WorkerView:
+    """The worker as others see it while it is kept for a request that would end there at `until_s`."""
+    return replace(worker, idle=False, free_at_s=max(until_s, worker.free_at_s))
+
+
 def map_to_nodes(pools: Iterable[Pool]) -> dict[WorkerId, str]:
     """The node of each worker of some pools."""
     return {worker.worker_id: worker.node_id for pool in pools for node in pool.nodes for worker in node}

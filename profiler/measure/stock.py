@@ -9,16 +9,16 @@ import copy
 import inspect
 import itertools
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 
-from profiler.measure.random_weights import make_random_adapter
-from profiler.measure.stages import WARM_UP, Source, build_inputs
+from profiler.measure.stages import WARM_UP, Source, build_inputs, load_stage
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family
-from tridentserve.pipelines import PipelineAdapter, load_adapter
+from tridentserve.pipelines import PipelineAdapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.weights import attach, named_tensors
 from tridentserve.requests import GenerationInputs, Shape
@@ -35,12 +35,8 @@ class StockPipeline:
             raise ProfileError(f"the stock pipeline of {family.name} starts from an image and is not timed here")
         self._source = source
         self._device = torch.device(source.device)
-        dtype = None if source.dtype is None else getattr(torch, source.dtype)
-        load = make_random_adapter if source.random_weights else load_adapter
-        folder = source.condition_folder or source.folder
-        self._pipe: Any = cast(
-            DiffusersAdapter, load(folder, frozenset({Stage.ENCODE}), device=source.device, dtype=dtype)
-        ).pipe
+        of_encoders = replace(source, folder=source.condition_folder or source.folder)
+        self._pipe: Any = cast(DiffusersAdapter, load_stage(of_encoders, Stage.ENCODE)).pipe
         scheduler = copy.deepcopy(cast(DiffusersAdapter, denoiser).pipe.scheduler)
         self._pipe.register_modules(scheduler=scheduler, **_make_stock_denoisers(denoiser))
         self._pipe.set_progress_bar_config(disable=True)
