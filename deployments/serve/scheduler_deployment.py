@@ -7,8 +7,11 @@ The engine is imported when the replica starts: the processes that only have a c
 from __future__ import annotations
 
 import asyncio
+import logging
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ from deployments.config.app import AppArgs
 from deployments.config.live import SCHEDULER, apply_user_config
 from deployments.model_updates.catalogue import Catalogue
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
+from deployments.serve.open_calls import OpenCalls
 from deployments.serve.ray_errors import translate_ray_errors
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 # Every waiting request takes one place in a replica of Api or Videos; the bound that counts is the scheduler's.
 MAX_ONGOING_REQUESTS = 10_000
 
+logger = logging.getLogger(__name__)
+
 
 class SchedulerDeployment:
     """The event loop around the pure core. Ray Serve calls `reconfigure` before the first request (it returns when all
@@ -41,6 +47,7 @@ class SchedulerDeployment:
         self._engine: LiveEngine | None = None
         self._reconciler: ModelReconciler | None = None
         self._images = ImageBudget(MAX_HELD_BYTES)
+        self._calls = OpenCalls()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Start the service, or bring the running service to other models. A running service never raises here, because
@@ -65,16 +72,21 @@ class SchedulerDeployment:
             raise WorkerError("the service is starting")
         return await self._reconciler.catalogue.wait_for_change(known_version, timeout_s)
 
-    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        """The updates that `deployments.backend.Backend` describes, but the outputs are references instead of bytes."""
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> AsyncIterator[Update]:
+        """The updates that `deployments.backend.Backend` describes, but the outputs are references instead of bytes.
+        `call_id` names this call for `end_call`; no two calls have the same."""
         if not self._images.has_room(inputs.image):
             message = "the images of unfinished requests take all their room, try again later"
             yield FailedUpdate(spec.request_id, OverloadedError.code, message)
             return
-        with self._images.hold(inputs.image):
+        with self._calls.hold(call_id), self._images.hold(inputs.image):
             async with aclosing(self._require_engine().generate(spec, inputs)) as updates:
                 async for update in updates:
                     yield update
+
+    async def end_call(self, call_id: str) -> None:
+        """The caller of this `generate` has left."""
+        self._calls.end(call_id)
 
     async def cancel(self, request_id: str) -> bool:
         return self._require_engine().cancel(request_id)
@@ -100,27 +112,42 @@ class SchedulerDeployment:
 
 
 class RemoteBackend:
-    """A deployment whose class has the three methods of `Backend` (its `generate` an async generator, whose last update
-    holds references to the outputs instead of their bytes)."""
+    """The `Backend` of the other deployments: the Scheduler deployment behind a handle."""
 
     def __init__(self, handle: Any) -> None:
         """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of streaming."""
         self._handle = handle
         self._streaming = handle.options(stream=True)
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
+        call_id, has_ended = uuid.uuid4().hex, False
         with translate_ray_errors():
-            updates = self._streaming.generate.remote(spec, inputs)
+            updates = self._streaming.generate.remote(spec, inputs, call_id)
             try:
                 async for update in updates:
+                    has_ended = isinstance(update, CompletedUpdate | FailedUpdate)
                     if isinstance(update, CompletedUpdate):
                         # The scheduler hands on references: the outputs come straight from their worker's node.
                         yield replace(update, outputs=tuple(await asyncio.gather(*update.outputs)))
                     else:
                         yield update
             finally:
-                # The replica learns that this client has left. Once all updates have come, this has no effect.
-                updates.cancel()
+                if not has_ended:
+                    updates.cancel()
+                    self._begin_to_end(call_id)
+
+    def _begin_to_end(self, call_id: str) -> None:
+        # In a context of its own: Ray Serve cancels what a request that is cancelled has called, and this call with it.
+        task = asyncio.get_running_loop().create_task(self._end_call(call_id), context=Context())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _end_call(self, call_id: str) -> None:
+        try:
+            await self._handle.end_call.remote(call_id)
+        except Exception as error:
+            logger.warning("the scheduler was not told that a client has left: %r", error)
 
     async def cancel(self, request_id: str) -> bool:
         with translate_ray_errors():

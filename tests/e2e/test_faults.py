@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.config.live import SCHEDULER
+from deployments.schemas.image import build_image_request
 from tests.e2e.conftest import Service, decode_image
 from tests.support import http
 from tests.support.processes import started
@@ -67,6 +69,14 @@ def stopped(service: Service, request_id: str) -> bool:
     )
 
 
+def wait_for_stop(service: Service, request_id: str) -> None:
+    def tell() -> str:
+        lines = (json.dumps(decision) for decision in service.decisions())
+        return "\n".join(line for line in lines if f"{request_id}~" in line or '"plan_' in line)
+
+    wait_until(lambda: stopped(service, request_id), "the plan has stopped", tell=tell)
+
+
 def test_delete_stops_a_request_within_a_step(service: Service) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(http.post, f"{service.url}/v1/images/generations", json=long_request("del"))
@@ -75,7 +85,7 @@ def test_delete_stops_a_request_within_a_step(service: Service) -> None:
         answer = waiting.result(timeout=PATIENCE_S)
     assert answer.status_code == 499
     assert answer.json()["error"]["code"] == "cancelled"
-    wait_until(lambda: stopped(service, "del"), "the plan has stopped")
+    wait_for_stop(service, "del")
     assert http.delete(f"{service.url}/v1/requests/del").status_code == 404
 
 
@@ -86,7 +96,24 @@ def test_a_client_that_leaves_stops_its_request(service: Service, stream: bool) 
     command = ["curl", "-sN", f"{service.url}/v1/images/generations", "-H", "Content-Type: application/json"]
     with started([*command, "-d", body]):
         wait_until(lambda: running(service, request_id), "the request runs")
-    wait_until(lambda: stopped(service, request_id), "the plan has stopped")
+    wait_for_stop(service, request_id)
+
+
+def test_a_call_whose_cancellation_ray_loses_is_ended(service: Service) -> None:
+    """The scheduler is told by a call of its own that a client has left; `ray.cancel` is no more than an attempt."""
+    from ray import serve
+    from ray.serve.exceptions import RequestCancelledError
+
+    handle: Any = serve.get_deployment_handle(SCHEDULER, "tridentserve")
+    catalogue = handle.get_catalogue.remote(None, 1.0).result(timeout_s=PATIENCE_S)
+    call = (*build_image_request(long_request("lost"), {model.name: model for model in catalogue.models}), "a-call")
+    updates = handle.options(stream=True).generate.remote(*call)
+    wait_until(lambda: running(service, "lost"), "the request runs")
+    handle.end_call.remote("a-call").result(timeout_s=PATIENCE_S)
+    wait_for_stop(service, "lost")
+    with pytest.raises(RequestCancelledError):
+        for _ in updates:
+            pass
 
 
 def test_the_same_request_id_joins(service: Service) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.e2e.conftest import Service
-from tests.e2e.test_faults import running, stopped
+from tests.e2e.test_faults import running, wait_for_stop
 from tests.support import http
 from tests.support.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -85,7 +85,7 @@ def test_delete_stops_a_job_within_a_step(service: Service) -> None:
     submit(service, request_id="long-video", num_inference_steps=900)
     wait_until(lambda: running(service, "long-video"), "the job runs")
     assert http.delete(f"{service.url}/v1/videos/long-video").status_code == 200
-    wait_until(lambda: stopped(service, "long-video"), "the plan has stopped")
+    wait_for_stop(service, "long-video")
     job = http.get(f"{service.url}/v1/videos/long-video").json()
     assert (job["status"], job["error"]["code"]) == ("failed", "cancelled")
     assert 0 < job["progress"] < 100 or job["progress"] == 0

@@ -13,11 +13,14 @@ PATIENCE_S = 600.0
 RAY_TOO_SLOW = "The current node timed out during startup"
 
 
-def wait_until(condition: Callable[[], bool], what: str = "", every_s: float = 0.05) -> None:
-    """Return once the condition holds. `what` names the condition in the error when it never does."""
+def wait_until(
+    condition: Callable[[], bool], what: str = "", every_s: float = 0.05, tell: Callable[[], str] = str
+) -> None:
+    """Return once the condition holds. `what` names the condition in the error when it never does; `tell` adds what
+    helps to find out why."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}"
+        assert time.monotonic() < deadline_s, f"not in {PATIENCE_S:.0f} s: {what or condition}\n{tell()}"
         time.sleep(every_s)
 
 

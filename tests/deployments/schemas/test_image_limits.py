@@ -130,7 +130,7 @@ async def test_the_scheduler_refuses_images_that_have_no_room(monkeypatch: pytes
     monkeypatch.setattr(scheduler, "_require_engine", lambda: backend)
 
     async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:
-        updates = scheduler.generate(*request(job_id, image=image))
+        updates = scheduler.generate(*request(job_id, image=image), call_id=job_id)
         return await anext(updates), updates
 
     told, held = await first("a", bytes(60))

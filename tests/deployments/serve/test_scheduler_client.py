@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ from deployments.backend import closing
 from deployments.schemas.image import build_image_request
 from deployments.serve.scheduler_deployment import RemoteBackend
 from tests.deployments.fake_backend import MODELS, FakeBackend, make_completed, make_png
+from tests.support.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError
+from tridentserve.requests import GenerationInputs, RequestSpec
 
 ARGS = build_image_request({"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1"}, MODELS)
 
@@ -33,8 +36,11 @@ class FakeHandle:
 
     def __init__(self, backend: FakeBackend) -> None:
         self.responses: list[FakeResponse] = []
+        self.ended_calls: list[str] = []
+        self.lost: Exception | None = None
         self._backend = backend
         self.generate = SimpleNamespace(remote=self._generate)
+        self.end_call = SimpleNamespace(remote=self._end_call)
         self.cancel = SimpleNamespace(remote=backend.cancel)
         self.get_health = SimpleNamespace(remote=backend.get_health)
 
@@ -42,9 +48,14 @@ class FakeHandle:
         assert stream
         return self
 
-    def _generate(self, *args: Any) -> FakeResponse:
-        self.responses.append(FakeResponse(self._backend.generate(*args)))
+    def _generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> FakeResponse:
+        self.responses.append(FakeResponse(self._backend.generate(spec, inputs), call_id))
         return self.responses[-1]
+
+    async def _end_call(self, call_id: str) -> None:
+        if self.lost is not None:
+            raise self.lost
+        self.ended_calls.append(call_id)
 
 
 async def _fetch(image: bytes | Exception) -> bytes:
@@ -56,8 +67,9 @@ async def _fetch(image: bytes | Exception) -> bytes:
 class FakeResponse:
     """Its images are references: awaitables, as Ray's are."""
 
-    def __init__(self, updates: AsyncIterator[Update]) -> None:
+    def __init__(self, updates: AsyncIterator[Update], call_id: str) -> None:
         self.cancelled = False
+        self.call_id = call_id
         self._updates = updates
 
     async def __aiter__(self) -> AsyncIterator[Update]:
@@ -83,12 +95,33 @@ async def test_updates_come_through() -> None:
     assert backend.seen == [ARGS]
 
 
-async def test_leaving_cancels_the_remote_call() -> None:
+async def test_leaving_cancels_the_remote_call_and_tells_the_scheduler() -> None:
     handle = FakeHandle(FakeBackend())
     async with closing(RemoteBackend(handle).generate(*ARGS)) as updates:
         await anext(updates)
         assert not handle.responses[0].cancelled
     assert handle.responses[0].cancelled
+    await until(lambda: handle.ended_calls == [handle.responses[0].call_id])
+
+
+async def test_a_client_that_stays_ends_no_call() -> None:
+    handle = FakeHandle(FakeBackend())
+    remote = RemoteBackend(handle)
+    for _ in range(2):
+        async with closing(remote.generate(*ARGS)) as updates:
+            assert [update async for update in updates]
+    await asyncio.sleep(0)
+    assert not handle.ended_calls
+    assert not any(response.cancelled for response in handle.responses)
+    assert handle.responses[0].call_id != handle.responses[1].call_id
+
+
+async def test_leaving_a_scheduler_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    handle = FakeHandle(FakeBackend())
+    handle.lost = ActorDiedError()
+    async with closing(RemoteBackend(handle).generate(*ARGS)) as updates:
+        await anext(updates)
+    await until(lambda: "was not told that a client has left" in caplog.text)
 
 
 @pytest.mark.parametrize("error", [OverloadedError("full"), InvalidRequestError("too large", "size")])
