@@ -91,7 +91,7 @@ class IlpDispatcher:
             reserved = self._reserver.keep(self._snapshot, tick, view.pending, segment_s)
         if reserved is not None:
             tick = self._build_tick(reserved.snapshot, view.now_s, reserved)
-        self._work.forget_others(view.pending)
+        self._work.start_tick()
         waiting = group_by_work(view.pending, tick.list_idle_models(), self._work.find)
         tick.set_pressure(waiting, load)
         batches: Batches = {}

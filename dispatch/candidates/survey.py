@@ -113,7 +113,7 @@ class Surveyor:
             if isinstance(found, str):
                 obstacles.append(found)
                 continue
-            whole = [candidate._replace(diffuse_s=work.num_steps * candidate.diffuse_s) for candidate in found]
+            whole = [candidate.with_steps(work.num_steps) for candidate in found]
             if (rule := self._rules.get(index)) is not None:
                 whole = [candidate for candidate in whole if rule.admits(work, candidate)]
             candidates.extend(whole)

@@ -9,10 +9,6 @@ from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.stages import Stage
 
-# So many requests that wait no more are no burden.
-_FEW = 256
-
-
 class Work(NamedTuple):
     """The work that is left of a request, or of each of `batch` requests. Requests with equal work differ in their
     deadlines only."""
@@ -55,20 +51,19 @@ class KnownWork:
 
     def __init__(self) -> None:
         # By the identity of the request, which is kept with it and so is no other's.
+        self._before: dict[int, tuple[PendingRequest, Work]] = {}
         self._known: dict[int, tuple[PendingRequest, Work]] = {}
+
+    def start_tick(self) -> None:
+        """Forget the requests that the last tick did not ask for."""
+        self._before, self._known = self._known, {}
 
     def find(self, request: PendingRequest) -> Work:
         """`Work.from_pending`."""
         if (known := self._known.get(id(request))) is None:
-            known = self._known[id(request)] = request, Work.from_pending(request)
+            known = self._before.get(id(request)) or (request, Work.from_pending(request))
+            self._known[id(request)] = known
         return known[1]
-
-    def forget_others(self, pending: Sequence[PendingRequest]) -> None:
-        """Drop requests that wait no more. To be called at each tick, with those that do; most calls find little to
-        drop, and do nothing."""
-        if len(self._known) > 2 * len(pending) + _FEW:
-            known = self._known
-            self._known = {id(request): known[id(request)] for request in pending if id(request) in known}
 
 
 # Waiting requests by what is left to do of them, earliest deadline first.

@@ -99,7 +99,7 @@ class GreedyDispatcher:
         }
         tick = self._build_tick(self._snapshots, view.now_s)
         assignments: list[Assignment] = []
-        self._work.forget_others(view.pending)
+        self._work.start_tick()
         for turn in self._order(view.pending, tick.level.work, view.now_s, self._work.find):
             work = self._work.find(turn.request)
             if work in tick.waiting:
