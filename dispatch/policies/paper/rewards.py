@@ -16,7 +16,7 @@ grows with the index of the virtual replica, is linear in the length, and orders
 constants are those that this project has had since its first version. A request that could be in time, on a group with
 which it is not, has the reward of one that is just late: the text leaves that open. So it does which of several groups
 with the same reward is chosen; here the one that ends first, by a weight that is smaller than any penalty. And overtime
-factors that differ by less than an eighth count as one, so that requests share variables: at thousands of GPUs most
+factors that differ by less than a half count as one, so that requests share variables: at thousands of GPUs most
 requests that are late would have variables of their own.
 """
 
@@ -56,7 +56,7 @@ PAPER_WEIGHTS = PaperWeights()
 
 # An overtime factor from which a late request has the reward of one in time.
 _AGED = PAPER_WEIGHTS.on_time / PAPER_WEIGHTS.late - 1
-_LEVELS_PER_RUNTIME = 8
+_LEVELS_PER_RUNTIME = 2
 
 
 class _RewardedGroup(NamedTuple):
