@@ -4,9 +4,9 @@ One cluster of nodes of 8 serves the mixes of four models in equal parts: each p
 each, and each has a quarter of the waiting requests. Every tick is a snapshot of its own, drawn from a seed: which
 workers are idle, until when the others are busy, which requests wait and for how long. All worker views are new objects
 in every tick, so that nothing the Dispatcher keeps from tick to tick saves time, unlike in a service. Everything is
-measured twice: with requests that are all new, as in Table 4 of TridentServe (arXiv 2510.02838, section 8.5), and with
-a share of them stopped between two segments of D, where the state of each is on some worker. Ratios are to the policy's
-first cluster. The last line is one JSON object.
+measured twice: with requests that are all new, as in Table 4 of TridentServe (arXiv 2510.02838, section 8.5), and, for
+policies that stop requests between two steps of D, with a share of them stopped, where the state of each is on some
+worker. Ratios are to the policy's first cluster. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from deployments.assembly.planning import Planners, assemble, list_degrees_in_us
 from deployments.assembly.simulation import make_cluster_options
 from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.options import DEFAULT_POLICY, SolverName
+from dispatch.policies import find_policy
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
 from profiler import CostModel, read_shipped_table
@@ -108,8 +109,9 @@ def main() -> int:
     options = _parse_arguments()
     run = describe_run(platform.processor() or platform.machine(), libraries=("highspy", "pulp"))
     try:
-        rows = _measure_rows(0.0, options)
-        stopped_rows = _measure_rows(options.stopped, options)
+        rows = _measure_rows(options.policies, 0.0, options)
+        stopping = [policy for policy in options.policies if not find_policy(policy).runs_whole]
+        stopped_rows = _measure_rows(stopping, options.stopped, options)
     except TridentServeError as error:
         print(f"bench_dispatch: {error}", file=sys.stderr)
         return 2
@@ -117,12 +119,12 @@ def main() -> int:
     return 0
 
 
-def _measure_rows(stopped: float, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure_rows(policies: Sequence[str], stopped: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of all policies and clusters, which are printed as soon as they are there."""
     rows: list[dict[str, Any]] = []
     print(f"{stopped:.0%} of the requests stopped between segments")
     print(f"{'policy':<20} {'GPUs':>6} {'pending':>8} {'p50 ms':>8} {'p99 ms':>8} {'gap':>9} {'p50 ratio':>9}")
-    for policy in options.policies:
+    for policy in policies:
         first_ms = None
         for gpus in options.gpus:
             row = _measure_row(policy, gpus, stopped, options)

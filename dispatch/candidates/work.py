@@ -9,6 +9,7 @@ from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.stages import Stage
 
+
 class Work(NamedTuple):
     """The work that is left of a request, or of each of `batch` requests. Requests with equal work differ in their
     deadlines only."""

@@ -41,7 +41,7 @@ def make_wo_stage_aware(context: PolicyContext) -> Policy:
     return Policy(AlignedDispatcher(IlpDispatcher(context.times, context.options)))
 
 
-@register_policy("wo-scheduler", supports_units=True)
+@register_policy("wo-scheduler", supports_units=True, runs_whole=True)
 def make_wo_scheduler(context: PolicyContext) -> Policy:
     """B6's greedy dispatcher takes the place of the integer program: shortest remaining time first, D at its optimal
     degree, on the primaries with the least communication."""

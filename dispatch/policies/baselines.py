@@ -32,7 +32,7 @@ from tridentserve.protocols import StageTimes
 from tridentserve.stages import Stage
 
 
-@register_policy("b1", needs_load=True, one_load=True)
+@register_policy("b1", needs_load=True, one_load=True, runs_whole=True)
 def make_b1(context: PolicyContext) -> Policy:
     degrees = choose_static_degrees(context.times, context.load)
     return _make_for_pipelines(
@@ -43,7 +43,7 @@ def make_b1(context: PolicyContext) -> Policy:
     )
 
 
-@register_policy("b2", needs_load=True, one_load=True)
+@register_policy("b2", needs_load=True, one_load=True, runs_whole=True)
 def make_b2(context: PolicyContext) -> Policy:
     work = WorkTimes(context.times, aligned=True)
     bucket_of = assign_buckets(work, context.workers, context.load, context.options.max_degree)
@@ -52,17 +52,17 @@ def make_b2(context: PolicyContext) -> Policy:
     )
 
 
-@register_policy("b3", needs_load=True)
+@register_policy("b3", needs_load=True, runs_whole=True)
 def make_b3(context: PolicyContext) -> Policy:
     return _make_for_pipelines(context, GreedyDispatcher(context.times, context.options, fifo, PipelineLevel))
 
 
-@register_policy("b4", needs_load=True)
+@register_policy("b4", needs_load=True, runs_whole=True)
 def make_b4(context: PolicyContext) -> Policy:
     return _make_for_pipelines(context, GreedyDispatcher(context.times, context.options, srtf, PipelineLevel))
 
 
-@register_policy("b5", needs_load=True, one_load=True)
+@register_policy("b5", needs_load=True, one_load=True, runs_whole=True)
 def make_b5(context: PolicyContext) -> Policy:
     """E and C run on one worker each, so that each of their clusters is one bucket."""
     placement = disaggregate(context.times, context.workers, context.load)
@@ -77,14 +77,14 @@ def make_b5(context: PolicyContext) -> Policy:
     return Policy(dispatcher, placement, replanner_wanted=False, decode_order="fifo")
 
 
-@register_policy("b6", needs_load=True)
+@register_policy("b6", needs_load=True, runs_whole=True)
 def make_b6(context: PolicyContext) -> Policy:
     dispatcher = GreedyDispatcher(context.times, context.options, srtf, StageLevel)
     placement = disaggregate(context.times, context.workers, context.load)
     return Policy(dispatcher, placement, replanner_wanted=False, decode_order="shortest")
 
 
-@register_policy("b6-planned", needs_load=True)
+@register_policy("b6-planned", needs_load=True, runs_whole=True)
 def make_b6_planned(context: PolicyContext) -> Policy:
     """B6 whose C waits at the worker that was chosen with D, first in, first out, as every plan of the paper does
     (sections 5.3 and 6.2). B6 orders requests "within disaggregated clusters" (D.2), which may mean either."""

@@ -14,7 +14,7 @@ from dispatch.policies.greedy.stage_level import StageLevel
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 
 
-@register_policy("edf", supports_units=True)
+@register_policy("edf", supports_units=True, runs_whole=True)
 def make_edf(context: PolicyContext) -> Policy:
     return Policy(
         GreedyDispatcher(context.times, context.options, edf, StageLevel, by_deadline=prefer_smallest_sufficient)

@@ -79,6 +79,9 @@ class PolicySpec:
     in a batch, latents of tiny models differ by 2e-6, which is up to 1 of 255 in pixels."""
     one_load: bool = False
     """True when its dispatcher is sized by the load of the start, so that models cannot come and go."""
+    runs_whole: bool = False
+    """True when D, once begun, always runs to its last step, so that no request waits that was stopped on the way, but
+    after a fault."""
 
     def resolve(self, options: DispatchOptions) -> DispatchOptions:
         """The options with which the policy is made: its own `max_batch` where they set none."""
@@ -94,6 +97,7 @@ class PolicyFacts(TypedDict, total=False):
     supports_units: bool
     default_max_batch: int
     one_load: bool
+    runs_whole: bool
 
 
 # Filled by `register_policy`, in the order of the calls.

@@ -25,6 +25,6 @@ from dispatch.policies.paper.variants import make_variant
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 
 
-@register_policy(PAPER_POLICY, supports_units=True, default_max_batch=MAX_BATCH)
+@register_policy(PAPER_POLICY, supports_units=True, default_max_batch=MAX_BATCH, runs_whole=True)
 def make_paper(context: PolicyContext) -> Policy:
     return make_variant(NO_DEVIATION, context)

@@ -26,7 +26,13 @@ def find_variant(name: str) -> PolicySpec:
     """The paper's policy with the deviations that the name states (`parse_deviations`)."""
     deviations = parse_deviations(name)
     most = NO_BATCHES if deviations.batches else MAX_BATCH
-    return PolicySpec(name, partial(make_variant, deviations), supports_units=True, default_max_batch=most)
+    return PolicySpec(
+        name,
+        partial(make_variant, deviations),
+        supports_units=True,
+        default_max_batch=most,
+        runs_whole=not deviations.segments,
+    )
 
 
 def make_variant(deviations: Deviations, context: PolicyContext) -> Policy:

@@ -45,7 +45,9 @@ def plain(context):
     return Policy(Narrow(context.times, context.options), replanner_wanted=False)
 
 
-@register_policy("custom-one", needs_load=True, supports_units=True, default_max_batch=4, one_load=True)
+@register_policy(
+    "custom-one", needs_load=True, supports_units=True, default_max_batch=4, one_load=True, runs_whole=True
+)
 def decorated(context: PolicyContext) -> Policy:
     return plain(context)
 
@@ -98,6 +100,7 @@ def test_a_function_may_say_more() -> None:
     plain, decorated = find_policy("my_policies.ours:plain"), find_policy("my_policies.ours:decorated")
     assert plain == replace(POLICIES["wo-stage-aware"], name="my_policies.ours:plain", make=plain.make)
     assert (decorated.needs_load, decorated.supports_units, decorated.one_load) == (True, True, True)
+    assert decorated.runs_whole
     assert decorated.default_max_batch == 4
     assert "custom-one" not in POLICIES
 

@@ -58,6 +58,9 @@ def test_assignments_can_be_carried_out(name: str, moment: Moment) -> None:
 
     again = make_policy(name, TIMES, moment.specs, LOAD, OPTIONS).dispatcher.decide(view)
     assert (*again.assignments,) == (*decisions.assignments,)
+    if POLICIES[name].runs_whole:
+        assert not decisions.preemptions
+        assert all(assignment.num_steps is None for assignment in decisions.assignments)
     by_id = {worker.worker_id: worker for worker in workers}
     requests = {request.spec.request_id: request for request in moment.pending}
     named = [name for assignment in decisions.assignments for name in assignment.request_ids]
