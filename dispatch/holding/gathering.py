@@ -211,11 +211,13 @@ def _find_nodes(tick: TickView) -> dict[int, _PartlyIdle]:
 
 def _list_first(waiting: Waiting, most: int) -> Iterator[tuple[Work, PendingRequest]]:
     """The requests with the earliest deadlines, and their work."""
-    lists = [
-        [(by_deadline(request), number, work, request) for request in requests[:most]]
+    entries = [
+        (by_deadline(request), number, work, request)
         for number, (work, requests) in enumerate(waiting.items())
+        for request in requests[:most]
     ]
-    for _, _, work, request in islice(heapq.merge(*lists), most):
+    entries.sort()  # quick, as those of each work are in order
+    for _, _, work, request in islice(entries, most):
         yield work, request
 
 
