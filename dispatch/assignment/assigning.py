@@ -155,6 +155,8 @@ class Assigner:
             workers = idle[group.pool].take(group.degree, self._find_preferred(choice))
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
+                if not self._auxiliaries.are_any:
+                    continue
                 unused_s = choice.candidate.diffuse_s - self._cut_segment(choice.candidate, choice.work).seconds
                 self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s) - unused_s)
         left = self._list_left(taken)

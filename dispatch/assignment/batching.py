@@ -9,6 +9,7 @@ for all, none is slowed down by sharing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.work import Waiting, Work
@@ -27,10 +28,12 @@ def batch_first(waiting: Waiting, find_limit: Callable[[Work], int]) -> tuple[Wa
     batches: dict[str, Sequence[PendingRequest]] = {}
     for work, requests in waiting.items():
         limit = find_limit(work) if len(requests) > 1 else 1
-        for start in range(0, len(requests), limit):
-            members = requests[start : start + limit]
-            leaders.setdefault(work._replace(batch=len(members)), []).append(members[0])
-            batches[members[0].spec.request_id] = members
+        formed = [requests[start : start + limit] for start in range(0, len(requests), limit)]
+        for size, alike in groupby(formed, key=len):  # the last one may be smaller
+            leaders[work._replace(batch=size)] = firsts = []
+            for members in alike:
+                firsts.append(members[0])
+                batches[members[0].spec.request_id] = members
     return leaders, batches
 
 

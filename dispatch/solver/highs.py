@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, chain
 from math import floor
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import highspy
 import numpy as np
@@ -29,7 +29,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
     """`pulp.HiGHS` that can solve the LP alone, reports the bound that was proved, and hands the whole program over at
     once (PuLP does it column by column and row by row, which takes longer than the search).
 
-    It is for maxima over integers with finite limits.
+    It is for maxima over integers with finite limits, all of which are in the objective.
     """
 
     bound: float = float("inf")
@@ -45,7 +45,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
     def relax(self, lp: pulp.LpProblem) -> bool:
         """Give the variables the values of the LP, and set `bound`. False when there are none."""
         self.createAndConfigureSolver(lp)
-        variables = lp.variables()
+        variables = _list_variables(lp)
         lp.solverModel.passModel(_build_program(lp, variables))
         if self._run(lp.solverModel) != highspy.HighsModelStatus.kOptimal:
             return False
@@ -57,7 +57,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         """Give the variables the values of LPs in which one fraction after another is made whole: up, or down where
         nothing fits then, the one that is nearest to the whole number above it first. Each LP begins where the one
         before it ended, which is quick. False when this leads nowhere. `relax` has seen the same program."""
-        highs, variables = lp.solverModel, lp.variables()
+        highs, variables = lp.solverModel, _list_variables(lp)
         changed: set[int] = set()
         values = highs.getSolution().col_value
         for _ in range(_MOST_DIVES):
@@ -86,7 +86,7 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
 
     def actualSolve(self, lp: pulp.LpProblem) -> int:  # noqa: N802 (PuLP's name)
         """Search from the solution that the variables have. `relax` has seen the same program."""
-        highs, variables = lp.solverModel, lp.variables()
+        highs, variables = lp.solverModel, _list_variables(lp)
         highs.setOptionValue("presolve", "on")
         kinds = np.full(len(variables), int(highspy.HighsVarType.kInteger), dtype=np.uint8)
         highs.changeColsIntegrality(len(variables), np.arange(len(variables), dtype=np.int32), kinds)
@@ -108,6 +108,11 @@ class FastHiGHS(pulp.HiGHS):  # type: ignore[misc]
         self.is_out_of_time = status == highspy.HighsModelStatus.kTimeLimit
         self.status = highs.modelStatusToString(status)
         return status
+
+
+def _list_variables(lp: pulp.LpProblem) -> list[pulp.LpVariable]:
+    """The variables in the order of PuLP, which would look for them in all constraints."""
+    return sorted(lp.objective, key=attrgetter("name"))
 
 
 def _assign(lp: pulp.LpProblem, found: int) -> int:

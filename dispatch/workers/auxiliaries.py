@@ -133,6 +133,11 @@ class Auxiliaries:
         is_there = worker.resident is None or replica in worker.resident
         return start_s if is_there else start_s + self._times.load_seconds(replica.model, replica.stage)
 
+    @property
+    def are_any(self) -> bool:
+        """True where some worker could be one."""
+        return bool(self._holders)
+
     def occupy(self, workers: Iterable[WorkerId], until_s: float) -> None:
         """Workers that a plan of this tick takes, which may be auxiliaries of another model."""
         for worker_id in workers:

@@ -168,10 +168,9 @@ class IdleWorkers:
         self._nodes = pool.nodes
         self._unit = pool.unit
         # Nodes by how many of their units are idle, so that the best fit is found without a search over all nodes.
-        self._by_idle: defaultdict[int, dict[int, None]] = defaultdict(dict)
+        self._by_idle: list[dict[int, None]] = [{} for _ in range(pool.largest_node // pool.unit + 1)]
         for number, count in enumerate(pool.idle_per_node):
-            if count:
-                self._by_idle[count // pool.unit][number] = None
+            self._by_idle[count // pool.unit][number] = None
         # The idle units of a node, as bits by their place in it; nodes that were never asked for are missing.
         self._idle: dict[int, int] = {}
         self._places: dict[WorkerId, tuple[int, int]] | None = None  # made when workers are preferred
@@ -183,26 +182,23 @@ class IdleWorkers:
         of the pool's unit.
         """
         unit, degree = self._unit, degree // self._unit
-        counts = [count for count, nodes in self._by_idle.items() if nodes and count >= degree]
-        if not counts:
+        nodes = next(filter(None, self._by_idle[degree:]), None)
+        if nodes is None:
             return None
-        found = self._find_node_with_most(degree, counts, preferred) if preferred else None
-        number, wanted = found or (next(iter(self._by_idle[min(counts)])), 0)
+        found = self._find_node_with_most(degree, preferred) if preferred else None
+        number, wanted = found or (next(iter(nodes)), 0)
         idle = self._count_idle(number)
         node = self._nodes[number]
         chosen, bits = _find_block(len(node) // unit, idle, degree, wanted)
         count = idle.bit_count()
         self._idle[number] = idle & ~bits
         del self._by_idle[count][number]
-        if count > degree:
-            self._by_idle[count - degree][number] = None
+        self._by_idle[count - degree][number] = None
         if unit > 1:
             chosen = tuple(unit * place + rank for place in chosen for rank in range(unit))
         return tuple([node[place].worker_id for place in chosen])
 
-    def _find_node_with_most(
-        self, degree: int, counts: Iterable[int], preferred: Collection[WorkerId]
-    ) -> tuple[int, int] | None:
+    def _find_node_with_most(self, degree: int, preferred: Collection[WorkerId]) -> tuple[int, int] | None:
         """The node, and the idle units in it with preferred workers; None where no node has any."""
         units: defaultdict[int, int] = defaultdict(int)
         for worker_id in preferred:
@@ -217,7 +213,7 @@ class IdleWorkers:
             return next(iter(wanted.items()), None)
         most = max(min(bits.bit_count(), degree) for bits in wanted.values())
         best = {number for number, bits in wanted.items() if min(bits.bit_count(), degree) == most}
-        number = next(number for count in sorted(counts) for number in self._by_idle[count] if number in best)
+        number = next(number for nodes in self._by_idle[degree:] for number in nodes if number in best)
         return number, wanted[number]
 
     def _find_place(self, worker_id: WorkerId) -> tuple[int, int] | None:
@@ -225,7 +221,7 @@ class IdleWorkers:
         if self._places is None:
             self._places = {
                 worker.worker_id: (number, place // self._unit)
-                for numbers in self._by_idle.values()
+                for numbers in self._by_idle[1:]
                 for number in numbers
                 for place, worker in enumerate(self._nodes[number])
                 if worker.idle

@@ -61,8 +61,7 @@ class WorkerPicker(IdleWorkers):
         if not self._in_order:
             # Of nodes with as many idle workers, the first is taken, until some have been taken from: they come last.
             # That order does not outlive a set that is kept.
-            for count, numbers in self._by_idle.items():
-                self._by_idle[count] = dict.fromkeys(sorted(numbers))
+            self._by_idle = [dict.fromkeys(sorted(numbers)) for numbers in self._by_idle]
             self._in_order = True
         taken = super().take(degree, preferred)
         self.num_idle -= len(taken or ())
