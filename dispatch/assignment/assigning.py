@@ -240,11 +240,11 @@ class Assigner:
             if not candidate.encodes_there:
                 encode = self._estimate_elsewhere(together, Stage.ENCODE, candidate.condition_s)
         diffuse_s, num_steps = self._cut_segment(candidate, together)
-        decode: StageEstimate | None = StageEstimate(candidate.decode_s, candidate.decode_degree)
-        if num_steps is not None:
-            decode = None
-        elif not candidate.decodes_there:
-            decode = self._estimate_elsewhere(together, Stage.DECODE, candidate.latents_s)
+        decode = None
+        if num_steps is None:
+            decode = StageEstimate(candidate.decode_s, candidate.decode_degree)
+            if not candidate.decodes_there:
+                decode = self._estimate_elsewhere(together, Stage.DECODE, candidate.latents_s)
         # What was expected when the group was chosen: `end_s` is that of a segment, or after all C's that wait.
         ends_there = num_steps is None and candidate.decodes_there
         return self._builder.build(

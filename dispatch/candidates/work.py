@@ -32,7 +32,7 @@ class Work(NamedTuple):
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, batch_key=spec.batch_key)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, 1, spec.batch_key)
 
     def count_outputs_at_once(self, stage: Stage) -> int:
         """The number of outputs that a call of a stage makes: a batch is decoded one member after the other."""

@@ -313,13 +313,12 @@ class WorkerSnapshot:
         one, and a worker without a change has the same view object."""
         if len(workers) != len(self.workers):
             return take_snapshot(workers, self._unit_of)
-        changed = {
-            place: worker
-            for place, (worker, old) in enumerate(zip(workers, self.workers, strict=True))
-            if worker is not old
-        }
-        if any(not _is_same_place(worker, self.workers[place]) for place, worker in changed.items()):
-            return take_snapshot(workers, self._unit_of)
+        changed: dict[int, WorkerView] = {}
+        for place, (worker, old) in enumerate(zip(workers, self.workers, strict=True)):
+            if worker is not old:
+                if not _is_same_place(worker, old):
+                    return take_snapshot(workers, self._unit_of)
+                changed[place] = worker
         return self._with(changed)
 
     def replace_views(self, views: Mapping[WorkerId, WorkerView]) -> WorkerSnapshot:
