@@ -152,6 +152,8 @@ def is_feasible(problem: Problem, counts: GroupCounts) -> bool:
 
 def choose_best_groups(problem: Problem) -> Solution | None:
     """Every request at its best group, if those fit at once: then nothing can be better, and no solver is needed."""
+    if sum([item.count for item in problem.classes if item.values]) > sum(map(sum, problem.idle)):
+        return None  # not even with one worker each
     best = [(index, _find_best_group(item.values)) for index, item in enumerate(problem.classes) if item.values]
     per_group: defaultdict[GroupKind, int] = defaultdict(int)
     for index, group in best:
@@ -231,6 +233,9 @@ class ProblemPart:
 def split_into_parts(problem: Problem) -> list[ProblemPart]:
     """Classes that can use the same pools, or are linked by others that can, stay together. Searches multiply where
     independent parts are solved as one."""
+    if len(problem.idle) == 1:
+        indices = tuple(index for index, item in enumerate(problem.classes) if item.values)
+        return [_make_part(problem, indices)] if indices else []
     parent = list(range(len(problem.idle)))
 
     def root(pool: int) -> int:
@@ -247,10 +252,12 @@ def split_into_parts(problem: Problem) -> list[ProblemPart]:
     for index, item in enumerate(problem.classes):
         if item.values:
             grouped.setdefault(root(next(iter(item.values)).pool), []).append(index)
-    return [
-        ProblemPart(replace(problem, classes=tuple(problem.classes[index] for index in indices)), tuple(indices))
-        for indices in grouped.values()
-    ]
+    return [_make_part(problem, indices) for indices in grouped.values()]
+
+
+def _make_part(problem: Problem, indices: Sequence[int]) -> ProblemPart:
+    classes = tuple([problem.classes[index] for index in indices])
+    return ProblemPart(replace(problem, classes=classes), tuple(indices))
 
 
 def join_solutions(parts: Sequence[ProblemPart], solutions: Sequence[Solution]) -> Solution:
