@@ -5,7 +5,8 @@ A cell is a model, a workload, a policy, a seed and an SLO scale; all policies o
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
 The report (report.html, figures/) is of all cells in DIR. The last line is one JSON object, of the cells asked for.
 With --shift, no grid: the load shifts, and the default is compared with placements that stay; nothing is kept in DIR.
-With --table, cells are kept in that CSV file in place of DIR; of unseen cells, two plots are drawn beside it.
+With --table, cells are kept in that CSV file in place of DIR; of unseen cells, two plots are drawn beside it (not with
+--deviations).
 
 Exit status: 0 when all cells are there, 1 when any failed, 2 for bad usage, 130 after Ctrl-C.
 """
@@ -127,6 +128,7 @@ def _extend_table(arguments: argparse.Namespace, settings: Settings, command: st
     from lib.evaluate.unseen_cells.cell_plots import write_unseen_plots
     from lib.evaluate.unseen_cells.cell_table import UnseenRow, check_cells
     from lib.evaluate.unseen_cells.comparison import compare_unseen
+    from lib.evaluate.unseen_cells.deviations import make_deviations_table
 
     arguments.table.parent.mkdir(parents=True, exist_ok=True)
     cells, run = list(_list_cells(arguments, settings)), describe_run(command=command)
@@ -134,9 +136,13 @@ def _extend_table(arguments: argparse.Namespace, settings: Settings, command: st
         unseen = KeptTable(arguments.table, UnseenRow, settings)
         check_cells(unseen, cells, settings)
         status = run_missing(cells, settings, unseen, arguments.jobs, command)
-        tables, finished = compare_unseen(unseen.rows, arguments.policies), sum(cell in unseen for cell in cells)
-        for path in write_unseen_plots(unseen.path, unseen.rows, arguments.policies):
-            print(f"plot: {path}")
+        finished = sum(cell in unseen for cell in cells)
+        if arguments.deviations:
+            tables = [make_deviations_table(unseen.rows)]
+        else:
+            tables = compare_unseen(unseen.rows, arguments.policies)
+            for path in write_unseen_plots(unseen.path, unseen.rows, arguments.policies):
+                print(f"plot: {path}")
     else:
         named = KeptTable(arguments.table, NamedRow, settings)
         status = run_missing(cells, settings, named, arguments.jobs, command)

@@ -52,18 +52,21 @@ def test_cells_without_all_policies_do_not_count() -> None:
     assert make_deviations_table([]).rows[0][1] == "-"
 
 
+@pytest.mark.parametrize("kept", [["--out", "cells"], ["--table", "cells.csv"]])
 def test_the_command_runs_them_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kept: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("traces.workloads.unseen._FEWEST_JUDGED", 1)
     monkeypatch.setattr("traces.workloads.unseen._FEWEST", 6)
     monkeypatch.setattr("traces.workloads.unseen._LENGTH", 0.1)
-    options = ["--unseen", "11", "--cells", "10", "--seed", "7", "--deviations", "--jobs", "1", "--out", str(tmp_path)]
-    assert main(options) == 0
+    options = ["--unseen", "11", "--cells", "10", "--seed", "7", "--deviations", "--jobs", "1"]
+    assert main([*options, *kept]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["finished"] == len(DEVIATION_POLICIES) == 2 + 2 * len(NAMES)
     assert [row["deviation"] for row in last["rows"]] == ["all of them", *(f"`{name}`" for name in NAMES)]
     assert {len(row) for row in last["rows"]} == {8}
+    assert [path.name for path in tmp_path.iterdir()] == [kept[1]]
 
 
 @pytest.mark.parametrize("options", [["--deviations"], ["--unseen", "2", "--seed", "7", "--cells", "2"]])
