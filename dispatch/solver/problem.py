@@ -198,6 +198,8 @@ def complete(problem: Problem, counts: GroupCounts) -> GroupCounts:
     room = _Room(problem)
     for (index, group), n in counts.items():
         served[index] += room.take(group, n)
+    if not room.open:
+        return filled
     ranked = sorted(
         (index for index, item in enumerate(problem.classes) if item.values and served[index] < item.count),
         key=lambda index: (not problem.classes[index].required, -max(problem.classes[index].values.values())),
