@@ -2,10 +2,11 @@
 """Checks this version on a machine with one GPU, where neither Ray nor a network is needed: torch, diffusers and this
 folder are enough.
 
-The stages: `tests` (all that are marked gpu), `rates` (bytes between host and GPU, pinned and not, and through NIXL),
-`steps` (full-size models with random weights: the stock diffusers pipeline, each attention kernel, compiled),
-`tables` (profile tables of this GPU). Each check runs in a process of its own, and its result is in OUT at once; the
-same command goes on with what is left. Without a GPU nothing is checked. The last line is one JSON object.
+The stages: `tests` (all that are marked gpu), `rates` (bytes between host and GPU, pinned and not, and through NIXL;
+memory beside torch's), `steps` (full-size models with random weights: the stock diffusers pipeline, each attention
+kernel, compiled), `tables` (profile tables of this GPU). Each check runs in a process of its own, and its result is in
+OUT at once; the same command goes on with what is left. Without a GPU nothing is checked. The last line is one JSON
+object.
 
 Exit status: 0 when all that was asked for is done (or there is no GPU), 1 when a check failed, 2 for bad usage, 3 when
 time was up before the end.
@@ -17,6 +18,7 @@ import argparse
 import importlib.util
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from lib.gpu_check.jobs import Check, CheckRunner, read_last_line
 _ROOT = Path(__file__).parent.parent
 _RATE_BYTES = 1 << 30
 STAGES = ("tests", "rates", "steps", "tables")
+_MEASUREMENTS = ("host", "nixl", "memory")
 # Each model at a size that many ask for, the longest videos shortened so that all fit in two runs.
 _STEPS = (
     ("sd3-medium", "1024", 10),
@@ -61,8 +64,8 @@ def list_jobs(folder: Path) -> Iterator[Check]:
     options = ("-q", "-m", "gpu", "--confcutdir", "tests/gpu", "--junitxml", str(report), "-p", "no:cacheprovider")
     tests = (sys.executable, "-m", "pytest", *options, "--rootdir", str(_ROOT), str(_ROOT / "tests" / "gpu"))
     yield Check("tests", "tests", tests, lambda _: read_report(report))
-    for kind in ("host", "nixl"):
-        yield Check("rates", f"rates {kind}", _script("gpu_check.py", "--measure-rates", kind), read_last_line)
+    for kind in _MEASUREMENTS:
+        yield Check("rates", f"rates {kind}", _script("gpu_check.py", "--measure", kind), read_last_line)
     for model, size, rounds in _STEPS:
         shared = (model, *_FULL_SIZE, "--sizes", size, "--rounds", str(rounds))
         eager = _script("compare_kernels.py", *shared, "--without-compile", "--stock", "--attention", _ATTENTIONS)
@@ -104,12 +107,17 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=9.0,
         help="time after which no check goes on (default %(default)s)",
     )
-    parser.add_argument("--measure-rates", choices=["host", "nixl"], help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=_MEASUREMENTS, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def _measure_rates(kind: str) -> dict[str, Any]:
+def _measure(kind: str) -> dict[str, Any]:
+    from lib.gpu_check.overhead import measure_overhead_bytes
     from lib.gpu_check.rates import measure_host_rates, measure_nixl_rate
+
+    if kind == "memory":
+        with tempfile.TemporaryDirectory() as scratch:
+            return {"bytes": measure_overhead_bytes(Path(scratch))}
 
     if kind == "nixl" and importlib.util.find_spec("nixl") is None:
         return {"skipped": "nixl is not installed"}
@@ -124,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu_check: nothing was checked: {reason}")
         print(json.dumps({"skipped": reason, "stages": arguments.stages}))
         return 0
-    if arguments.measure_rates:
-        print(json.dumps(_measure_rates(arguments.measure_rates)))
+    if arguments.measure:
+        print(json.dumps(_measure(arguments.measure)))
         return 0
     details = (torch.cuda.get_device_name(0), f"CUDA {torch.version.cuda}")
     run = describe_run(*details, libraries=("torch", "diffusers", "transformers"))
