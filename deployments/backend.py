@@ -17,8 +17,11 @@ U = TypeVar("U")
 class Backend(Protocol):
     """The service that runs requests. Every error that it raises on purpose is a `TridentServeError`."""
 
-    def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
-        """The updates of one request; the last one is a `CompletedUpdate` or a `FailedUpdate`.
+    def generate(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncIterator[Update]:
+        """The updates of one request; the last one is a `CompletedUpdate` or a `FailedUpdate`. Without `with_progress`
+        there may be no others, which costs less.
 
         A client that has left closes the iterator early, or cancels the task that waits for it.
         A request that the service refuses raises before the first update (an `OverloadedError`, for example).

@@ -89,7 +89,7 @@ def create_api(
     async def answer_images(
         request: Request, asked: ImageRequest, built: tuple[RequestSpec, GenerationInputs], events: str
     ) -> Response:
-        updates = backend.generate(*built)
+        updates = backend.generate(*built, with_progress=asked.stream)
         if asked.stream:
             return EventStreamResponse(updates, heartbeat_s, events)
         return JSONResponse(_describe_images(await run_until_disconnect(request.receive, wait_for_result(updates))))

@@ -27,7 +27,7 @@ async def generate(backend: Backend, models: Mapping[str, ServedModel], body: Ma
     Cancelling the call stops the request.
     """
     spec, inputs = await _build_request(body, models)
-    result = to_plain(await wait_for_result(backend.generate(spec, inputs)))
+    result = to_plain(await wait_for_result(backend.generate(spec, inputs, with_progress=False)))
     del result["type"]
     return result
 

@@ -67,7 +67,8 @@ def add_video_routes(
         _, spec, inputs = await read_request(request)
         if spec.num_outputs != 1:
             raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
-        update = await run_until_disconnect(request.receive, wait_for_result(backend.generate(spec, inputs)))
+        updates = backend.generate(spec, inputs, with_progress=False)
+        update = await run_until_disconnect(request.receive, wait_for_result(updates))
         return Response(update.outputs[0], media_type=MP4, headers=_make_headers(update))
 
     @api.get("/v1/videos")

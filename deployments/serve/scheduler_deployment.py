@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
@@ -23,7 +23,7 @@ from deployments.model_updates.catalogue import Catalogue
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
 from deployments.serve.open_calls import OpenCalls
 from deployments.serve.ray_errors import translate_ray_errors
-from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, QueuedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -72,20 +72,37 @@ class SchedulerDeployment:
             raise WorkerError("the service is starting")
         return await self._reconciler.catalogue.wait_for_change(known_version, timeout_s)
 
-    async def generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> AsyncIterator[Update]:
-        """The updates that `deployments.backend.Backend` describes, but the outputs are references instead of bytes.
-        `call_id` names this call for `end_call`; no two calls have the same."""
+    async def generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> AsyncIterator[list[Update]]:
+        """The updates that `deployments.backend.Backend` describes, but several at a time, as each item of a stream
+        costs both processes a millisecond, and the outputs are references instead of bytes. `call_id` names this call
+        for `end_call`; no two calls have the same."""
+        async with aclosing(self._follow(spec, inputs, call_id, with_progress=True)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def wait_for_end(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> Update:
+        """The last update of `generate`, for clients that need no others: a call costs less than a stream."""
+        update: Update = QueuedUpdate(spec.request_id)
+        async with aclosing(self._follow(spec, inputs, call_id, with_progress=False)) as batches:
+            async for batch in batches:
+                update = batch[-1]
+        return update
+
+    async def _follow(
+        self, spec: RequestSpec, inputs: GenerationInputs, call_id: str, *, with_progress: bool
+    ) -> AsyncGenerator[list[Update], None]:
         if not self._images.has_room(inputs.image):
             message = "the images of unfinished requests take all their room, try again later"
-            yield FailedUpdate(spec.request_id, OverloadedError.code, message)
+            yield [FailedUpdate(spec.request_id, OverloadedError.code, message)]
             return
         with self._calls.hold(call_id), self._images.hold(inputs.image):
-            async with aclosing(self._require_engine().generate(spec, inputs)) as updates:
-                async for update in updates:
-                    yield update
+            engine = self._require_engine()
+            async with aclosing(engine.generate_in_batches(spec, inputs, with_progress)) as batches:
+                async for batch in batches:
+                    yield batch
 
     async def end_call(self, call_id: str) -> None:
-        """The caller of this `generate` has left."""
+        """The caller of this `generate` or `wait_for_end` has left."""
         self._calls.end(call_id)
 
     async def cancel(self, request_id: str) -> bool:
@@ -120,12 +137,15 @@ class RemoteBackend:
         self._streaming = handle.options(stream=True)
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
+    async def generate(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncIterator[Update]:
         call_id, has_ended = uuid.uuid4().hex, False
+        ask = self._streaming.generate if with_progress else self._handle.wait_for_end
         with translate_ray_errors():
-            updates = self._streaming.generate.remote(spec, inputs, call_id)
+            call = ask.remote(spec, inputs, call_id)
             try:
-                async for update in updates:
+                async for update in _flatten(call) if with_progress else _wait(call):
                     has_ended = isinstance(update, CompletedUpdate | FailedUpdate)
                     if isinstance(update, CompletedUpdate):
                         # The scheduler hands on references: the outputs come straight from their worker's node.
@@ -134,7 +154,7 @@ class RemoteBackend:
                         yield update
             finally:
                 if not has_ended:
-                    updates.cancel()
+                    call.cancel()
                     self._begin_to_end(call_id)
 
     def _begin_to_end(self, call_id: str) -> None:
@@ -163,6 +183,16 @@ class RemoteBackend:
     async def get_health(self) -> dict[str, Any]:
         with translate_ray_errors():
             return dict(await self._handle.get_health.remote())
+
+
+async def _flatten(stream: AsyncIterable[list[Update]]) -> AsyncIterator[Update]:
+    async for batch in stream:
+        for update in batch:
+            yield update
+
+
+async def _wait(answer: Awaitable[Update]) -> AsyncIterator[Update]:
+    yield await answer
 
 
 def make_scheduler_deployment(args: AppArgs) -> serve.Deployment:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,7 +58,9 @@ class FakeBackend:
     ended: dict[str, str] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
 
-    async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncIterator[Update]:
+    async def generate(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncGenerator[Update, None]:
         if self.refuse is not None:
             self.num_refused += 1
             raise self.refuse
@@ -66,7 +69,8 @@ class FakeBackend:
         self.seen.append((spec, inputs))
         self.ended[request_id] = "closed"
         try:
-            yield QueuedUpdate(request_id)
+            if with_progress:
+                yield QueuedUpdate(request_id)
             if self.refuse_with is not None:
                 yield self.refuse_with
                 return
@@ -74,7 +78,8 @@ class FakeBackend:
                 await asyncio.sleep(0)
                 await until(lambda: self.allowed_steps > 0)
                 self.allowed_steps -= 1
-                yield ProgressUpdate(request_id, step, spec.num_inference_steps)
+                if with_progress:
+                    yield ProgressUpdate(request_id, step, spec.num_inference_steps)
                 if request_id in self.deleted:
                     raise RequestCancelledError("the request was deleted")
                 if self.stop_after == step:
@@ -90,6 +95,14 @@ class FakeBackend:
             raise
         finally:
             del self.running[request_id]
+
+    async def generate_in_batches(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncGenerator[list[Update], None]:
+        """As the engine has it."""
+        async with aclosing(self.generate(spec, inputs, with_progress)) as updates:
+            async for update in updates:
+                yield [update]
 
     async def cancel(self, request_id: str) -> bool:
         if request_id in self.running:

@@ -32,7 +32,6 @@ class RequestRecord:
     spec: RequestSpec
     arrival_s: float
     state: RequestState = RequestState.QUEUED
-    steps_done: int = 0
     retries: int = 0
     timeline: list[StageSpan] = field(default_factory=list)
     """Its stages as they ran, on the scheduler's clock."""
@@ -86,12 +85,6 @@ class RequestRecords:
         for effect in effects:
             self._apply_effect(effect)
 
-    def note_progress(self, request_id: str, steps_done: int) -> None:
-        """A denoising step has ended; reports of requests that have ended are ignored."""
-        record = self.records.get(request_id)
-        if record is not None and not record.state.is_final:
-            record.steps_done = steps_done
-
     def drop(self, request_id: str) -> None:
         """Forget a request, once its result has been handed out for long enough."""
         self.records.pop(request_id, None)
@@ -130,7 +123,6 @@ class RequestRecords:
         match effect:
             case ev.Requeue():
                 record.state = RequestState.QUEUED
-                record.steps_done = effect.steps_done
                 record.timeline = list(record.saved_timeline) if effect.steps_done else []
                 record.retries += 1
             case ev.Finish():

@@ -131,7 +131,8 @@ async def test_the_scheduler_refuses_images_that_have_no_room(monkeypatch: pytes
 
     async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:
         updates = scheduler.generate(*request(job_id, image=image), call_id=job_id)
-        return await anext(updates), updates
+        (told,) = await anext(updates)
+        return told, updates
 
     told, held = await first("a", bytes(60))
     assert isinstance(told, QueuedUpdate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from deployments.backend import closing
+from deployments.backend import closing, wait_for_result
 from deployments.schemas.image import build_image_request
 from deployments.serve.scheduler_deployment import RemoteBackend
 from tests.deployments.fake_backend import MODELS, FakeBackend, make_completed, make_png
@@ -40,6 +40,7 @@ class FakeHandle:
         self.lost: Exception | None = None
         self._backend = backend
         self.generate = SimpleNamespace(remote=self._generate)
+        self.wait_for_end = SimpleNamespace(remote=self._wait_for_end)
         self.end_call = SimpleNamespace(remote=self._end_call)
         self.cancel = SimpleNamespace(remote=backend.cancel)
         self.get_health = SimpleNamespace(remote=backend.get_health)
@@ -50,6 +51,10 @@ class FakeHandle:
 
     def _generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> FakeResponse:
         self.responses.append(FakeResponse(self._backend.generate(spec, inputs), call_id))
+        return self.responses[-1]
+
+    def _wait_for_end(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> FakeResponse:
+        self.responses.append(FakeResponse(self._backend.generate(spec, inputs, with_progress=False), call_id))
         return self.responses[-1]
 
     async def _end_call(self, call_id: str) -> None:
@@ -64,20 +69,30 @@ async def _fetch(image: bytes | Exception) -> bytes:
     return image
 
 
+def _with_references(update: Update) -> Update:
+    if not isinstance(update, CompletedUpdate):
+        return update
+    return replace(update, outputs=tuple(_fetch(one) for one in update.outputs))
+
+
 class FakeResponse:
-    """Its images are references: awaitables, as Ray's are."""
+    """Its images are references: awaitables, as Ray's are. A stream has all updates, in batches; an answer the last."""
 
     def __init__(self, updates: AsyncIterator[Update], call_id: str) -> None:
         self.cancelled = False
         self.call_id = call_id
         self._updates = updates
 
-    async def __aiter__(self) -> AsyncIterator[Update]:
+    async def __aiter__(self) -> AsyncIterator[list[Update]]:
         async for update in self._updates:
-            if isinstance(update, CompletedUpdate):
-                yield replace(update, outputs=tuple(_fetch(one) for one in update.outputs))
-            else:
-                yield update
+            yield [_with_references(update)]
+
+    def __await__(self) -> Generator[Any, None, Update]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> Update:
+        *_, last = [update async for update in self._updates]
+        return _with_references(last)
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -93,6 +108,25 @@ async def test_updates_come_through() -> None:
         replace(make_completed(*ARGS), outputs=(make_png(64, 32),)),
     ]
     assert backend.seen == [ARGS]
+
+
+async def test_the_end_alone_comes_in_one_answer() -> None:
+    handle = FakeHandle(FakeBackend())
+    updates = [update async for update in RemoteBackend(handle).generate(*ARGS, with_progress=False)]
+    assert updates == [replace(make_completed(*ARGS), outputs=(make_png(64, 32),))]
+    await asyncio.sleep(0)
+    assert not handle.ended_calls
+
+
+async def test_leaving_while_the_answer_is_awaited_tells_the_scheduler() -> None:
+    backend = FakeBackend(allowed_steps=0)
+    handle = FakeHandle(backend)
+    waiting = asyncio.create_task(wait_for_result(RemoteBackend(handle).generate(*ARGS, with_progress=False)))
+    await until(lambda: "r1" in backend.running)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert handle.responses[0].cancelled
+    await until(lambda: handle.ended_calls == [handle.responses[0].call_id])
 
 
 async def test_leaving_cancels_the_remote_call_and_tells_the_scheduler() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.waiting import until
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.plan_calls import select_inputs
-from tridentserve.engine.live.updates import ProgressUpdate, QueuedUpdate
+from tridentserve.engine.live.updates import FailedUpdate, ProgressUpdate, QueuedUpdate
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.stages import Stage
@@ -31,6 +31,26 @@ async def test_clients_join_and_begin_with_the_latest_update() -> None:
     assert book.find_joinable("id") is job
     assert [first.get_nowait(), first.get_nowait()] == [QueuedUpdate("id"), ProgressUpdate("id", 1, 4)]
     assert second.get_nowait() == ProgressUpdate("id", 1, 4)
+
+
+async def test_a_client_that_waits_for_the_end_hears_of_no_step() -> None:
+    _, job = admitted()
+    waiting, watching = job.join(with_progress=False), job.join()
+    job.publish(ProgressUpdate("id", 1, 4))
+    job.publish(FailedUpdate("id", "code", "why"))
+    assert [waiting.get_nowait(), waiting.empty()] == [FailedUpdate("id", "code", "why"), True]
+    assert [watching.get_nowait(), watching.get_nowait()] == [
+        ProgressUpdate("id", 1, 4),
+        FailedUpdate("id", "code", "why"),
+    ]
+
+
+async def test_a_client_that_has_left_watches_no_more() -> None:
+    book, job = admitted()
+    inboxes = [job.join(), job.join(with_progress=False)]
+    assert job.watchers == {inboxes[0]}
+    assert not book.leave(job, inboxes[0])
+    assert not job.watchers
 
 
 async def test_only_the_last_client_that_leaves_ends_a_request() -> None:

@@ -20,8 +20,8 @@ from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ModelSource, PlanReport, ReplicaLoad, StepNote, WorkerConfig
-from tridentserve.engine.live.plan_calls import list_unreported_steps
+from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressNote, ReplicaLoad, WorkerConfig
+from tridentserve.engine.live.plan_calls import list_last_steps
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
@@ -75,11 +75,14 @@ class Plans:
         )
 
     async def run(
-        self, plan: DispatchPlan, inputs: GenerationInputs | dict[str, GenerationInputs] = INPUTS
+        self,
+        plan: DispatchPlan,
+        inputs: GenerationInputs | dict[str, GenerationInputs] = INPUTS,
+        is_watched: bool = True,
     ) -> tuple[PlanReport, list[bytes], int]:
         """The leader's report, the images, the number of steps told. Any member's failure raises."""
         content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
-        calls = [self.fleet.run_plan(worker_id, plan, content) for worker_id in plan.workers]
+        calls = [self.fleet.run_plan(worker_id, plan, content, is_watched=is_watched) for worker_id in plan.workers]
         results = await asyncio.gather(*(self._listen(plan, call) for call in calls))
         for report, _, _ in results:
             assert report.outcome != "failed", report.error
@@ -89,12 +92,12 @@ class Plans:
         report, images, notes = None, [], 0
         async for reference in call:
             item = await reference
-            if isinstance(item, StepNote):
-                notes += 1
-                self.steps_told[plan.plan_id] += 1
+            if isinstance(item, ProgressNote):
+                notes += len(item.steps)
+                self.steps_told[plan.plan_id] += len(item.steps)
             elif isinstance(item, PlanReport):
                 report = item
-                notes += len(list_unreported_steps(plan, report))
+                notes += len(list_last_steps(plan, report))
             elif isinstance(item, ReplicaLoad):
                 continue
             else:
@@ -229,6 +232,25 @@ async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, 
         assert np.abs(pixels(image).astype(int) - stock["sd3"].astype(int)).max() <= 1
     for index in range(6):
         await forget(plans, f"r{index}")
+
+
+@pytest.mark.parametrize("workers", ["w0", "w0 w1"])
+async def test_a_plan_tells_of_its_steps_from_the_moment_that_it_is_watched(plans: Plans, workers: str) -> None:
+    inputs = GenerationInputs("long", Shape(128, 128), 100_000, 5.0, seed=1)
+    plan = plans.plan((E, D), workers, steps=(0, 100_000))
+    running = asyncio.create_task(plans.run(plan, inputs, is_watched=False))
+    while not plans.steps_told[plan.plan_id] and not running.done():
+        await plans.call("w0", "watch_plan", plan.plan_id)
+    await plans.call("w0", "stop_plan", plan.plan_id)
+    assert (await running)[0].outcome == "stopped"
+
+
+async def test_a_plan_that_nobody_watches_tells_of_its_end_alone(plans: Plans) -> None:
+    plan = plans.plan((E, D), "w0")
+    _, _, notes = await plans.run(plan, is_watched=False)
+    assert notes == 1, "the last step, which the report implies"
+    assert plans.steps_told[plan.plan_id] == 0
+    await forget(plans, "r")
 
 
 @pytest.mark.parametrize("workers", ["w0", "w0 w1"])

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tridentserve.engine.live.updates import CompletedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.request_records import RequestRecord
@@ -23,6 +23,8 @@ class ClientRequest:
     inputs: GenerationInputs
     waiters: set[asyncio.Queue[Update]] = field(default_factory=set)
     """One queue of updates for each client that waits."""
+    watchers: set[asyncio.Queue[Update]] = field(default_factory=set)
+    """Those of them that get the updates of progress too."""
     workers: set[WorkerId] = field(default_factory=set)
     """Workers that hold, or may be given, something of the request."""
     last_plan_id: int = -1
@@ -50,17 +52,20 @@ class ClientRequest:
         self.last_plan_id = plan.plan_id
 
     def publish(self, update: Update) -> None:
-        """Pass an update to all clients that wait; a client that joins later begins with the latest one."""
+        """Pass an update to all clients that wait for it; a client that joins later begins with the latest one."""
         self.latest = update
-        for inbox in self.waiters:
+        for inbox in self.watchers if isinstance(update, ProgressUpdate) else self.waiters:
             inbox.put_nowait(update)
 
-    def join(self) -> asyncio.Queue[Update]:
-        """Add a client that waits for this request. It gives its inbox back with `ClientRequests.leave`."""
+    def join(self, with_progress: bool = True) -> asyncio.Queue[Update]:
+        """Add a client that waits for this request, `with_progress` or for its end only. It gives its inbox back with
+        `ClientRequests.leave`."""
         inbox: asyncio.Queue[Update] = asyncio.Queue()
         if self.latest is not None:
             inbox.put_nowait(self.latest)
         self.waiters.add(inbox)
+        if with_progress:
+            self.watchers.add(inbox)
         return inbox
 
     def is_same(self, spec: RequestSpec, inputs: GenerationInputs) -> bool:
@@ -130,6 +135,7 @@ class ClientRequests:
     def leave(self, request: ClientRequest, inbox: asyncio.Queue[Update]) -> bool:
         """A client has gone. True when it was the last one of an unfinished request, which no client waits for then."""
         request.waiters.discard(inbox)
+        request.watchers.discard(inbox)
         return (
             not request.waiters
             and request.key in self._unfinished

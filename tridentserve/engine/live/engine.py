@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
@@ -91,28 +92,42 @@ class LiveEngine:
         self._core.stop()
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs) -> AsyncGenerator[Update, None]:
-        """Accept a request, or join the one with the same id. Yields its updates (see `updates`).
+        """The updates of `generate_in_batches`, one by one."""
+        async with aclosing(self.generate_in_batches(spec, inputs)) as batches:
+            async for batch in batches:
+                for update in batch:
+                    yield update
+
+    async def generate_in_batches(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncGenerator[list[Update], None]:
+        """Accept a request, or join the one with the same id. Yields its updates (see `updates`): each time all that
+        have come, as its client may be slow and its steps short. Without `with_progress` there are none of progress.
 
         Closing this iterator early means that the client has left: when the last client has, the request stops."""
         request = self._requests.find_joinable(spec.request_id)
         if request is not None and not request.is_same(spec, inputs):
             message = "request_id has been used for another request: choose a new one"
-            yield FailedUpdate(spec.request_id, InvalidRequestError.code, message, "request_id")
+            yield [FailedUpdate(spec.request_id, InvalidRequestError.code, message, "request_id")]
             return
         if request is None and self._requests.num_unfinished >= self._options.max_requests:
             self._metrics.count_refused(spec.model)
-            yield FailedUpdate(spec.request_id, OverloadedError.code, "the queue is full, try again later")
+            yield [FailedUpdate(spec.request_id, OverloadedError.code, "the queue is full, try again later")]
             return
         if request is None:
             request = self._requests.admit(spec, inputs)
             request.publish(QueuedUpdate(spec.request_id))
             self._core.post(ev.RequestArrived(replace(spec, request_id=request.key)))
-        inbox = request.join()
+        if with_progress and not request.watchers:
+            self._driver.watch_request(request)
+        inbox = request.join(with_progress)
         try:
             while True:
-                update = await inbox.get()
-                yield update
-                if isinstance(update, CompletedUpdate | FailedUpdate):
+                updates = [await inbox.get()]
+                while not inbox.empty():
+                    updates.append(inbox.get_nowait())
+                yield updates
+                if isinstance(updates[-1], CompletedUpdate | FailedUpdate):
                     return
         finally:
             if self._requests.leave(request, inbox):
@@ -190,7 +205,6 @@ class LiveEngine:
         self._driver.memory = memory
 
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
-        self._records.note_progress(request.key, steps_done)
         if self._requests.find_unfinished(request.key) is not None:
             spec = request.spec
             request.publish(ProgressUpdate(spec.request_id, steps_done, spec.num_inference_steps))

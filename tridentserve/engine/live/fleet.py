@@ -101,14 +101,16 @@ class WorkerFleet:
         plan: DispatchPlan,
         inputs: Mapping[str, GenerationInputs],
         peak: ExpectedPeak = UNKNOWN_PEAK,
+        is_watched: bool = False,
     ) -> PlanCall | None:
         """Give a worker its next plan, with the content of each member's request and the memory that the activations
-        are expected to take; None while it is down, or when Ray cannot make the call (its object store is full)."""
+        are expected to take; `is_watched`: somebody wants to hear of its steps. None while it is down, or when Ray
+        cannot make the call (its object store is full)."""
         member = self._workers[worker_id]
         if member.handle is None:
             return None
         try:
-            call = member.handle.run_plan(member.next_number, plan, inputs, peak)
+            call = member.handle.run_plan(member.next_number, plan, inputs, peak, is_watched)
         except Exception:  # Ray raises classes of its own, pickle and the disk others
             logger.exception("plan %d could not be given to %s", plan.plan_id, worker_id)
             return None

@@ -87,12 +87,13 @@ UNKNOWN_PEAK = ExpectedPeak()
 
 
 @dataclass(frozen=True, slots=True)
-class StepNote:
-    """The leader of a plan has done a denoising step, and does further ones."""
+class ProgressNote:
+    """The denoising steps that the leader of a plan has done since its note before. The step after which the plan ends
+    has none (`plan_calls.list_last_steps`)."""
 
-    request_id: str
-    steps_done: int
-    """Denoising steps of the request that are done."""
+    steps: tuple[tuple[str, int], ...]
+    """Request by request and step by step, in the order in which they were done: the id of the request, and the number
+    of its steps that were done then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class ReplicaLoad:
 
 
 # The notes that a worker sends while a plan is under way.
-PlanNote = StepNote | CheckpointNote | ReplicaLoad
+PlanNote = ProgressNote | CheckpointNote | ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)

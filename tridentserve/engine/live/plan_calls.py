@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tridentserve.engine.live.client_requests import ClientRequest
-from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, StepNote
+from tridentserve.engine.live.messages import ExpectedPeak, PlanReport
 from tridentserve.engine.live.worker.worker_actor import PlanCall
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
@@ -42,15 +42,13 @@ def estimate_peaks(memory: StageMemory | None, plan: DispatchPlan, specs: Sequen
     return [ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)]
 
 
-def list_unreported_steps(plan: DispatchPlan, report: PlanReport) -> list[StepNote]:
-    """Note for each member the step at which the plan ended, which has no note of its own (`PlanRunner.run_plan`)."""
+def list_last_steps(plan: DispatchPlan, report: PlanReport) -> list[tuple[str, int]]:
+    """The step after which the plan ended, of each member, in the form of a `ProgressNote`."""
     ended_with_d = plan.stages[-1] is Stage.DIFFUSE or report.paused_after is not None
     num_steps = plan.num_steps if report.paused_after is None else report.paused_after
     if report.outcome != "finished" or not ended_with_d or not num_steps:
         return []
-    return [
-        StepNote(member.request_id, member.steps[0] + num_steps) for member in plan.members if member.steps is not None
-    ]
+    return [(member.request_id, member.steps[0] + num_steps) for member in plan.members if member.steps is not None]
 
 
 async def collect_outputs(request: ClientRequest | None, call: PlanCall, num_outputs: int) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ray.exceptions import RayError
 
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.fleet import WorkerFleet
-from tridentserve.engine.live.messages import CheckpointNote, PlanNote, PlanReport, ReplicaLoad, StepNote
+from tridentserve.engine.live.messages import CheckpointNote, PlanNote, PlanReport, ProgressNote, ReplicaLoad
 from tridentserve.engine.live.plan_calls import (
     build_plan_event,
     collect_outputs,
     estimate_peaks,
-    list_unreported_steps,
+    list_last_steps,
     select_inputs,
 )
 from tridentserve.engine.live.worker.worker_actor import PlanCall
@@ -43,9 +43,10 @@ class PlanDriver:
         clock_offset_s: float,
         memory: StageMemory | None,
     ) -> None:
-        """`post` gives the scheduler an event; `on_step(request, steps_done)` is called for each denoising step;
-        `abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone. The scheduler's
-        time plus `clock_offset_s` is the Unix clock's."""
+        """`post` gives the scheduler an event; `on_step(request, steps_done)` is called for each denoising step of a
+        request with watchers, some time after it, and for the last step of each plan; `abandon(group, rank, plan_id)`
+        tells the members of a process group that one of them is gone. The scheduler's time plus `clock_offset_s` is
+        the Unix clock's."""
         self._fleet = fleet
         self._requests = requests
         self._post = post
@@ -66,9 +67,10 @@ class PlanDriver:
             if (request := requests.get(member.request_id)) is not None:
                 request.add_plan(plan, member)
         # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
+        is_watched = any(request.watchers for request in requests.values())
         peaks = estimate_peaks(self.memory, plan, [request.spec for request in requests.values()])
         calls = [
-            self._fleet.run_plan(worker_id, plan, select_inputs(plan, requests, worker_id), peak)
+            self._fleet.run_plan(worker_id, plan, select_inputs(plan, requests, worker_id), peak, is_watched)
             for worker_id, peak in zip(plan.workers, peaks, strict=True)
         ]
         task = asyncio.get_running_loop().create_task(self._finish_plan(requests, plan, calls))
@@ -86,6 +88,12 @@ class PlanDriver:
         if (plan := self._plans.get(plan_id)) is not None:
             for leader in self._fleet.list_handles([plan.leader]):
                 leader.pause_plan(plan_id)
+
+    def watch_request(self, request: ClientRequest) -> None:
+        """A client wants to hear of the steps of a request, and none did before."""
+        if (plan := self._plans.get(request.last_plan_id)) is not None:
+            for leader in self._fleet.list_handles([plan.leader]):
+                leader.watch_plan(plan.plan_id)
 
     def forget_request(self, request: ClientRequest, last_plan_id: int, with_checkpoints: bool = True) -> None:
         """Have the workers drop what they keep of a request's plans up to `last_plan_id`; a worker that is lost keeps
@@ -142,16 +150,15 @@ class PlanDriver:
             for request in requests.values():
                 request.peak_memory_bytes = max(request.peak_memory_bytes, item.peak_memory_bytes)
                 request.tiled |= item.tiled
-            for note in list_unreported_steps(plan, item) if worker_id == plan.leader else ():
-                self._handle_note(requests, plan, worker_id, note)
+            if worker_id == plan.leader:
+                self._tell_steps(requests, list_last_steps(plan, item))
             return item
         raise WorkerError("ended without a report")
 
     def _handle_note(self, requests: PlanRequests, plan: DispatchPlan, worker_id: WorkerId, note: PlanNote) -> None:
         match note:
-            case StepNote():
-                if (request := requests.get(note.request_id)) is not None:
-                    self._on_step(request, note.steps_done)
+            case ProgressNote():
+                self._tell_steps(requests, note.steps)
             case CheckpointNote():
                 if plan.saves is not None:
                     spans = tuple(span.shift(-self._clock_offset_s) for span in note.spans)
@@ -160,6 +167,11 @@ class PlanDriver:
                 self._post(
                     ev.ReplicaLoaded(worker_id, note.loaded, note.evicted, note.source, note.num_bytes, note.seconds)
                 )
+
+    def _tell_steps(self, requests: PlanRequests, steps: Iterable[tuple[str, int]]) -> None:
+        for request_id, steps_done in steps:
+            if (request := requests.get(request_id)) is not None:
+                self._on_step(request, steps_done)
 
     def _abandon_groups(self, worker_id: WorkerId, plan: DispatchPlan) -> None:
         """Tell the groups of a plan in the name of a worker that cannot do it itself that it will not come."""

@@ -32,7 +32,8 @@ class StepControl:
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._pause = threading.Event()
-        # Called on the leader with each request and how many of its steps are done.
+        self._watch = threading.Event()
+        # Called on the leader, while the plan is watched, with each request and how many of its steps are done.
         self.on_step: Callable[[str, int], None] = lambda request_id, steps_done: None
         # Called on the leader with each state checkpoint that the plan asks for.
         self.on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
@@ -45,6 +46,10 @@ class StepControl:
         """Have the plan stop before the next denoising step and keep its states. Stages after D are not held up."""
         self._pause.set()
 
+    def ask_to_tell(self) -> None:
+        """Have the leader tell of the steps from now on."""
+        self._watch.set()
+
     @property
     def command(self) -> StepCommand:
         """The command for the next step boundary."""
@@ -56,23 +61,25 @@ class StepControl:
     def stopped(self) -> bool:
         return self._stop.is_set()
 
+    @property
+    def watched(self) -> bool:
+        return self._watch.is_set()
+
 
 class StepControls:
     """The controls of all plans of a worker that have not ended. Lives in the worker's event loop."""
 
     def __init__(self) -> None:
         self._open: dict[int, StepControl] = {}
-        # Plans that were to stop or to pause before their call came in (or after they ended, hence the bound).
-        self._stopped_early: deque[int] = deque(maxlen=1024)
-        self._paused_early: deque[int] = deque(maxlen=1024)
+        # What plans were asked for before their call came in (or after they ended, hence the bound).
+        self._asked_early: deque[tuple[int, Callable[[StepControl], None]]] = deque(maxlen=1024)
 
     def open(self, plan_id: int) -> StepControl:
         """The control of a plan whose call has come in."""
         control = self._open[plan_id] = StepControl()
-        if plan_id in self._stopped_early:
-            control.ask_to_stop()
-        if plan_id in self._paused_early:
-            control.ask_to_pause()
+        for early_id, ask in self._asked_early:
+            if early_id == plan_id:
+                ask(control)
         return control
 
     def close(self, plan_id: int) -> None:
@@ -81,17 +88,21 @@ class StepControls:
 
     def stop_plan(self, plan_id: int) -> None:
         """Stop a plan at its next step boundary, or before it starts."""
-        if (control := self._open.get(plan_id)) is not None:
-            control.ask_to_stop()
-        else:
-            self._stopped_early.append(plan_id)
+        self._ask(plan_id, StepControl.ask_to_stop)
 
     def pause_plan(self, plan_id: int) -> None:
         """Pause a plan at its next step boundary. D that has ended is not held up."""
+        self._ask(plan_id, StepControl.ask_to_pause)
+
+    def watch_plan(self, plan_id: int) -> None:
+        """Tell of the steps of a plan from now on."""
+        self._ask(plan_id, StepControl.ask_to_tell)
+
+    def _ask(self, plan_id: int, ask: Callable[[StepControl], None]) -> None:
         if (control := self._open.get(plan_id)) is not None:
-            control.ask_to_pause()
+            ask(control)
         else:
-            self._paused_early.append(plan_id)
+            self._asked_early.append((plan_id, ask))
 
 
 class Denoising:
@@ -154,10 +165,11 @@ class Denoising:
         return {request_id: _pack_output(self._adapter, state) for request_id, state in self._states.items()}
 
     def _report_step(self) -> None:
-        """Report a step. The one after which the plan ends is left out: the plan's report says it, and would only wait
-        behind the note."""
-        for request_id, state in self._states.items():
-            self._control.on_step(request_id, state.step)
+        """Report a step, if anybody wants to hear of it. The one after which the plan ends is left out: the plan's
+        report says it, and would only wait behind the note."""
+        if self._control.watched:
+            for request_id, state in self._states.items():
+                self._control.on_step(request_id, state.step)
 
     def _make_checkpoint(self, num_steps: int, before: Sequence[StageSpan], began_s: float) -> Checkpoint:
         """The checkpoint after `num_steps` steps of D, which began at `began_s` (Unix clock)."""

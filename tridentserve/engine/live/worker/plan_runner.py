@@ -11,7 +11,7 @@ import torch
 
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, StepNote
+from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport
 from tridentserve.engine.live.metrics import WorkerMetrics
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -22,6 +22,7 @@ from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
+from tridentserve.engine.live.worker.step_teller import StepTeller
 from tridentserve.engine.live.worker.turns import Turns
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
 from tridentserve.models.lora_files import lora_bytes
@@ -80,26 +81,34 @@ class PlanRunner:
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
 
     async def run_plan(
-        self, number: int, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], expected: ExpectedPeak
+        self,
+        number: int,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        expected: ExpectedPeak,
+        is_watched: bool,
     ) -> AsyncIterator[PlanNote | PlanReport | EncodedOutput]:
         """Run a plan when its turn comes (`number`, from 0 without gaps). A plan that cannot fit, however frugally it
         is run, is refused.
 
-        Yields a note for each replica that was loaded for it; on the leader a note per request and denoising step (but
-        for the one after which the plan ends), and one per state checkpoint that has arrived; then one report; then the
-        outputs, request by request."""
+        Yields a note for each replica that was loaded for it; on the leader the steps (`StepTeller`) of a plan that is
+        watched, and a note per state checkpoint that has arrived; then one report; then the outputs, request by
+        request."""
         notes: NoteQueue = asyncio.Queue()
         loop = asyncio.get_running_loop()
         control = self._controls.open(plan.plan_id)
+        if is_watched:
+            control.ask_to_tell()
+        teller = StepTeller(notes.put_nowait)
         if plan.leader == self._worker_id:
-            control.on_step = lambda request_id, done: _post(loop, notes, StepNote(request_id, done))
+            control.on_step = teller.note_step
         writer = CheckpointWriter(plan, self._handoff, notes.put_nowait, self._metrics.count_checkpoint)
         control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
         needed = list_needed_replicas(plan, self._worker_id)
         running = RunningPlan(plan, inputs, control, expected, needed, notes, MemoryPeak(self._device))
         self._running[plan.plan_id] = running
         task = loop.create_task(self._run_in_turn(number, running))
-        task.add_done_callback(lambda _: notes.put_nowait(None))
+        task.add_done_callback(lambda _: _end_notes(notes, teller))
         while (note := await notes.get()) is not None:
             yield note
         writer.drop_waiting()
@@ -248,6 +257,6 @@ def _may_succeed_later(error: TridentServeError) -> bool:
     return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
 
 
-def _post(loop: asyncio.AbstractEventLoop, notes: NoteQueue, note: StepNote) -> None:
-    """Hand a note from the device thread to the event loop."""
-    loop.call_soon_threadsafe(notes.put_nowait, note)
+def _end_notes(notes: NoteQueue, teller: StepTeller) -> None:
+    teller.close()
+    notes.put_nowait(None)

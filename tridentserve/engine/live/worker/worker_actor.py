@@ -94,9 +94,10 @@ class StageWorker:
         plan: DispatchPlan,
         inputs: dict[str, GenerationInputs],
         expected: ExpectedPeak = UNKNOWN_PEAK,
+        is_watched: bool = False,
     ) -> AsyncIterator[PlanNote | PlanReport | EncodedOutput]:
         """Run a plan when its turn (`number`, from 0 without gaps) comes; see `PlanRunner.run_plan`."""
-        async for item in self._parts.plan_runner.run_plan(number, plan, inputs, expected):
+        async for item in self._parts.plan_runner.run_plan(number, plan, inputs, expected, is_watched):
             yield item
 
     async def stop_plan(self, plan_id: int) -> None:
@@ -106,6 +107,10 @@ class StageWorker:
     async def pause_plan(self, plan_id: int) -> None:
         """Pause a plan at its next step boundary; its report says how far it came. D that has ended is not held up."""
         self._parts.step_controls.pause_plan(plan_id)
+
+    async def watch_plan(self, plan_id: int) -> None:
+        """Tell of the steps of a plan from now on."""
+        self._parts.step_controls.watch_plan(plan_id)
 
     async def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool = True) -> None:
         """Drop what is kept of a request that has ended or starts again; its checkpoints stay when it resumes from one
@@ -190,9 +195,14 @@ class WorkerHandle:
         return answer
 
     def run_plan(
-        self, number: int, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], peak: ExpectedPeak
+        self,
+        number: int,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        peak: ExpectedPeak,
+        is_watched: bool,
     ) -> PlanCall:
-        call: PlanCall = self.actor.run_plan.remote(number, plan, dict(inputs), peak)
+        call: PlanCall = self.actor.run_plan.remote(number, plan, dict(inputs), peak, is_watched)
         return call
 
     def stop_plan(self, plan_id: int) -> None:
@@ -200,6 +210,9 @@ class WorkerHandle:
 
     def pause_plan(self, plan_id: int) -> None:
         self.actor.pause_plan.remote(plan_id)
+
+    def watch_plan(self, plan_id: int) -> None:
+        self.actor.watch_plan.remote(plan_id)
 
     def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool) -> None:
         self.actor.forget_request.remote(request_id, last_plan_id, with_checkpoints)
