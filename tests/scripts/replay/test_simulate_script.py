@@ -99,7 +99,7 @@ def test_what_does_not_fit_fails_out_of_memory(tmp_path: Path, capsys: pytest.Ca
         (["--policy", "best"], "'best' is no policy; use one of default, b1,"),
         (["--model", "sdxl"], "'sdxl' is not profiled; choose one with --model (cogvideox1.5-5b, flux.1-dev,"),
         (["--scale-pixels", "100"], "request 0: sd3-medium encode at degree 1: 5120x5120 is outside the profiled"),
-        (["--profiles", "h100"], "no shipped profile table is named 'h100'"),
+        (["--profiles", "b200"], "no shipped profile table is named 'b200'"),
         (["--jitter", "-1"], "--jitter"),
         (["--timeout-s", "5"], "--timeout-s: needs --url"),
         (["--url", "http://127.0.0.1:1"], "--url: not allowed with argument --simulate"),
