@@ -118,7 +118,6 @@ def _measure(kind: str) -> dict[str, Any]:
     if kind == "memory":
         with tempfile.TemporaryDirectory() as scratch:
             return {"bytes": measure_overhead_bytes(Path(scratch))}
-
     if kind == "nixl" and importlib.util.find_spec("nixl") is None:
         return {"skipped": "nixl is not installed"}
     measured = measure_host_rates(_RATE_BYTES, Path.cwd()) if kind == "host" else measure_nixl_rate(_RATE_BYTES // 4)

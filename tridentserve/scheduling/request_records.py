@@ -1,4 +1,4 @@
-"""The records of requests that users see (state, progress, timeline), derived from events and effects."""
+"""The records of requests that users see (state, timeline), derived from events and effects."""
 
 from __future__ import annotations
 

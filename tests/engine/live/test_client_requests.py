@@ -37,8 +37,10 @@ async def test_a_client_that_waits_for_the_end_hears_of_no_step() -> None:
     _, job = admitted()
     waiting, watching = job.join(with_progress=False), job.join()
     job.publish(ProgressUpdate("id", 1, 4))
+    late = job.join(with_progress=False)
     job.publish(FailedUpdate("id", "code", "why"))
-    assert [waiting.get_nowait(), waiting.empty()] == [FailedUpdate("id", "code", "why"), True]
+    for inbox in (waiting, late):
+        assert [inbox.get_nowait(), inbox.empty()] == [FailedUpdate("id", "code", "why"), True]
     assert [watching.get_nowait(), watching.get_nowait()] == [
         ProgressUpdate("id", 1, 4),
         FailedUpdate("id", "code", "why"),

@@ -61,7 +61,7 @@ class ClientRequest:
         """Add a client that waits for this request, `with_progress` or for its end only. It gives its inbox back with
         `ClientRequests.leave`."""
         inbox: asyncio.Queue[Update] = asyncio.Queue()
-        if self.latest is not None:
+        if self.latest is not None and (with_progress or not isinstance(self.latest, ProgressUpdate)):
             inbox.put_nowait(self.latest)
         self.waiters.add(inbox)
         if with_progress:

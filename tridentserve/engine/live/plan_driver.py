@@ -66,8 +66,8 @@ class PlanDriver:
         for member in plan.members:
             if (request := requests.get(member.request_id)) is not None:
                 request.add_plan(plan, member)
-        # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
         is_watched = any(request.watchers for request in requests.values())
+        # Calls are made here, in the order of the effects, before anything is awaited: they give out the turns.
         peaks = estimate_peaks(self.memory, plan, [request.spec for request in requests.values()])
         calls = [
             self._fleet.run_plan(worker_id, plan, select_inputs(plan, requests, worker_id), peak, is_watched)
