@@ -74,8 +74,8 @@ class SchedulerDeployment:
 
     async def generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> AsyncIterator[list[Update]]:
         """The updates that `deployments.backend.Backend` describes, but several at a time, as each item of a stream
-        costs both processes a millisecond, and the outputs are references instead of bytes. `call_id` names this call
-        for `end_call`; no two calls have the same."""
+        costs both processes two milliseconds, and the outputs are references instead of bytes. `call_id` names this
+        call for `end_call`; no two calls have the same."""
         async with aclosing(self._follow(spec, inputs, call_id, with_progress=True)) as batches:
             async for batch in batches:
                 yield batch

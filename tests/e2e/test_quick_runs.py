@@ -43,6 +43,16 @@ def test_overhead_of_the_service_of_the_tests(service: Service, tiny_cache: Path
     run_quick("bench_overhead", tmp_path, "--url", service.url, "--model", "tiny-sd3", environment=environment)
 
 
+def test_cpu_time_of_requests_to_the_service_of_the_tests(service: Service, tmp_path: Path) -> None:
+    result = run_quick("bench_requests", tmp_path, "--url", service.url)
+    assert [(row["steps"], row["streamed"]) for row in result["rows"]] == [
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    ]
+
+
 def test_requests_are_preempted_beside_the_service_of_the_tests(
     service: Service, tiny_cache: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ WITH_RAY = (
     "bench_batching",
     "bench_engine",
     "bench_overhead",
+    "bench_requests",
     "compare_policies",
     "compare_simulation",
     "demo_preemption",
