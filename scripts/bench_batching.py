@@ -126,9 +126,9 @@ async def _run(workers: Workers, inputs: dict[str, GenerationInputs], batch: int
                 outcome.images[name] = np.asarray(Image.open(io.BytesIO(image)))
     outcome.seconds = time.perf_counter() - began_s
     for name, plan in made_by.items():
-        tensors = await workers.call(WORKER, "collect_outputs", HandoffKey(name, plan.plan_id))
+        tensors = await workers.call(WORKER, "read_parcel", HandoffKey(name, plan.plan_id))
         outcome.latents[name] = np.concatenate([tensor.ravel() for tensor in tensors.values()])
-    await workers.forget(list(inputs))
+    workers.forget(list(inputs))
     return outcome
 
 

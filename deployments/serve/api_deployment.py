@@ -14,7 +14,7 @@ from deployments.config.app import AppArgs
 from deployments.http import python_handle as handle_api
 from deployments.http.app import create_api
 from deployments.model_updates.catalogue_client import CatalogueClient
-from deployments.serve.scheduler_deployment import RemoteBackend
+from deployments.serve.remote_backend import RemoteBackend
 from deployments.serve.videos_deployment import RemoteVideoBackend
 from tridentserve.errors import TridentServeError
 

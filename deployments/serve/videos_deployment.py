@@ -11,8 +11,9 @@ from ray import serve
 
 from deployments.config.app import AppArgs, ModelArgs
 from deployments.models.served import find_family
-from deployments.serve.ray_errors import translate_ray_errors
-from deployments.serve.scheduler_deployment import MAX_ONGOING_REQUESTS, RemoteBackend
+from deployments.serve.call_errors import translate_call_errors
+from deployments.serve.remote_backend import RemoteBackend
+from deployments.serve.scheduler_deployment import MAX_ONGOING_REQUESTS
 from deployments.videos.jobs import VideoJobs, choose_storage_url
 from deployments.videos.storage import find_local_file
 from tridentserve.errors import ModelFolderError, TridentServeError, WorkerError
@@ -86,7 +87,7 @@ class RemoteVideoBackend:
         self, method: Callable[Concatenate[VideoJobs, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """The result of a method over there. Raises the error that it returned."""
-        with translate_ray_errors():
+        with translate_call_errors():
             answer: T | TridentServeError = await self._handle.call.remote(method, *args, **kwargs)
         if isinstance(answer, TridentServeError):
             raise answer

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.config.live import SCHEDULER
-from deployments.schemas.image import build_image_request
 from tests.e2e.conftest import Service, decode_image
 from tests.support import http
 from tests.support.processes import started
@@ -30,6 +28,15 @@ def worker_handles() -> dict[str, Any]:
         if actor.class_name == "StageWorker" and actor.state == "ALIVE"
     ]
     return {name.split("(")[1].split(",")[0]: actor for name, actor in alive if "(n0w" in name}
+
+
+def service_processes() -> dict[str, int]:
+    """The ids of the processes of live actors, by the names of their classes."""
+    import ray
+    from ray.util.state import list_actors
+
+    actors = list_actors(address=ray.get_runtime_context().gcs_address, detail=True)
+    return {actor.class_name: actor.pid for actor in actors if actor.state == "ALIVE" and actor.pid is not None}
 
 
 def long_request(request_id: str) -> dict[str, Any]:
@@ -99,21 +106,15 @@ def test_a_client_that_leaves_stops_its_request(service: Service, stream: bool) 
     wait_for_stop(service, request_id)
 
 
-def test_a_call_whose_cancellation_ray_loses_is_ended(service: Service) -> None:
-    """The scheduler is told by a call of its own that a client has left; `ray.cancel` is no more than an attempt."""
-    from ray import serve
-    from ray.serve.exceptions import RequestCancelledError
-
-    handle: Any = serve.get_deployment_handle(SCHEDULER, "tridentserve")
-    catalogue = handle.get_catalogue.remote(None, 1.0).result(timeout_s=PATIENCE_S)
-    call = (*build_image_request(long_request("lost"), {model.name: model for model in catalogue.models}), "a-call")
-    updates = handle.options(stream=True).generate.remote(*call)
-    wait_until(lambda: running(service, "lost"), "the request runs")
-    handle.end_call.remote("a-call").result(timeout_s=PATIENCE_S)
-    wait_for_stop(service, "lost")
-    with pytest.raises(RequestCancelledError):
-        for _ in updates:
-            pass
+def test_a_replica_of_api_that_is_killed_leaves_no_request_behind(service: Service) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(http.post, f"{service.url}/v1/images/generations", json=long_request("orphan"))
+        wait_until(lambda: running(service, "orphan"), "the request runs")
+        (api,) = [pid for name, pid in service_processes().items() if name.endswith(":Api")]
+        os.kill(api, signal.SIGKILL)
+        assert waiting.result(timeout=PATIENCE_S).status_code >= 500
+    wait_for_stop(service, "orphan")
+    wait_until(lambda: http.get(f"{service.url}/health").status_code == 200, "there is another replica")
 
 
 def test_the_same_request_id_joins(service: Service) -> None:

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from deployments.assembly.workers import make_worker_configs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ModelSource, PlanReport
+from tridentserve.engine.live.messages import UNKNOWN_PEAK, ModelSource, PlanReport
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.worker_actor import StageWorker
+from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
 from tridentserve.engine.options import Fetch, WorkerOptions
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.loading import load_adapter
@@ -37,7 +38,7 @@ _MAX_CONCURRENCY = 1000
 class BenchWorker(StageWorker):
     """A stage worker that also lets what is inside it be timed."""
 
-    async def collect_outputs(self, key: HandoffKey) -> dict[str, NDArray[Any]]:
+    async def read_parcel(self, key: HandoffKey) -> dict[str, NDArray[Any]]:
         """The tensors that a plan has left here."""
         parcel = await self._parts.handoff.fetch_parcel(key, self._parts.config.spec.worker_id)
         return {name: tensor.numpy() for name, tensor in parcel.tensors.items()}
@@ -127,12 +128,11 @@ class Done:
 
 
 class Workers:
-    """Running workers; gives each plan the next number."""
+    """Running workers."""
 
-    def __init__(self, handles: dict[WorkerId, Any]) -> None:
-        self.handles = handles
+    def __init__(self, handles: dict[WorkerId, WorkerHandle]) -> None:
+        self._handles = handles
         self._plan_ids = itertools.count(1)
-        self._numbers = {worker_id: itertools.count() for worker_id in handles}
 
     def make_plan(
         self,
@@ -148,32 +148,32 @@ class Workers:
         """Run a plan on all its workers. Raises `RuntimeError` where one reports a failure."""
         start_s = time.perf_counter()
         content = {name: inputs[name] for name in plan.request_ids}
-        calls = [self.handles[w].run_plan.remote(next(self._numbers[w]), plan, content) for w in plan.workers]
-        leader, *_ = await asyncio.gather(*(self._listen(call) for call in calls))
-        return Done(leader[0], leader[1], time.perf_counter() - start_s)
-
-    async def _listen(self, call: Any) -> tuple[PlanReport, list[bytes]]:
-        report: PlanReport | None = None
-        images: list[bytes] = []
-        async for reference in call:
-            item = await reference
-            if isinstance(item, PlanReport):
-                report = item
-            elif isinstance(item, bytes):
-                images.append(item)
-            if report is not None and len(images) == sum(report.num_outputs.values()):
-                break  # what follows is the end of the call, for which the engine does not wait either
-        if report is None or report.outcome == "failed":
-            raise RuntimeError(report.error if report is not None else "a plan ended without a report")
-        return report, images
+        handles = [self._handles[worker_id] for worker_id in plan.workers]
+        calls = [handle.run_plan(plan, content, UNKNOWN_PEAK, is_watched=False) for handle in handles]
+        leader, *_ = await asyncio.gather(*(_listen(call) for call in calls))
+        images = [image for outputs in (leader.outputs or {}).values() for image in outputs]
+        if leader.num_outputs and leader.outputs is None:
+            images = [await reference async for reference in handles[0].collect_outputs(plan.plan_id)]
+        return Done(leader, images, time.perf_counter() - start_s)
 
     async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
-        return await getattr(self.handles[worker_id], method).remote(*args)
+        """The result of a method of `BenchWorker`."""
+        return await getattr(self._handles[worker_id].actor, method).remote(*args)
 
-    async def forget(self, names: Sequence[str]) -> None:
+    def forget(self, names: Sequence[str]) -> None:
         """Drop all that is kept of these requests."""
         last = next(self._plan_ids)
-        await asyncio.gather(*(self.call(w, "forget_request", name, last) for name in names for w in self.handles))
+        for name, handle in itertools.product(names, self._handles.values()):
+            handle.forget_request(name, last, with_checkpoints=True)
+
+
+async def _listen(call: PlanCall) -> PlanReport:
+    async for item in call:
+        if isinstance(item, PlanReport):
+            if item.outcome == "failed":
+                raise RuntimeError(item.error)
+            return item
+    raise RuntimeError("a plan ended without a report")
 
 
 @asynccontextmanager
@@ -186,19 +186,23 @@ async def run_workers(
     """`count` workers with one thread each and nothing loaded, connected with one another. `changes` are changes of
     their options."""
     store = connect_store(is_server=True)
-    handles: dict[WorkerId, Any] = {}
+    handles: dict[WorkerId, WorkerHandle] = {}
     specs = [WorkerSpec(f"w{index}", "node", 4 << 30) for index in range(count)]
     placement = PlacementPlan({spec.worker_id: frozenset() for spec in specs}, "nothing is loaded")
     options = WorkerOptions(host_dir=host_dir, **changes)
     for config in make_worker_configs(specs, placement, sources, ("127.0.0.1", store.port), options):
         actor = {"num_cpus": options.num_cpus, "max_concurrency": _MAX_CONCURRENCY}
-        handles[config.spec.worker_id] = ray.remote(BenchWorker).options(**actor).remote(config)
+        started: Any = ray.remote(BenchWorker).options(**actor).remote(config)
+        handles[config.spec.worker_id] = WorkerHandle(started)
     try:
-        ready = await asyncio.gather(*(handle.start.remote() for handle in handles.values()))
-        everyone = {w: (handle, answer) for (w, handle), answer in zip(handles.items(), ready, strict=True)}
-        await asyncio.gather(*(handle.connect_peers.remote(everyone) for handle in handles.values()))
+        ready = await asyncio.gather(*(handle.start() for handle in handles.values()))
+        everyone = {w: (handle.actor, answer) for (w, handle), answer in zip(handles.items(), ready, strict=True)}
+        await asyncio.gather(*(handle.connect_peers(everyone) for handle in handles.values()))
+        await asyncio.gather(
+            *(handle.open_channel(one.channel) for handle, one in zip(handles.values(), ready, strict=True))
+        )
         yield Workers(handles)
     finally:
         for handle in handles.values():
-            ray.kill(handle)
+            handle.kill()
         del store

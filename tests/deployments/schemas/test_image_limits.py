@@ -122,15 +122,20 @@ def test_room_for_bytes() -> None:
     assert budget.has_room(bytes(1000))
 
 
+class Replica(SchedulerDeployment):
+    def __del__(self) -> None:  # type: ignore[override]
+        """Ray Serve awaits that of `SchedulerDeployment`; nobody does here."""
+
+
 async def test_the_scheduler_refuses_images_that_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serve.scheduler_deployment.MAX_HELD_BYTES", 100)
     args = {"models": [{"name": "m", "tiny": "flux_kontext"}], "cluster": {"workers_per_node": 1, "memory_mb": 512}}
-    scheduler = SchedulerDeployment(AppArgs.model_validate({**args, "placement": ["EDC"]}))
+    scheduler = Replica(AppArgs.model_validate({**args, "placement": ["EDC"]}))
     backend = FakeBackend(allowed_steps=0)
     monkeypatch.setattr(scheduler, "_require_engine", lambda: backend)
 
     async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:
-        updates = scheduler.generate(*request(job_id, image=image), call_id=job_id)
+        updates = scheduler._follow(*request(job_id, image=image), with_progress=True)
         (told,) = await anext(updates)
         return told, updates
 

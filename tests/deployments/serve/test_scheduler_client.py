@@ -1,9 +1,9 @@
-"""The backend behind a Ray handle: errors of Ray become errors of ours, and leaving tells the other side."""
+"""Requests over a channel: updates come through, a loss at either end is told at the other, errors become ours."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,158 +12,142 @@ import pytest
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from deployments.backend import closing, wait_for_result
+from deployments.backend import wait_for_result
 from deployments.schemas.image import build_image_request
-from deployments.serve.scheduler_deployment import RemoteBackend
+from deployments.serve.remote_backend import RemoteBackend
 from tests.deployments.fake_backend import MODELS, FakeBackend, make_completed, make_png
+from tests.deployments.serve.fake_scheduler import FakeHandle, as_ray_does
 from tests.support.waiting import until
-from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
-from tridentserve.errors import InvalidRequestError, OverloadedError, WorkerError
-from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
+from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError, WorkerError
 
 ARGS = build_image_request({"prompt": "a cat", "size": "64x32", "num_inference_steps": 2, "request_id": "r1"}, MODELS)
 
-
-def as_ray_does(error: Exception) -> Exception:
-    """An exception of the other side as it arrives here."""
-    ray_task_error: Any = RayTaskError
-    arrives: Exception = ray_task_error("generate", f"Traceback over there: {error}", error).as_instanceof_cause()
-    return arrives
+pytestmark = pytest.mark.usefixtures("close_channels")
 
 
-class FakeHandle:
-    """The part of a Ray `DeploymentHandle` that is used, over a backend in this process."""
+class Reference:
+    """In place of Ray's: an awaitable that is no file."""
 
-    def __init__(self, backend: FakeBackend) -> None:
-        self.responses: list[FakeResponse] = []
-        self.ended_calls: list[str] = []
-        self.lost: Exception | None = None
-        self._backend = backend
-        self.generate = SimpleNamespace(remote=self._generate)
-        self.wait_for_end = SimpleNamespace(remote=self._wait_for_end)
-        self.end_call = SimpleNamespace(remote=self._end_call)
-        self.cancel = SimpleNamespace(remote=backend.cancel)
-        self.get_health = SimpleNamespace(remote=backend.get_health)
+    def __init__(self, content: bytes | Exception) -> None:
+        self._content = content
 
-    def options(self, stream: bool) -> FakeHandle:
-        assert stream
-        return self
-
-    def _generate(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> FakeResponse:
-        self.responses.append(FakeResponse(self._backend.generate(spec, inputs), call_id))
-        return self.responses[-1]
-
-    def _wait_for_end(self, spec: RequestSpec, inputs: GenerationInputs, call_id: str) -> FakeResponse:
-        self.responses.append(FakeResponse(self._backend.generate(spec, inputs, with_progress=False), call_id))
-        return self.responses[-1]
-
-    async def _end_call(self, call_id: str) -> None:
-        if self.lost is not None:
-            raise self.lost
-        self.ended_calls.append(call_id)
+    def __await__(self) -> Generator[Any, None, bytes]:
+        yield from ()
+        if isinstance(self._content, Exception):
+            raise self._content
+        return self._content
 
 
-async def _fetch(image: bytes | Exception) -> bytes:
-    if isinstance(image, Exception):
-        raise image
-    return image
-
-
-def _with_references(update: Update) -> Update:
-    if not isinstance(update, CompletedUpdate):
-        return update
-    return replace(update, outputs=tuple(_fetch(one) for one in update.outputs))
-
-
-class FakeResponse:
-    """Its images are references: awaitables, as Ray's are. A stream has all updates, in batches; an answer the last."""
-
-    def __init__(self, updates: AsyncIterator[Update], call_id: str) -> None:
-        self.cancelled = False
-        self.call_id = call_id
-        self._updates = updates
-
-    async def __aiter__(self) -> AsyncIterator[list[Update]]:
-        async for update in self._updates:
-            yield [_with_references(update)]
-
-    def __await__(self) -> Generator[Any, None, Update]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> Update:
-        *_, last = [update async for update in self._updates]
-        return _with_references(last)
-
-    def cancel(self) -> None:
-        self.cancelled = True
+COMPLETED = replace(make_completed(*ARGS), outputs=(make_png(64, 32),))
 
 
 async def test_updates_come_through() -> None:
     backend = FakeBackend()
     updates = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
-    assert updates == [
-        QueuedUpdate("r1"),
-        ProgressUpdate("r1", 1, 2),
-        ProgressUpdate("r1", 2, 2),
-        replace(make_completed(*ARGS), outputs=(make_png(64, 32),)),
-    ]
+    assert updates == [QueuedUpdate("r1"), ProgressUpdate("r1", 1, 2), ProgressUpdate("r1", 2, 2), COMPLETED]
     assert backend.seen == [ARGS]
 
 
-async def test_the_end_alone_comes_in_one_answer() -> None:
+async def test_the_end_alone_comes_where_nothing_else_is_wanted() -> None:
     handle = FakeHandle(FakeBackend())
     updates = [update async for update in RemoteBackend(handle).generate(*ARGS, with_progress=False)]
-    assert updates == [replace(make_completed(*ARGS), outputs=(make_png(64, 32),))]
-    await asyncio.sleep(0)
-    assert not handle.ended_calls
+    assert updates == [COMPLETED]
 
 
-async def test_leaving_while_the_answer_is_awaited_tells_the_scheduler() -> None:
-    backend = FakeBackend(allowed_steps=0)
-    handle = FakeHandle(backend)
-    waiting = asyncio.create_task(wait_for_result(RemoteBackend(handle).generate(*ARGS, with_progress=False)))
-    await until(lambda: "r1" in backend.running)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert handle.responses[0].cancelled
-    await until(lambda: handle.ended_calls == [handle.responses[0].call_id])
-
-
-async def test_leaving_cancels_the_remote_call_and_tells_the_scheduler() -> None:
-    handle = FakeHandle(FakeBackend())
-    async with closing(RemoteBackend(handle).generate(*ARGS)) as updates:
-        await anext(updates)
-        assert not handle.responses[0].cancelled
-    assert handle.responses[0].cancelled
-    await until(lambda: handle.ended_calls == [handle.responses[0].call_id])
-
-
-async def test_a_client_that_stays_ends_no_call() -> None:
+async def test_many_calls_share_one_channel_and_none_gets_the_updates_of_another() -> None:
     handle = FakeHandle(FakeBackend())
     remote = RemoteBackend(handle)
-    for _ in range(2):
-        async with closing(remote.generate(*ARGS)) as updates:
-            assert [update async for update in updates]
-    await asyncio.sleep(0)
-    assert not handle.ended_calls
-    assert not any(response.cancelled for response in handle.responses)
-    assert handle.responses[0].call_id != handle.responses[1].call_id
+
+    async def ask(number: int) -> str:
+        spec = replace(ARGS[0], request_id=f"r{number}")
+        updates = [update async for update in remote.generate(spec, ARGS[1])]
+        assert {update.request_id for update in updates[:-1]} == {spec.request_id}
+        assert isinstance(updates[-1], CompletedUpdate)
+        return spec.request_id
+
+    assert len(set(await asyncio.gather(*(ask(number) for number in range(20))))) == 20
+    assert len(handle.channels) == 1
+    await handle.gate.wait_until_idle()
 
 
-async def test_leaving_a_scheduler_that_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    handle = FakeHandle(FakeBackend())
-    handle.lost = ActorDiedError()
-    async with closing(RemoteBackend(handle).generate(*ARGS)) as updates:
-        await anext(updates)
-    await until(lambda: "was not told that a client has left" in caplog.text)
+@pytest.mark.parametrize("with_progress", [True, False])
+async def test_a_client_that_leaves_ends_its_request(with_progress: bool) -> None:
+    backend = FakeBackend(allowed_steps=0)
+    handle = FakeHandle(backend)
+    waiting = asyncio.create_task(wait_for_result(RemoteBackend(handle).generate(*ARGS, with_progress)))
+    await until(lambda: "r1" in backend.running)
+    assert handle.gate.open_calls
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await until(lambda: backend.running == {})
+    await handle.gate.wait_until_idle()
+
+
+async def test_a_replica_that_is_lost_ends_its_requests() -> None:
+    backend = FakeBackend(allowed_steps=0)
+    handle = FakeHandle(backend)
+    remote = RemoteBackend(handle)
+    waiting = asyncio.create_task(wait_for_result(remote.generate(*ARGS)))
+    await until(lambda: "r1" in backend.running)
+    remote._channel.close()
+    with pytest.raises(WorkerError):
+        await waiting
+    await until(lambda: backend.running == {})
+
+
+async def test_a_scheduler_that_is_lost_fails_the_requests_and_the_next_one_finds_its_successor() -> None:
+    backend = FakeBackend(allowed_steps=0)
+    handle = FakeHandle(backend)
+    remote = RemoteBackend(handle)
+    waiting = asyncio.create_task(wait_for_result(remote.generate(*ARGS)))
+    await until(lambda: "r1" in backend.running)
+    assert handle.listener is not None
+    handle.listener.close()
+    with pytest.raises(WorkerError, match="not available at the moment"):
+        await waiting
+    handle.listener, backend.allowed_steps = None, 2
+    assert await wait_for_result(remote.generate(*ARGS)) == COMPLETED
+
+
+async def test_outputs_that_are_no_small_files_come_through_ray() -> None:
+    large = replace(make_completed(*ARGS), outputs=(Reference(make_png(64, 32)),))
+    handle = FakeHandle(FakeBackend(fail=large))
+    assert await wait_for_result(RemoteBackend(handle).generate(*ARGS)) == COMPLETED
+    assert handle.gate.references == {}
+
+
+async def test_an_image_that_is_lost() -> None:
+    lost: Any = ObjectLostError
+    backend = FakeBackend(fail=replace(make_completed(*ARGS), outputs=(Reference(lost("00" * 28, "", "")),)))
+    with pytest.raises(WorkerError, match="lost"):
+        _ = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
+
+
+async def test_references_that_nobody_takes_are_dropped() -> None:
+    large = replace(make_completed(*ARGS), outputs=(Reference(make_png(64, 32)),))
+    handle = FakeHandle(FakeBackend(fail=large))
+    fetched = asyncio.Event()
+
+    async def wait_forever(call_id: str) -> None:
+        fetched.set()
+        await asyncio.Event().wait()
+
+    handle.take_references = SimpleNamespace(remote=wait_forever)
+    waiting = asyncio.create_task(wait_for_result(RemoteBackend(handle).generate(*ARGS)))
+    await fetched.wait()
+    assert handle.gate.references
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await until(lambda: handle.gate.references == {})
 
 
 @pytest.mark.parametrize("error", [OverloadedError("full"), InvalidRequestError("too large", "size")])
-async def test_errors_of_ours_lose_the_traceback_of_the_other_side(error: Exception) -> None:
-    remote = RemoteBackend(FakeHandle(FakeBackend(refuse=as_ray_does(error))))
-    with pytest.raises(type(error)) as caught:
-        await anext(remote.generate(*ARGS))
-    assert caught.value is error
+async def test_a_refusal_comes_as_the_last_update(error: TridentServeError) -> None:
+    remote = RemoteBackend(FakeHandle(FakeBackend(refuse=error)))
+    with pytest.raises(type(error), match=str(error)) as caught:
+        await wait_for_result(remote.generate(*ARGS))
+    assert getattr(caught.value, "param", None) == getattr(error, "param", None)
 
 
 @pytest.mark.parametrize(
@@ -171,23 +155,15 @@ async def test_errors_of_ours_lose_the_traceback_of_the_other_side(error: Except
     [
         (BackPressureError(num_queued_requests=9, max_queued_requests=9), OverloadedError),
         (ActorDiedError(), WorkerError),
+        (as_ray_does(WorkerError("the service is starting")), WorkerError),
         (as_ray_does(ValueError("a defect")), RayTaskError),
     ],
 )
 async def test_errors_of_ray(error: Exception, expected: type[Exception]) -> None:
-    remote = RemoteBackend(FakeHandle(FakeBackend(refuse=error)))
-    updates = remote.generate(*ARGS)
+    updates = RemoteBackend(FakeHandle(FakeBackend(), refuse=error)).generate(*ARGS)
     assert isinstance(updates, AsyncGenerator)
     with pytest.raises(expected):
         await anext(updates)
-
-
-async def test_an_image_that_is_lost() -> None:
-    lost: Any = ObjectLostError
-    image = lost("00" * 28, "", "")
-    backend = FakeBackend(fail=replace(make_completed(*ARGS), outputs=(image,)))
-    with pytest.raises(WorkerError, match="lost"):
-        _ = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
 
 
 async def test_cancel_and_health() -> None:

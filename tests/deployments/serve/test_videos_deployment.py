@@ -15,7 +15,7 @@ from deployments.serve.videos_deployment import RemoteVideoBackend, VideosDeploy
 from deployments.videos.jobs import VideoJobs
 from deployments.videos.storage import find_local_file
 from tests.deployments.fake_backend import FakeBackend
-from tests.deployments.serve.test_scheduler_client import FakeHandle, as_ray_does
+from tests.deployments.serve.fake_scheduler import FakeHandle, as_ray_does
 from tests.deployments.videos.test_store import request
 from tridentserve.errors import InvalidRequestError, RequestNotFoundError, WorkerError
 
@@ -42,6 +42,7 @@ def handle_to(videos: Any) -> Any:
     return SimpleNamespace(call=SimpleNamespace(remote=call))
 
 
+@pytest.mark.usefixtures("close_channels")
 async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) -> None:
     args = make_args(tmp_path)
     videos = Replica(FakeHandle(FakeBackend(allowed_steps=0)), args)

@@ -20,7 +20,8 @@ from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressNote, ReplicaLoad, WorkerConfig
+from tridentserve.engine.live.handoff.remote_peer import RemotePeer
+from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressNote, WorkerConfig
 from tridentserve.engine.live.plan_calls import list_last_steps
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.options import WorkerOptions
@@ -89,25 +90,25 @@ class Plans:
         return results[0]
 
     async def _listen(self, plan: DispatchPlan, call: Any) -> tuple[PlanReport, list[bytes], int]:
-        report, images, notes = None, [], 0
-        async for reference in call:
-            item = await reference
+        report, notes = None, 0
+        async for item in call:
             if isinstance(item, ProgressNote):
                 notes += len(item.steps)
                 self.steps_told[plan.plan_id] += len(item.steps)
             elif isinstance(item, PlanReport):
                 report = item
                 notes += len(list_last_steps(plan, report))
-            elif isinstance(item, ReplicaLoad):
-                continue
-            else:
-                images.append(item)
         assert report is not None
-        assert len(images) == sum(report.num_outputs.values())
-        return report, images, notes
+        outputs = report.outputs or {}
+        assert {name: len(files) for name, files in outputs.items()} == report.num_outputs
+        return report, [image for files in outputs.values() for image in files], notes
 
-    async def call(self, worker_id: WorkerId, method: str, *args: Any) -> Any:
-        return await getattr(self.fleet.get_handle(worker_id).actor, method).remote(*args)
+    def find_peer(self, worker_id: WorkerId) -> RemotePeer:
+        """A worker as another worker sees it."""
+        handle = self.fleet.get_handle(worker_id)
+        ready = self.fleet._workers[worker_id].ready
+        assert ready is not None
+        return RemotePeer(handle.actor, ready.channel, None, "node")
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +221,8 @@ async def test_stopped_after_every_step_and_resumed_elsewhere(plans: Plans, stoc
     await forget(plans)
 
 
-async def test_calls_that_overtake_one_another_run_in_their_order(plans: Plans, stock: dict[str, Any]) -> None:
-    """Interleaved plans on overlapping workers: the turns keep their groups from deadlocking."""
+async def test_plans_of_overlapping_groups_run_in_their_order(plans: Plans, stock: dict[str, Any]) -> None:
+    """Their order, the same on all workers, keeps the groups from deadlocking."""
     made = []
     for index in range(6):
         request_id = f"r{index}"
@@ -239,9 +240,10 @@ async def test_a_plan_tells_of_its_steps_from_the_moment_that_it_is_watched(plan
     inputs = GenerationInputs("long", Shape(128, 128), 100_000, 5.0, seed=1)
     plan = plans.plan((E, D), workers, steps=(0, 100_000))
     running = asyncio.create_task(plans.run(plan, inputs, is_watched=False))
-    while not plans.steps_told[plan.plan_id] and not running.done():
-        await plans.call("w0", "watch_plan", plan.plan_id)
-    await plans.call("w0", "stop_plan", plan.plan_id)
+    await asyncio.sleep(0)  # the plan is given to its workers
+    plans.fleet.get_handle("w0").watch_plan(plan.plan_id)
+    await until(lambda: plans.steps_told[plan.plan_id] > 0 or running.done())
+    plans.fleet.get_handle("w0").stop_plan(plan.plan_id)
     assert (await running)[0].outcome == "stopped"
 
 
@@ -260,7 +262,7 @@ async def test_stop_ends_a_plan_within_a_step(plans: Plans, workers: str) -> Non
     plan = plans.plan((E, D), workers, steps=(0, 100_000))
     running = asyncio.create_task(plans.run(plan, inputs))
     await until(lambda: plans.steps_told[plan.plan_id] > 0 or running.done())
-    await plans.call("w0", "stop_plan", plan.plan_id)
+    plans.fleet.get_handle("w0").stop_plan(plan.plan_id)
     report, _, notes = await running
     assert report.outcome == "stopped"
     assert 0 < notes < 100_000
@@ -274,7 +276,7 @@ async def test_a_paused_plan_goes_on_elsewhere_and_at_another_degree(plans: Plan
     begun = plans.plan((E, D) if " " in first else (E, D, C), first, steps=(0, LONG))
     running = asyncio.create_task(plans.run(begun, inputs))
     await until(lambda: plans.steps_told[begun.plan_id] > 0 or running.done())
-    await plans.call("w0", "pause_plan", begun.plan_id)
+    plans.fleet.get_handle("w0").pause_plan(begun.plan_id)
     report, images, notes = await running
     assert (report.outcome, images) == ("finished", [])
     assert report.paused_after == notes < LONG
@@ -343,8 +345,10 @@ async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[st
 
 async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, stock: dict[str, Any]) -> None:
     plan = plans.plan((E, D, C), "w0")
-    await plans.call("w0", "pause_plan", plan.plan_id)
-    report, images, _ = await plans.run(plan)
+    running = asyncio.create_task(plans.run(plan))
+    await asyncio.sleep(0)  # the plan is given to its worker, in one message with what follows
+    plans.fleet.get_handle("w0").pause_plan(plan.plan_id)
+    report, images, _ = await running
     assert (report.paused_after, [span.stage for span in report.spans], images) == (0, [E, D], [])
     rest = plans.plan((D, C), "w1", input_id=plan.plan_id, source="w0")
     _, (image,), _ = await plans.run(rest)
@@ -354,21 +358,23 @@ async def test_a_plan_paused_before_its_turn_keeps_its_condition(plans: Plans, s
 
 async def test_a_plan_stopped_before_its_turn_does_not_run(plans: Plans) -> None:
     plan = plans.plan((E, D, C), "w0")
-    await plans.call("w0", "stop_plan", plan.plan_id)
-    report, images, _ = await plans.run(plan)
+    running = asyncio.create_task(plans.run(plan))
+    await asyncio.sleep(0)  # the plan is given to its worker, in one message with what follows
+    plans.fleet.get_handle("w0").stop_plan(plan.plan_id)
+    report, images, _ = await running
     assert (report.outcome, images) == ("stopped", [])
 
 
 async def test_a_plan_stopped_while_it_waits_for_its_inputs_does_not_fail(plans: Plans) -> None:
     plan = plans.plan((D, C), "w1", input_id=99_999, source="w0")
     key = HandoffKey("r", 99_999)
-    assert await plans.call("w1", "reserve_slot", key, "w0", ParcelLayout((), 1, {})) is not None
+    assert await plans.find_peer("w1").reserve_slot(key, "w0", ParcelLayout((), 1, {})) is not None
     waiting = asyncio.create_task(plans.run(plan))
     await asyncio.sleep(0.2)  # most likely it waits by now; if not, it is stopped before its turn
-    await plans.call("w1", "stop_plan", plan.plan_id)
+    plans.fleet.get_handle("w1").stop_plan(plan.plan_id)
     report, images, _ = await waiting
     assert (report.outcome, images) == ("stopped", [])
-    await plans.call("w1", "release_slot", key)
+    await plans.find_peer("w1").release_slot(key)
 
 
 async def test_a_failing_plan_reports_its_error_and_the_next_one_runs(plans: Plans, stock: dict[str, Any]) -> None:
@@ -389,19 +395,19 @@ async def test_a_leader_that_fails_does_not_leave_its_group_waiting(plans: Plans
 
 async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any]) -> None:
     block = HandoffKey("block", 0)
-    assert await plans.call("w1", "reserve_slot", block, "x", ParcelLayout((), HANDOFF_BYTES, {})) is not None
+    assert await plans.find_peer("w1").reserve_slot(block, "x", ParcelLayout((), HANDOFF_BYTES, {})) is not None
     encode = plans.plan((E,), "w0", push_to="w1")
     denoise = plans.plan((D, C), "w1", input_id=encode.plan_id, source="w0")
     await plans.run(encode)
     _, (image,), _ = await plans.run(denoise)
     assert np.array_equal(pixels(image), stock["sd3"])
-    await plans.call("w1", "release_slot", block)
+    await plans.find_peer("w1").release_slot(block)
     await forget(plans)
 
 
 async def test_nothing_is_left_in_the_buffers(plans: Plans) -> None:
     await forget(plans)
-    assert [await plans.call(worker_id, "count_parcels") for worker_id in WORKERS] == [0, 0, 0, 0]
+    assert [await plans.fleet.get_handle(worker_id).count_parcels() for worker_id in WORKERS] == [0, 0, 0, 0]
 
 
 async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> None:
@@ -419,4 +425,4 @@ async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> 
 async def forget(plans: Plans, request_id: str = "r") -> None:
     """A request has ended with the latest plan."""
     for worker_id in WORKERS:
-        await plans.call(worker_id, "forget_request", request_id, plans.latest_id)
+        plans.fleet.get_handle(worker_id).forget_request(request_id, plans.latest_id, with_checkpoints=True)

@@ -29,8 +29,8 @@ class ClientRequest:
     """Workers that hold, or may be given, something of the request."""
     last_plan_id: int = -1
     """The latest plan that the request was part of."""
-    outputs: list[Any] = field(default_factory=list)
-    """References to its images or videos."""
+    outputs: tuple[Any, ...] = ()
+    """Its images or videos, or references to them."""
     peak_memory_bytes: int = 0
     """Largest memory that a worker used while it ran a plan of the request."""
     tiled: bool = False
@@ -80,7 +80,7 @@ class ClientRequest:
         return CompletedUpdate(
             request_id=self.spec.request_id,
             model=self.spec.model,
-            outputs=tuple(self.outputs),
+            outputs=self.outputs,
             output_format=self.inputs.output_format,
             seed=self.inputs.seed,
             shape=self.spec.shape,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
-from tridentserve.engine.live.worker.worker_actor import PlanCall, StageWorker, WorkerHandle
+from tridentserve.engine.live.worker.worker_actor import StageWorker
+from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # A worker that fails to start is tried again with growing pauses, so that a broken node does not spin.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-# Plans run in turns; the many waiting calls of an async actor must not be held back by its default bound of 1000.
+# The waiting calls of an async actor must not be held back by its default bound of 1000.
 _MAX_CONCURRENCY = 10_000
 
 
@@ -52,8 +53,6 @@ class _FleetWorker:
     handle: WorkerHandle | None = None
     """None while the worker is down."""
     ready: WorkerReady | None = None
-    next_number: int = 0
-    """Number of its next turn (see `Turns`)."""
 
     def come_up(self, handle: WorkerHandle, ready: WorkerReady) -> None:
         """It can take plans. How many workers may denoise at once, only its node knows."""
@@ -104,18 +103,9 @@ class WorkerFleet:
         is_watched: bool = False,
     ) -> PlanCall | None:
         """Give a worker its next plan, with the content of each member's request and the memory that the activations
-        are expected to take; `is_watched`: somebody wants to hear of its steps. None while it is down, or when Ray
-        cannot make the call (its object store is full)."""
-        member = self._workers[worker_id]
-        if member.handle is None:
-            return None
-        try:
-            call = member.handle.run_plan(member.next_number, plan, inputs, peak, is_watched)
-        except Exception:  # Ray raises classes of its own, pickle and the disk others
-            logger.exception("plan %d could not be given to %s", plan.plan_id, worker_id)
-            return None
-        member.next_number += 1
-        return call
+        are expected to take; `is_watched`: somebody wants to hear of its steps. None while it is down."""
+        handle = self._workers[worker_id].handle
+        return handle.run_plan(plan, inputs, peak, is_watched) if handle is not None else None
 
     def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""
@@ -151,20 +141,14 @@ class WorkerFleet:
             sources = {name: source for name, source in member.config.sources.items() if name != model}
             member.config = replace(member.config, sources=sources)
             if member.handle is not None:
-                calls.append(self._unload(member, member.handle, model))
+                calls.append(member.handle.unload_model(model))
         await asyncio.gather(*calls, return_exceptions=True)  # a worker that is lost holds nothing
-
-    @staticmethod
-    def _unload(member: _FleetWorker, handle: WorkerHandle, model: str) -> Awaitable[None]:
-        call = handle.unload_model(member.next_number, model)
-        member.next_number += 1
-        return call
 
     async def start(self) -> None:
         """Start all workers, each with its replicas. Raises what the first one that fails raises."""
         began_s = time.monotonic()
         started = {worker_id: self._spawn(member) for worker_id, member in self._workers.items()}
-        answers = await asyncio.gather(*(handle.start() for handle in started.values()))
+        answers = await asyncio.gather(*(_start_and_connect(handle) for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
             self._workers[worker_id].come_up(handle, ready)
         everyone = self._list_addresses(self._workers)
@@ -218,13 +202,15 @@ class WorkerFleet:
 
     async def _watch(self, worker_id: WorkerId, handle: WorkerHandle) -> None:
         """Wait until the worker's process ends, then bring the worker back."""
-        why = await _wait_for_error(handle.watch())
-        logger.warning("worker %s is lost: %s", worker_id, why)
-        # A broken connection looks the same as death, but such an actor would keep its GPU.
+        death = asyncio.ensure_future(_wait_for_death(handle))
+        why = await _wait_for_first(death, asyncio.ensure_future(handle.wait_for_break()))
+        # A worker whose connection is broken lives on, and would keep its GPU.
         handle.kill()
         member = self._workers[worker_id]
-        member.handle, member.ready, member.next_number = None, None, 0
+        member.handle = member.ready = None
         self._on_lost(worker_id, why)
+        handle.fail_plans(why)
+        logger.warning("worker %s is lost: %s", worker_id, await death)  # Ray knows best why a process has ended
         pause_s = _FIRST_PAUSE_S
         while not await self._bring_back(worker_id, member):
             await asyncio.sleep(pause_s)
@@ -236,9 +222,9 @@ class WorkerFleet:
         handle: WorkerHandle | None = None
         try:
             member.config = replace(member.config, incarnation=member.config.incarnation + 1)
-            began_with, member.next_number = member.config.sources, 0
+            began_with = member.config.sources
             handle = self._spawn(member)
-            ready = await handle.start()
+            ready = await _start_and_connect(handle)
             await self._catch_up(member, handle, began_with)
             # Ray may have moved its bundle: the scheduler must know the node, because no group spans two.
             member.config = replace(member.config, spec=replace(member.config.spec, node_id=ready.node_id))
@@ -265,17 +251,28 @@ class WorkerFleet:
         while known != (now := member.config.sources):
             for name, source in known.items():
                 if now.get(name) != source:
-                    await self._unload(member, handle, name)
+                    await handle.unload_model(name)
             for name, source in now.items():
                 if known.get(name) != source:
                     await handle.add_model(source)
             known = now
 
 
-async def _wait_for_error(forever: Awaitable[None]) -> str:
+async def _start_and_connect(handle: WorkerHandle) -> WorkerReady:
+    ready = await handle.start()
+    await handle.open_channel(ready.channel)
+    return ready
+
+
+async def _wait_for_first(*tasks: asyncio.Future[str]) -> str:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return next(iter(done)).result()
+
+
+async def _wait_for_death(handle: WorkerHandle) -> str:
     """Wait for a call that only ends with its worker; returns why it has ended."""
     try:
-        await forever
+        await handle.watch()
     except RayError as error:
         return str(error).splitlines()[0]
     return "its watch ended"

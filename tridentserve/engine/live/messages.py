@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
 from tridentserve.plans import Replica, StageSpan
@@ -63,6 +64,8 @@ class WorkerReady:
 
     address: LinkAddress | None
     """Describes to peers how to write into its slab; None without NIXL."""
+    channel: ChannelAddress
+    """The engine and peers call it there (see `WorkerCalls`)."""
     node_id: str
     """Ray's id of its node."""
     max_denoising: int | None
@@ -124,13 +127,15 @@ PlanNote = ProgressNote | CheckpointNote | ReplicaLoad
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """The report of one worker at the end of a plan. On the leader the outputs follow, one item each."""
+    """The report of one worker at the end of a plan."""
 
     plan_id: int
     outcome: Literal["finished", "stopped", "failed"]
     spans: list[StageSpan] = field(default_factory=list)
     num_outputs: dict[str, int] = field(default_factory=dict)
-    """Images or videos of each request that follow the report, in this order."""
+    """Images or videos that were made for each request."""
+    outputs: dict[str, tuple[bytes, ...]] | None = None
+    """The outputs themselves, where they are small; None where the worker keeps them (see `collect_outputs`)."""
     peak_memory_bytes: int = 0
     """Largest memory in use while the plan ran."""
     peak_growth_bytes: int = 0

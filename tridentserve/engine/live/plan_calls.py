@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tridentserve.engine.live.client_requests import ClientRequest
 from tridentserve.engine.live.messages import ExpectedPeak, PlanReport
-from tridentserve.engine.live.worker.worker_actor import PlanCall
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageMemory
@@ -51,15 +51,16 @@ def list_last_steps(plan: DispatchPlan, report: PlanReport) -> list[tuple[str, i
     return [(member.request_id, member.steps[0] + num_steps) for member in plan.members if member.steps is not None]
 
 
-async def collect_outputs(request: ClientRequest | None, call: PlanCall, num_outputs: int) -> None:
-    """Give a request its outputs, which follow the report. Raises `WorkerError`."""
+async def collect_references(outputs: Any, num_outputs: Mapping[str, int]) -> dict[str, tuple[Any, ...]]:
+    """References to the outputs of a plan, by request, from Ray's generator of them. Raises `WorkerError`."""
     # Only references: the outputs themselves need not pass through this process. A worker that dies before it has sent
     # all leaves an error in the place of one, and nothing for the others.
-    outputs = [await anext(call, None) for _ in range(num_outputs)]
-    if None in outputs or call.completed() in outputs:
-        raise WorkerError("the worker was lost before it had sent all outputs")
-    if request is not None:
-        request.outputs = outputs
+    found = {}
+    for request_id, number in num_outputs.items():
+        found[request_id] = tuple([await anext(outputs, None) for _ in range(number)])
+        if None in found[request_id] or outputs.completed() in found[request_id]:
+            raise WorkerError("the worker was lost before it had sent all outputs")
+    return found
 
 
 def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s: float) -> ev.Event:

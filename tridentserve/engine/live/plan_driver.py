@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-
-from ray.exceptions import RayError
+from typing import Any
 
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import CheckpointNote, PlanNote, PlanReport, ProgressNote, ReplicaLoad
 from tridentserve.engine.live.plan_calls import (
     build_plan_event,
-    collect_outputs,
+    collect_references,
     estimate_peaks,
     list_last_steps,
     select_inputs,
 )
-from tridentserve.engine.live.worker.worker_actor import PlanCall
+from tridentserve.engine.live.worker_handle import PlanCall
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageMemory
@@ -127,11 +126,11 @@ class PlanDriver:
         for the plan without end."""
         if call is None:
             self._abandon_groups(worker_id, plan)
-            return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down, or could not be called")
+            return PlanReport(plan.plan_id, "failed", error=f"{worker_id} is down")
         try:
             return await self._follow(requests, plan, worker_id, call)
-        except RayError as error:
-            return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {str(error).splitlines()[0]}")
+        except WorkerError as error:
+            return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {error}")
         except Exception as error:
             logger.exception("plan %d of %s failed in the engine", plan.plan_id, ", ".join(plan.request_ids))
             return PlanReport(plan.plan_id, "failed", error=f"{worker_id}: {type(error).__name__}")
@@ -139,14 +138,14 @@ class PlanDriver:
     async def _follow(
         self, requests: PlanRequests, plan: DispatchPlan, worker_id: WorkerId, call: PlanCall
     ) -> PlanReport:
-        """The report of one worker. Handles the notes before it and the outputs behind it."""
-        async for reference in call:
-            item = await reference
+        """The report of one worker, when the requests have their outputs. Handles the notes before it."""
+        async for item in call:
             if not isinstance(item, PlanReport):
                 self._handle_note(requests, plan, worker_id, item)
                 continue
-            for request_id, num_outputs in item.num_outputs.items():
-                await collect_outputs(requests.get(request_id), call, num_outputs)
+            for request_id, outputs in (await self._collect_outputs(worker_id, item)).items():
+                if (request := requests.get(request_id)) is not None:
+                    request.outputs = outputs
             for request in requests.values():
                 request.peak_memory_bytes = max(request.peak_memory_bytes, item.peak_memory_bytes)
                 request.tiled |= item.tiled
@@ -154,6 +153,13 @@ class PlanDriver:
                 self._tell_steps(requests, list_last_steps(plan, item))
             return item
         raise WorkerError("ended without a report")
+
+    async def _collect_outputs(self, worker_id: WorkerId, report: PlanReport) -> Mapping[str, tuple[Any, ...]]:
+        """The outputs of a plan, by request: files, or references to them where they are large."""
+        if report.outputs is not None or not report.num_outputs:
+            return report.outputs or {}
+        references = self._fleet.get_handle(worker_id).collect_outputs(report.plan_id)
+        return await collect_references(references, report.num_outputs)
 
     def _handle_note(self, requests: PlanRequests, plan: DispatchPlan, worker_id: WorkerId, note: PlanNote) -> None:
         match note:

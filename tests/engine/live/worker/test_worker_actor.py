@@ -1,7 +1,8 @@
-"""The calls of workers: each one that the engine or a peer makes fits a method of the actor, which needs no torch."""
+"""The calls of workers: each one of the engine or a peer fits a method; the actor needs no torch."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 from types import SimpleNamespace
@@ -10,25 +11,50 @@ from typing import Any
 import torch
 
 from tests.support.processes import output_of
+from tridentserve.engine.live.channels.opening import listen
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.handoff.ray_peer import RayPeer
+from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.transport.parcel import ParcelLayout
-from tridentserve.engine.live.worker.worker_actor import StageWorker, WorkerHandle
+from tridentserve.engine.live.worker.worker_actor import StageWorker
+from tridentserve.engine.live.worker.worker_calls import WorkerCalls
+from tridentserve.engine.live.worker_handle import WorkerHandle
+
+# Methods of these classes that call nobody.
+_LOCAL = {"kill", "open_channel", "wait_for_break", "fail_plans", "close"}
 
 
-class CheckedActor:
-    """In place of Ray's handle of an actor: a call that fits no method of `StageWorker` raises."""
+class CheckedWorker:
+    """In place of a worker: a call that fits no method raises. `actor` is that of Ray's handle."""
 
     def __init__(self) -> None:
-        self.called: list[str] = []
+        self.called: set[str] = set()
+
+    @property
+    def actor(self) -> Any:
+        def find(name: str) -> Any:
+            def remote(*args: Any) -> Any:
+                self._check(StageWorker, name, args)
+                return nothing()
+
+            return SimpleNamespace(remote=remote)
+
+        return type("Actor", (), {"__getattr__": lambda _, name: find(name)})()
 
     def __getattr__(self, name: str) -> Any:
-        def remote(*args: Any) -> Any:
-            inspect.signature(getattr(StageWorker, name)).bind(None, *args)
-            self.called.append(name)
-            return nothing()
+        """A method of `WorkerCalls`."""
+        method = getattr(WorkerCalls, name)
 
-        return SimpleNamespace(remote=remote)
+        def call(*args: Any) -> None:
+            self._check(WorkerCalls, name, args)
+
+        async def answer(*args: Any) -> None:
+            self._check(WorkerCalls, name, args)
+
+        return answer if inspect.iscoroutinefunction(method) else call
+
+    def _check(self, kind: type, name: str, args: tuple[Any, ...]) -> None:
+        inspect.signature(getattr(kind, name)).bind(None, *args)
+        self.called.add(name)
 
 
 class nothing:  # noqa: N801
@@ -42,25 +68,32 @@ def public_methods(of: type[Any]) -> set[str]:
     return {name for name, _ in inspect.getmembers(of, inspect.isfunction) if not name.startswith("_")}
 
 
-async def call_all(of: object, names: set[str], special: dict[str, tuple[Any, ...]]) -> None:
-    for name in sorted(names):
+async def call_all(of: object, special: dict[str, tuple[Any, ...]]) -> None:
+    for name in sorted(public_methods(type(of)) - _LOCAL):
         method = getattr(of, name)
         args = special.get(name, tuple({} for _ in inspect.signature(method).parameters))
         answer = method(*args)
         if inspect.isawaitable(answer):
-            await answer
+            await asyncio.wait_for(asyncio.ensure_future(_finish(answer)), 60)
 
 
-async def test_all_calls_fit_the_actor() -> None:
-    actor: Any = CheckedActor()
-    await call_all(WorkerHandle(actor), public_methods(WorkerHandle) - {"kill"}, {})
-    deliver = {"deliver_parcel": (HandoffKey("r", 1), ParcelLayout((), 0, {}), torch.zeros(1))}
-    await call_all(RayPeer(actor, "link", "node"), public_methods(RayPeer), deliver)
-    assert set(actor.called) == public_methods(StageWorker), "each method of the actor is called by one of them"
+async def _finish(answer: Any) -> None:
+    await answer
 
 
-def test_plans_are_streams() -> None:
-    assert inspect.isasyncgenfunction(StageWorker.run_plan)
+async def test_all_calls_fit_the_worker() -> None:
+    worker = CheckedWorker()
+    listener = await listen("127.0.0.1", lambda _: worker)
+    handle = WorkerHandle(worker.actor)
+    await handle.open_channel(listener.address)
+    await call_all(handle, {"run_plan": (SimpleNamespace(plan_id=1), {}, None, False)})
+    peer = RemotePeer(worker.actor, listener.address, "link", "node")
+    await call_all(peer, {"deliver_parcel": (HandoffKey("r", 1), ParcelLayout((), 0, {}), torch.zeros(1))})
+    handle._require_channel().close()
+    peer.close()
+    listener.close()
+    await asyncio.sleep(0)
+    assert worker.called == public_methods(StageWorker) | public_methods(WorkerCalls), "each is called by one of them"
 
 
 def test_the_actor_needs_no_torch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import IntEnum
 
@@ -64,45 +64,6 @@ class StepControl:
     @property
     def watched(self) -> bool:
         return self._watch.is_set()
-
-
-class StepControls:
-    """The controls of all plans of a worker that have not ended. Lives in the worker's event loop."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, StepControl] = {}
-        # What plans were asked for before their call came in (or after they ended, hence the bound).
-        self._asked_early: deque[tuple[int, Callable[[StepControl], None]]] = deque(maxlen=1024)
-
-    def open(self, plan_id: int) -> StepControl:
-        """The control of a plan whose call has come in."""
-        control = self._open[plan_id] = StepControl()
-        for early_id, ask in self._asked_early:
-            if early_id == plan_id:
-                ask(control)
-        return control
-
-    def close(self, plan_id: int) -> None:
-        """The plan has ended."""
-        self._open.pop(plan_id, None)
-
-    def stop_plan(self, plan_id: int) -> None:
-        """Stop a plan at its next step boundary, or before it starts."""
-        self._ask(plan_id, StepControl.ask_to_stop)
-
-    def pause_plan(self, plan_id: int) -> None:
-        """Pause a plan at its next step boundary. D that has ended is not held up."""
-        self._ask(plan_id, StepControl.ask_to_pause)
-
-    def watch_plan(self, plan_id: int) -> None:
-        """Tell of the steps of a plan from now on."""
-        self._ask(plan_id, StepControl.ask_to_tell)
-
-    def _ask(self, plan_id: int, ask: Callable[[StepControl], None]) -> None:
-        if (control := self._open.get(plan_id)) is not None:
-            ask(control)
-        else:
-            self._asked_early.append((plan_id, ask))
 
 
 class Denoising:

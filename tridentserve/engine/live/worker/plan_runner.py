@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,12 @@ from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
 from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
-from tridentserve.engine.live.worker.denoising import StepControl, StepControls
+from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
 from tridentserve.engine.live.worker.step_teller import StepTeller
-from tridentserve.engine.live.worker.turns import Turns
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
 from tridentserve.models.lora_files import lora_bytes
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
@@ -32,8 +31,9 @@ from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
 
-# Notes of a running plan; None follows the last one.
-NoteQueue = asyncio.Queue[PlanNote | None]
+# Up to this number of bytes, the outputs of a plan go with its report: Ray, too, sends results of this size themselves
+# and not a reference to them. A reference costs both ends more than a millisecond.
+MAX_INLINE_BYTES = 100 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,8 @@ class RunningPlan:
     """Memory that its activations are expected to take on this worker."""
     needed: tuple[Replica, ...]
     """Replicas that it uses on this worker."""
-    notes: NoteQueue
+    tell: Callable[[PlanNote], None]
+    """Takes the notes of the plan, in the event loop."""
     peak: MemoryPeak
 
 
@@ -60,75 +61,83 @@ class PlanRunner:
         worker_id: WorkerId,
         device: torch.device,
         device_thread: DeviceThread,
-        turns: Turns,
+        order: asyncio.Lock,
         executor: StageExecutor,
         replicas: ReplicaStore,
         host_copies: HostCopies,
         handoff: HandoffBuffer,
         metrics: WorkerMetrics,
-        controls: StepControls,
     ) -> None:
+        """Who holds `order` has the worker to itself; plans wait for it in the order in which they came."""
         self._worker_id = worker_id
         self._device = device
         self._device_thread = device_thread
-        self._turns = turns
+        self._order = order
         self._executor = executor
         self._replicas = replicas
         self._host_copies = host_copies
         self._handoff = handoff
         self._metrics = metrics
-        self._controls = controls
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
+        self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run_plan(
+    def start_plan(
         self,
-        number: int,
         plan: DispatchPlan,
         inputs: Mapping[str, GenerationInputs],
         expected: ExpectedPeak,
         is_watched: bool,
-    ) -> AsyncIterator[PlanNote | PlanReport | EncodedOutput]:
-        """Run a plan when its turn comes (`number`, from 0 without gaps). A plan that cannot fit, however frugally it
-        is run, is refused.
+        tell: Callable[[PlanNote], None],
+        report: Callable[[PlanReport], None],
+    ) -> None:
+        """Run a plan behind those started before. One that cannot fit, however frugally it is run, is refused.
 
-        Yields a note for each replica that was loaded for it; on the leader the steps (`StepTeller`) of a plan that is
-        watched, and a note per state checkpoint that has arrived; then one report; then the outputs, request by
-        request."""
-        notes: NoteQueue = asyncio.Queue()
+        `tell` is called with each replica that was loaded for it; on the leader with the steps (`StepTeller`) of a plan
+        that is watched, and with each state checkpoint that has arrived; then `report` once, for whatever outcome."""
         loop = asyncio.get_running_loop()
-        control = self._controls.open(plan.plan_id)
+        control = StepControl()
         if is_watched:
             control.ask_to_tell()
-        teller = StepTeller(notes.put_nowait)
+        teller = StepTeller(tell)
         if plan.leader == self._worker_id:
             control.on_step = teller.note_step
-        writer = CheckpointWriter(plan, self._handoff, notes.put_nowait, self._metrics.count_checkpoint)
+        writer = CheckpointWriter(plan, self._handoff, tell, self._metrics.count_checkpoint)
         control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
         needed = list_needed_replicas(plan, self._worker_id)
-        running = RunningPlan(plan, inputs, control, expected, needed, notes, MemoryPeak(self._device))
+        running = RunningPlan(plan, inputs, control, expected, needed, tell, MemoryPeak(self._device))
         self._running[plan.plan_id] = running
-        task = loop.create_task(self._run_in_turn(number, running))
-        task.add_done_callback(lambda _: _end_notes(notes, teller))
-        while (note := await notes.get()) is not None:
-            yield note
-        writer.drop_waiting()
-        report, outputs = await task
-        yield report
-        for output in outputs:
-            yield output
 
-    async def _run_in_turn(self, number: int, running: RunningPlan) -> tuple[PlanReport, list[EncodedOutput]]:
+        async def run() -> None:
+            outcome = await self._run_in_turn(running)
+            teller.close()
+            writer.drop_waiting()
+            report(outcome)
+
+        task = loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def find_control(self, plan_id: int) -> StepControl | None:
+        """The control of a plan; None when it has ended."""
+        running = self._running.get(plan_id)
+        return running.control if running is not None else None
+
+    def take_outputs(self, plan_id: int) -> list[EncodedOutput]:
+        """The outputs that did not go with the report of a plan, request by request. Nobody gets them again."""
+        return self._kept.pop(plan_id)
+
+    async def _run_in_turn(self, running: RunningPlan) -> PlanReport:
         plan = running.plan
         try:
-            async with self._turns.wait_for(number):
+            async with self._order:
                 execution = await self._execute(running)
                 running.peak.end()
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
-            return self._make_failure(plan, error), []
+            return self._make_failure(plan, error)
         finally:
             self._running.pop(plan.plan_id, None)
-            self._controls.close(plan.plan_id)
 
     async def _execute(self, running: RunningPlan) -> Execution:
         plan, control = running.plan, running.control
@@ -180,7 +189,7 @@ class PlanRunner:
         """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
         others = (other for other in self._running.values() if other is not running)
         queued = {replica for other in others for replica in other.needed}
-        expected, tell = running.expected.with_bytes(self._count_lora_bytes(running)), running.notes.put_nowait
+        expected, tell = running.expected.with_bytes(self._count_lora_bytes(running)), running.tell
         try:
             await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
         except OutOfMemoryError:
@@ -214,29 +223,31 @@ class PlanRunner:
                     raise
         return incoming
 
-    async def _make_report(self, running: RunningPlan, execution: Execution) -> tuple[PlanReport, list[EncodedOutput]]:
+    async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
         plan, peak = running.plan, running.peak
-        outputs: list[EncodedOutput] = []
-        num_outputs: dict[str, int] = {}
-        for request_id, pixels in execution.images.items():
-            outputs += await asyncio.to_thread(encode_outputs, pixels, running.inputs[request_id])
-            num_outputs[request_id] = len(pixels)
+        made = {
+            request_id: await asyncio.to_thread(encode_outputs, pixels, running.inputs[request_id])
+            for request_id, pixels in execution.images.items()
+        }
+        inline = _choose_inline(made)
+        if inline is None:
+            self._kept[plan.plan_id] = [output for outputs in made.values() for output in outputs]
         self._metrics.count_stages(plan, execution.spans)
         if not execution.stopped:
             self._metrics.set_plan_peak(plan, peak.growth_bytes, running.expected.num_bytes)
             self._metrics.count_tiled_decodes(plan, len(execution.images) if execution.tiled else 0)
-        report = PlanReport(
+        return PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
             paused_after=execution.paused_after,
             spans=execution.spans,
-            num_outputs=num_outputs,
+            num_outputs={request_id: len(outputs) for request_id, outputs in made.items()},
+            outputs=inline,
             peak_memory_bytes=peak.total_bytes,
             peak_growth_bytes=peak.growth_bytes,
             expected_peak_bytes=running.expected.num_bytes,
             tiled=execution.tiled,
         )
-        return report, outputs
 
     def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:
         names = ", ".join(plan.request_ids)
@@ -257,6 +268,12 @@ def _may_succeed_later(error: TridentServeError) -> bool:
     return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
 
 
-def _end_notes(notes: NoteQueue, teller: StepTeller) -> None:
-    teller.close()
-    notes.put_nowait(None)
+def _choose_inline(made: Mapping[str, Sequence[EncodedOutput]]) -> dict[str, tuple[bytes, ...]] | None:
+    """The outputs, where all of them together are small files; None where they are not."""
+    files = {
+        request_id: tuple(output for output in outputs if isinstance(output, bytes))
+        for request_id, outputs in made.items()
+    }
+    is_whole = all(len(files[request_id]) == len(outputs) for request_id, outputs in made.items())
+    num_bytes = sum(len(file) for each in files.values() for file in each)
+    return files if is_whole and num_bytes <= MAX_INLINE_BYTES else None

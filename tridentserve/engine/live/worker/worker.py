@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
+from tridentserve.engine.live.channels.channel import Channel
+from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.handoff.ray_peer import RayPeer
+from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import LinkAddress, WorkerConfig, WorkerReady
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
 from tridentserve.engine.live.transport.nixl_link import NixlLink
@@ -26,11 +28,9 @@ from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
-from tridentserve.engine.live.worker.denoising import StepControls
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
-from tridentserve.engine.live.worker.turns import Turns
 from tridentserve.parallel import GroupCache, connect_store
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.stages import Stage
@@ -48,30 +48,29 @@ class WorkerParts:
         worker_id, device = config.spec.worker_id, torch.device(options.torch_device)
         self.device_thread = DeviceThread()
         self._metrics = WorkerMetrics(worker_id)
-        self._turns = Turns()
+        self._order = asyncio.Lock()
         store = connect_store(config.store_host, config.store_port)
         self.groups = GroupCache(store, device, capacity=options.max_groups, timeout_s=options.group_timeout_s)
         slab = torch.zeros(options.handoff_bytes, dtype=torch.uint8, device=device)
         self._link = _start_link(config, slab)
-        self._peers: dict[WorkerId, RayPeer] = {}
+        self._peers: dict[WorkerId, RemotePeer] = {}
         self.host_copies = HostCopies(options.host_dir, config.sources, device)
         self.replicas = self._make_replica_store(device)
         self._executor = StageExecutor(worker_id, self.replicas, self.groups)
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
-        self.step_controls = StepControls()
         self.plan_runner = PlanRunner(
             worker_id=worker_id,
             device=device,
             device_thread=self.device_thread,
-            turns=self._turns,
+            order=self._order,
             executor=self._executor,
             replicas=self.replicas,
             host_copies=self.host_copies,
             handoff=self.handoff,
             metrics=self._metrics,
-            controls=self.step_controls,
         )
         self._reporter: asyncio.Task[None] | None = None
+        self._listener: ChannelListener | None = None
 
     def _make_replica_store(self, device: torch.device) -> ReplicaStore:
         options, peers = self.config.options, None
@@ -89,20 +88,27 @@ class WorkerParts:
             self._metrics.count_load,
         )
 
-    async def start(self) -> WorkerReady:
-        """Make the node's host copies, together with its other workers, and load the replicas of the placement."""
+    async def start(self, serve: Callable[[Channel], object]) -> WorkerReady:
+        """Make the node's host copies, together with its other workers, and load the replicas of the placement. `serve`
+        makes the object that the other end of each channel to this worker may call."""
         sources = self.config.sources
         await self.device_thread(
             self.host_copies.make_all, [Replica(model, stage) for model in sources for stage in Stage]
         )
         await self.replicas.load_placement(frozenset(one for one in self.config.replicas if one.model in sources))
         self._reporter = asyncio.get_running_loop().create_task(self._report_levels())
-        address = self._link.address if self._link is not None else None
-        return WorkerReady(address, _get_node_id(), self.config.options.count_denoising())
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._listener = await listen(host, serve)
+        return WorkerReady(
+            address=self._link.address if self._link is not None else None,
+            channel=self._listener.address,
+            node_id=_get_node_id(),
+            max_denoising=self.config.options.count_denoising(),
+        )
 
-    async def unload_model(self, number: int, model: str) -> None:
-        """Drop all that is kept of a model, when its turn has come."""
-        async with self._turns.wait_for(number):
+    async def unload_model(self, model: str) -> None:
+        """Drop all that is kept of a model, behind the plans that came before."""
+        async with self._order:
             await self.replicas.unload_model(model)
             await self.device_thread(self.host_copies.drop_model, model)
 
@@ -113,11 +119,13 @@ class WorkerParts:
                 continue
             former = self._peers.get(worker_id)
             if former is not None:
+                former.close()
                 self.handoff.drop_peer(worker_id)
                 self.device_thread.submit(self._executor.drop_groups_of, worker_id)
                 if self._link is not None and former.link_name is not None:
                     self._link.remove_peer(former.link_name)
-            self._peers[worker_id] = RayPeer(actor, await self._add_link(ready.address), ready.node_id)
+            link_name = await self._add_link(ready.address)
+            self._peers[worker_id] = RemotePeer(actor, ready.channel, link_name, ready.node_id)
 
     async def make_groups(self) -> None:
         """Make the process groups of the hot set, together with the other workers."""

@@ -1,4 +1,4 @@
-"""Errors of Ray as errors of the service."""
+"""Errors of calls between replicas, as errors of the service."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from tridentserve.engine.live.channels.channel import ChannelError
 from tridentserve.errors import OverloadedError, TridentServeError, WorkerError
 
 
 @contextmanager
-def translate_ray_errors() -> Iterator[None]:
+def translate_call_errors() -> Iterator[None]:
     """Raises the exception of the other side where Ray raises its own class with a traceback, and a
-    `TridentServeError` where Ray reports that the other side is busy or lost."""
+    `TridentServeError` where Ray or the channel reports that the other side is busy or lost."""
     try:
         yield
     except RayTaskError as error:
@@ -23,7 +24,7 @@ def translate_ray_errors() -> Iterator[None]:
         raise
     except BackPressureError as error:
         raise OverloadedError("the service has as many requests as it can queue; try again later") from error
-    except (DeploymentUnavailableError, RayActorError) as error:
+    except (ChannelError, DeploymentUnavailableError, RayActorError) as error:
         raise WorkerError("the scheduler is not available at the moment; try again later") from error
     except ObjectLostError as error:
         raise WorkerError("the result was lost with the worker that held it; try again") from error

@@ -1,14 +1,17 @@
-"""A peer's handoff buffer and its weights, called through its Ray actor. Errors of the call become `HandoffError`."""
+"""A peer's handoff buffer and its weights, called over a channel. Errors of a call become `HandoffError`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from tridentserve.engine.live.channels.channel import ChannelAddress, ChannelError
+from tridentserve.engine.live.channels.opening import LazyChannel, connect
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.weights.peer_weights import WeightOrder
@@ -18,11 +21,13 @@ from tridentserve.plans import Replica, WorkerId
 T = TypeVar("T")
 
 
-class RayPeer:
+class RemotePeer:
     """See `handoff.peer.Peer` and `weights.peer_weights.WeightPeer`."""
 
-    def __init__(self, actor: ActorHandle[Any], link_name: str | None, node_id: str) -> None:
+    def __init__(self, actor: ActorHandle[Any], channel: ChannelAddress, link_name: str | None, node_id: str) -> None:
+        """`channel` is where the peer takes calls; a connection is made when one is needed."""
         self._actor = actor
+        self._channel = LazyChannel(partial(connect, channel))
         self._link_name = link_name
         self.node_id = node_id
 
@@ -31,26 +36,40 @@ class RayPeer:
         return self._link_name
 
     async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
-        return await _wait_for_answer(self._actor.reserve_slot.remote(key, producer, layout))
+        answer: int | None = await self._ask("reserve_slot", key, producer, layout)
+        return answer
 
     async def release_slot(self, key: HandoffKey) -> None:
-        await _wait_for_answer(self._actor.release_slot.remote(key))
+        await self._ask("release_slot", key)
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
-        # Ray sends a numpy array without a copy, and pickles a torch tensor.
+        # The bytes go through Ray's object store, which a receiver on the same node maps. Ray sends a numpy array
+        # without a copy, and pickles a torch tensor.
         await _wait_for_answer(self._actor.deliver_parcel.remote(key, layout, buffer.numpy()))
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
-        await _wait_for_answer(self._actor.keep_checkpoint.remote(key))
+        await self._ask("keep_checkpoint", key)
 
     async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
-        await _wait_for_answer(self._actor.send_output.remote(key, to))
+        await self._ask("send_output", key, to)
 
     async def count_readers(self, replica: Replica) -> int | None:
-        return await _wait_for_answer(self._actor.count_readers.remote(replica))
+        answer: int | None = await self._ask("count_readers", replica)
+        return answer
 
     async def send_weights(self, order: WeightOrder) -> None:
-        await _wait_for_answer(self._actor.send_weights.remote(order))
+        await self._ask("send_weights", order)
+
+    def close(self) -> None:
+        """The peer is gone, or this worker is."""
+        self._channel.close()
+
+    async def _ask(self, name: str, *args: object) -> Any:
+        try:
+            channel = await self._channel.get()
+            return await channel.ask(name, *args)
+        except ChannelError as error:
+            raise HandoffError(f"a peer did not answer: {error}") from error
 
 
 async def _wait_for_answer(reference: Awaitable[T]) -> T:

@@ -1,0 +1,92 @@
+"""The requests of other replicas in the Scheduler's process: each replica makes them over a channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from tridentserve.engine.live.channels.channel import Channel
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
+from tridentserve.errors import InvalidRequestError, TridentServeError, WorkerError
+from tridentserve.requests import GenerationInputs, RequestSpec
+
+# Follows a request to its end: yields its updates, some at a time.
+Follow = Callable[[RequestSpec, GenerationInputs, bool], AsyncGenerator[list[Update], None]]
+
+
+class ClientGate:
+    """All calls of all replicas, and the outputs that are too large for a channel."""
+
+    def __init__(self, follow: Follow) -> None:
+        self.follow = follow
+        self.open_calls: set[str] = set()
+        self.references: dict[str, tuple[Any, ...]] = {}
+        """Ray's references to the outputs of a call that has ended, until its caller takes them."""
+
+    def serve(self, channel: Channel) -> ClientCalls:
+        """The object that a replica calls over its channel."""
+        return ClientCalls(self, channel)
+
+    def take_references(self, call_id: str) -> list[Any]:
+        """The references to the outputs of a call, for its caller. Nobody gets them again. Raises `WorkerError`."""
+        references = self.references.pop(call_id, None)
+        if references is None:
+            raise WorkerError("the outputs of this call are not kept any more")
+        return list(references)
+
+    async def wait_until_idle(self) -> None:
+        """Wait for the end of all calls."""
+        while self.open_calls:  # noqa: ASYNC110  once in the life of a replica
+            await asyncio.sleep(0.1)
+
+
+class ClientCalls:
+    """The calls of one replica. It gets the updates of its calls (`take_updates`), up to the last one."""
+
+    def __init__(self, gate: ClientGate, channel: Channel) -> None:
+        self._gate = gate
+        self._channel = channel
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        channel.closed.add_done_callback(lambda _: self._end_all())
+
+    def generate(self, call_id: str, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool) -> None:
+        """Make a request, `with_progress` or with its last update alone. No two calls have the same `call_id`."""
+        task = asyncio.get_running_loop().create_task(self._run(call_id, spec, inputs, with_progress))
+        self._tasks[call_id] = task
+        self._gate.open_calls.add(call_id)
+        task.add_done_callback(lambda _: self._forget(call_id))
+
+    def end_call(self, call_id: str) -> None:
+        """The caller has left. Without effect on a call that has ended."""
+        self._gate.references.pop(call_id, None)
+        if (task := self._tasks.get(call_id)) is not None:
+            task.cancel()
+
+    def _end_all(self) -> None:
+        """The replica is gone: nobody waits for its calls."""
+        for call_id in list(self._tasks):
+            self.end_call(call_id)
+
+    def _forget(self, call_id: str) -> None:
+        del self._tasks[call_id]
+        self._gate.open_calls.discard(call_id)
+
+    async def _run(self, call_id: str, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool) -> None:
+        try:
+            async with aclosing(self._gate.follow(spec, inputs, with_progress)) as batches:
+                async for batch in batches:
+                    self._send(call_id, batch if with_progress else batch[-1:])
+        except TridentServeError as error:
+            param = error.param if isinstance(error, InvalidRequestError) else None
+            self._send(call_id, [FailedUpdate(spec.request_id, error.code, str(error), param)])
+
+    def _send(self, call_id: str, updates: Sequence[Update]) -> None:
+        *_, last = updates
+        if isinstance(last, CompletedUpdate) and not all(isinstance(output, bytes) for output in last.outputs):
+            # Ray must see who holds a reference: it travels in a call of Ray's.
+            self._gate.references[call_id] = last.outputs
+            updates = [*updates[:-1], replace(last, outputs=())]
+        self._channel.tell("take_updates", call_id, updates)

@@ -1,0 +1,153 @@
+"""The engine's handle of a worker: the calls of its actor, and those over the channel to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from tridentserve.engine.live.channels.channel import Channel, ChannelAddress
+from tridentserve.engine.live.channels.opening import connect
+from tridentserve.engine.live.messages import ExpectedPeak, ModelSource, PlanNote, PlanReport, WorkerReady
+from tridentserve.errors import WorkerError
+from tridentserve.plans import DispatchPlan, Replica, WorkerId
+from tridentserve.requests import GenerationInputs
+
+
+class PlanCall:
+    """A plan under way on one worker. Iterated over once, it gives the notes as they come, and at last the report.
+    Raises `WorkerError` when the worker is lost before."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[PlanNote | PlanReport | WorkerError] = asyncio.Queue()
+
+    def add(self, item: PlanNote | PlanReport | WorkerError) -> None:
+        """The worker has told this, or is lost."""
+        self._items.put_nowait(item)
+
+    async def __aiter__(self) -> AsyncIterator[PlanNote | PlanReport]:
+        while True:
+            item = await self._items.get()
+            if isinstance(item, WorkerError):
+                raise item
+            yield item
+            if isinstance(item, PlanReport):
+                return
+
+
+class WorkerHandle:
+    """The calls that the engine makes to a worker, typed. `StageWorker` and `WorkerCalls` say what each does. A call is
+    under way when its method returns; what is returned may be awaited for its answer, and raises `RayError` or
+    `ChannelError` when the worker is lost. Those over the channel arrive in their order."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self.actor = actor
+        self._channel: Channel | None = None
+        self._plans = _PlanCalls()
+
+    # Through Ray.
+
+    def start(self) -> Awaitable[WorkerReady]:
+        answer: Awaitable[WorkerReady] = self.actor.start.remote()
+        return answer
+
+    def connect_peers(self, peers: Mapping[WorkerId, tuple[ActorHandle[Any], WorkerReady]]) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.connect_peers.remote(dict(peers))
+        return answer
+
+    def make_groups(self) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.make_groups.remote()
+        return answer
+
+    def watch(self) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.watch.remote()
+        return answer
+
+    def count_parcels(self) -> Awaitable[int]:
+        answer: Awaitable[int] = self.actor.count_parcels.remote()
+        return answer
+
+    def set_placement(self, replicas: frozenset[Replica], label: str) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.set_placement.remote(replicas, label)
+        return answer
+
+    def add_model(self, source: ModelSource) -> Awaitable[None]:
+        answer: Awaitable[None] = self.actor.add_model.remote(source)
+        return answer
+
+    def collect_outputs(self, plan_id: int) -> Any:
+        """Ray's generator of references."""
+        return self.actor.collect_outputs.remote(plan_id)
+
+    def kill(self) -> None:
+        """End the worker's process."""
+        if self._channel is not None:
+            self._channel.close()
+        ray.kill(self.actor)
+
+    def fail_plans(self, why: str) -> None:
+        """The worker is lost, and so are its plans. Before its loss has been told, they would be retried on it."""
+        self._plans.fail_all(why)
+
+    # Over the channel.
+
+    async def open_channel(self, address: ChannelAddress) -> None:
+        """Open the channel to the worker, which has started. Raises `ChannelError`."""
+        self._channel = await connect(address, self._plans)
+
+    async def wait_for_break(self) -> str:
+        """Wait until the channel is closed; returns why it was."""
+        return await asyncio.shield(self._require_channel().closed)
+
+    def run_plan(
+        self, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], peak: ExpectedPeak, is_watched: bool
+    ) -> PlanCall:
+        call = self._plans.begin(plan.plan_id)
+        self._require_channel().tell("run_plan", plan, dict(inputs), peak, is_watched)
+        return call
+
+    def stop_plan(self, plan_id: int) -> None:
+        self._require_channel().tell("stop_plan", plan_id)
+
+    def pause_plan(self, plan_id: int) -> None:
+        self._require_channel().tell("pause_plan", plan_id)
+
+    def watch_plan(self, plan_id: int) -> None:
+        self._require_channel().tell("watch_plan", plan_id)
+
+    def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool) -> None:
+        self._require_channel().tell("forget_request", request_id, last_plan_id, with_checkpoints)
+
+    def unload_model(self, model: str) -> Awaitable[None]:
+        return self._require_channel().ask("unload_model", model)
+
+    def _require_channel(self) -> Channel:
+        if self._channel is None:
+            raise WorkerError("the worker has not been connected")
+        return self._channel
+
+
+class _PlanCalls:
+    """The plans under way on one worker, which calls these methods."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, PlanCall] = {}
+
+    def begin(self, plan_id: int) -> PlanCall:
+        call = self._calls[plan_id] = PlanCall()
+        return call
+
+    def take_note(self, plan_id: int, note: PlanNote) -> None:
+        if (call := self._calls.get(plan_id)) is not None:  # a checkpoint may arrive after the end of its plan
+            call.add(note)
+
+    def take_report(self, report: PlanReport) -> None:
+        self._calls.pop(report.plan_id).add(report)
+
+    def fail_all(self, why: str) -> None:
+        for call in self._calls.values():
+            call.add(WorkerError(why))
+        self._calls.clear()
