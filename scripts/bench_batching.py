@@ -128,7 +128,7 @@ async def _run(workers: Workers, inputs: dict[str, GenerationInputs], batch: int
     for name, plan in made_by.items():
         tensors = await workers.call(WORKER, "read_parcel", HandoffKey(name, plan.plan_id))
         outcome.latents[name] = np.concatenate([tensor.ravel() for tensor in tensors.values()])
-    workers.forget(list(inputs))
+    await workers.forget(list(inputs))
     return outcome
 
 

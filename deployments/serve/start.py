@@ -20,8 +20,8 @@ from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
 from deployments.models.sources import find_model_source
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngin
     engine = LiveEngine(
         planners.scheduler,
         make_worker_configs(specs, placement, sources, (store.host, store.port), options.worker, groups),
-        WorkerResources(options.worker.num_cpus, gpus_per_worker, group, bundles),
+        ActorSpawner(options.worker.num_cpus, gpus_per_worker, group, bundles),
         abandon,
         options.engine,
         times.build_memory_table(),

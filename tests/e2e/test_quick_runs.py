@@ -19,6 +19,11 @@ def test_batching_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Pat
     run_quick("bench_batching", tmp_path, environment=make_environment(tiny_cache))
 
 
+def test_the_control_plane_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> None:
+    result = run_quick("bench_control_plane", tmp_path, environment=make_environment(tiny_cache))
+    assert [(row["workers"], row["failed"]) for row in result["rows"]] == [(8, 0)]
+
+
 # Each run starts worker processes that import torch, which takes most of its time. All parts in one run would start
 # five sets of them, and take more than 20 s.
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ async def _measure_nixl(workers: Workers, run: int) -> tuple[float, float]:
     end_s = time.perf_counter()
     if taken != NBYTES:
         raise RuntimeError(f"{taken} bytes arrived, {NBYTES} were sent")
-    for worker in ("w0", "w1"):
-        await workers.call(worker, "forget_request", "handoff", key.plan_id)
+    await workers.forget(["handoff"], key.plan_id)
     return end_s - start_s, end_s - pushed_s
 
 

@@ -62,7 +62,7 @@ async def _denoise(
         beside_s += done.seconds - inside_s
         steps_s += inside_s
         previous = plan
-    workers.forget(["r"])
+    await workers.forget(["r"])
     return beside_s, steps_s
 
 

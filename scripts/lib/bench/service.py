@@ -17,8 +17,8 @@ from deployments.config.app import AppArgs
 from dispatch.policies import Policy
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.options import Fetch
 from tridentserve.parallel import connect_store
@@ -70,7 +70,7 @@ async def run_service(
     engine = LiveEngine(
         planners.scheduler,
         configs,
-        WorkerResources(options.worker.num_cpus),
+        ActorSpawner(options.worker.num_cpus),
         abandon,
         options.engine,
         times.build_memory_table(),

@@ -160,11 +160,12 @@ class Workers:
         """The result of a method of `BenchWorker`."""
         return await getattr(self._handles[worker_id].actor, method).remote(*args)
 
-    def forget(self, names: Sequence[str]) -> None:
-        """Drop all that is kept of these requests."""
-        last = next(self._plan_ids)
+    async def forget(self, names: Sequence[str], last_plan_id: int | None = None) -> None:
+        """Drop what is kept of these requests, of all plans up to this one; without one, of all."""
+        last = next(self._plan_ids) if last_plan_id is None else last_plan_id
         for name, handle in itertools.product(names, self._handles.values()):
             handle.forget_request(name, last, with_checkpoints=True)
+        await asyncio.gather(*(handle.count_parcels() for handle in self._handles.values()))  # behind these calls
 
 
 async def _listen(call: PlanCall) -> PlanReport:

@@ -19,8 +19,8 @@ from tests.engine.live.configs import worker_configs
 from tests.support.decision_log import read_log
 from tests.support.waiting import until
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure
@@ -100,7 +100,7 @@ async def service(
     engine = LiveEngine(
         recovery.scheduler(MEMORY_BYTES),
         configs,
-        WorkerResources(0.1),
+        ActorSpawner(0.1),
         lambda group, rank, plan_id: None,
         EngineOptions(decision_log=log),
     )
@@ -130,7 +130,7 @@ async def test_a_killed_worker_costs_the_steps_since_the_last_copy(
     answer = await answering
     assert isinstance(answer, CompletedUpdate), answer
     saved = recovery.check(read_log(service.log)[before:], f"r-{degree}", degree)
-    (png,) = await asyncio.gather(*answer.outputs)
+    (png,) = answer.outputs
     difference = np.abs(np.asarray(Image.open(io.BytesIO(png))).astype(int) - undisturbed.astype(int)).max()
     assert difference <= (0 if degree == 1 else 1)
     after = len(service.steps_seen) - (recovery.STEPS - saved)

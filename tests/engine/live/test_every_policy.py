@@ -30,8 +30,8 @@ from tests.support.policy_page import POLICY, write_policy
 from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.options import EngineOptions
@@ -119,7 +119,7 @@ class Service:
         spec = RequestSpec(request_id, MODEL, inputs.shape, inputs.num_inference_steps, slo_s=1000.0)
         *_, last = [update async for update in self.engine.generate(spec, inputs)]
         assert isinstance(last, CompletedUpdate), last
-        (png,) = await asyncio.gather(*last.outputs)
+        (png,) = last.outputs
         return np.asarray(Image.open(io.BytesIO(png)))
 
     def plans_of(self, request_id: str) -> list[tuple[DispatchPlan, str]]:
@@ -148,7 +148,7 @@ async def service(
     engine = LiveEngine(
         Scheduler(specs, placement, times, dispatcher),
         worker_configs(specs, placement, sources, store.port, tiny_cache),
-        WorkerResources(0.1),
+        ActorSpawner(0.1),
         lambda group, rank, plan_id: None,
         EngineOptions(decision_log=log),
     )

@@ -9,8 +9,10 @@ import pytest
 from ray.exceptions import RayActorError
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
+from tridentserve.engine.live.channels.channel import ChannelError
+from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.worker_handle import WorkerHandle
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
@@ -36,7 +38,7 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
     store = connect_store(is_server=True)
     joined, broken = asyncio.Queue[WorkerConfig](), asyncio.Event()
     fleet = WorkerFleet(
-        [config_of(store.port, tmp_path)], WorkerResources(0.1), joined.put_nowait, lambda worker_id, why: None
+        [config_of(store.port, tmp_path)], ActorSpawner(0.1), joined.put_nowait, lambda worker_id, why: None
     )
 
     async def breaks(handle: WorkerHandle) -> str:
@@ -52,8 +54,10 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
         broken.set()
         again = await joined.get()
         assert (again.incarnation, again.spec.max_denoising) == (1, 3)
-        with pytest.raises(RayActorError):
+        with pytest.raises(ChannelError):
             await former.count_parcels()
+        with pytest.raises(RayActorError):
+            await former.watch()
         assert await fleet.get_handle("w").count_parcels() == 0
     finally:
         await fleet.stop()

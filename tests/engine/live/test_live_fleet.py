@@ -18,11 +18,12 @@ from PIL import Image
 from tests.pipelines.models import make_inputs, stock_result
 from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
+from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressNote, WorkerConfig
 from tridentserve.engine.live.plan_calls import list_last_steps
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store
@@ -129,7 +130,7 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
         for worker_id in WORKERS
     ]
     lost: list[str] = []
-    fleet = WorkerFleet(configs, WorkerResources(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
+    fleet = WorkerFleet(configs, ActorSpawner(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
     await fleet.start()
     yield Plans(fleet)
     assert not lost

@@ -22,8 +22,9 @@ from tests.support.decision_log import read_log
 from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.fleet import WorkerResources
+from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.options import EngineOptions
@@ -136,7 +137,7 @@ async def service(
     engine = LiveEngine(
         make_scheduler(specs),
         configs,
-        WorkerResources(0.1),
+        ActorSpawner(0.1),
         lambda group, rank, plan_id: None,
         EngineOptions(decision_log=log),
         Times(),
@@ -180,7 +181,7 @@ async def test_switches_under_load_lose_nothing_and_change_no_bit(
     for index, answer in enumerate(answers):
         assert isinstance(answer, CompletedUpdate), answer
         assert answer.retries == 0
-        (png,) = await asyncio.gather(*answer.outputs)
+        (png,) = answer.outputs
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), expected[index % 3])
     decisions = service.decisions()
     placed = [effect.plan.epoch for one in decisions for effect in one.effects if isinstance(effect, ev.Place)]
@@ -215,6 +216,9 @@ async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(
     answer = await service.generate("elsewhere", inputs_of(2))
     assert isinstance(answer, CompletedUpdate)
     await until(lambda: "w0" in service.engine.list_live_workers())
-    actor = service.engine._fleet.get_handle("w0").actor
-    assert (await actor.count_readers.remote(D), await actor.count_readers.remote(E)) == (0, None)
+    ready = service.engine._fleet._workers["w0"].ready
+    assert ready is not None
+    peer = RemotePeer(service.engine._fleet.get_handle("w0").actor, ready.channel, None, "node")
+    assert (await peer.count_readers(D), await peer.count_readers(E)) == (0, None)
+    peer.close()
     check_log(service, "worker_lost")

@@ -20,8 +20,8 @@ from tests.engine.live.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
 from tests.support.decision_log import read_log
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.fleet import WorkerResources
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
@@ -80,7 +80,7 @@ class Service:
     ) -> tuple[CompletedUpdate, np.ndarray[Any, Any]]:
         answer = await self.ended(name, inputs, model)
         assert isinstance(answer, CompletedUpdate), answer
-        (png,) = await asyncio.gather(*answer.outputs)
+        (png,) = answer.outputs
         return answer, np.asarray(Image.open(io.BytesIO(png)))
 
 
@@ -101,7 +101,7 @@ async def service(
     engine = LiveEngine(
         sharing.scheduler(MEMORY_BYTES),
         configs,
-        WorkerResources(0.1),
+        ActorSpawner(0.1),
         lambda group, rank, plan_id: None,
         EngineOptions(decision_log=log),
         sharing.Times(),

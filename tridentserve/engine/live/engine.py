@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.core_thread import CoreThread
-from tridentserve.engine.live.fleet import WorkerFleet, WorkerResources
+from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
 from tridentserve.engine.live.plan_driver import PlanDriver
+from tridentserve.engine.live.spawner import Spawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError
@@ -39,7 +40,7 @@ class LiveEngine:
         self,
         scheduler: Scheduler,
         workers: list[WorkerConfig],
-        resources: WorkerResources,
+        spawner: Spawner,
         abandon: Callable[[str, int, int], None],
         options: EngineOptions | None = None,
         memory: StageMemory | None = None,
@@ -50,7 +51,7 @@ class LiveEngine:
         self._options = options or EngineOptions()
         self._labels = {config.spec.worker_id: config.label for config in workers}
         self._loop = asyncio.get_running_loop()
-        self._fleet = WorkerFleet(workers, resources, self._on_joined, self._on_lost)
+        self._fleet = WorkerFleet(workers, spawner, self._on_joined, self._on_lost)
         self._core = CoreThread(
             scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log
         )

@@ -9,14 +9,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
-from tridentserve.engine.live.worker.worker_actor import StageWorker
+from tridentserve.engine.live.spawner import Spawner
 from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
@@ -26,20 +23,6 @@ logger = logging.getLogger(__name__)
 
 # A worker that fails to start is tried again with growing pauses, so that a broken node does not spin.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-# The waiting calls of an async actor must not be held back by its default bound of 1000.
-_MAX_CONCURRENCY = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerResources:
-    """The resources that Ray reserves for each worker."""
-
-    num_cpus: float
-    num_gpus: float = 0.0
-    group: PlacementGroup | None = None
-    """Ray's placement group that the workers are started in, if there is one."""
-    bundles: tuple[int, ...] = ()
-    """Index of each worker's bundle in that group."""
 
 
 @dataclass(slots=True)
@@ -48,8 +31,8 @@ class _FleetWorker:
 
     config: WorkerConfig
     """The configuration that its next incarnation starts with."""
-    bundle: int | None
-    """Index of its bundle in Ray's placement group."""
+    index: int
+    """Its place in the fleet."""
     handle: WorkerHandle | None = None
     """None while the worker is down."""
     ready: WorkerReady | None = None
@@ -66,15 +49,12 @@ class WorkerFleet:
     def __init__(
         self,
         configs: list[WorkerConfig],
-        resources: WorkerResources,
+        spawner: Spawner,
         on_joined: Callable[[WorkerConfig], None],
         on_lost: Callable[[WorkerId, str], None],
     ) -> None:
-        self._workers = {
-            config.spec.worker_id: _FleetWorker(config, bundle)
-            for config, bundle in zip(configs, resources.bundles or [None] * len(configs), strict=True)
-        }
-        self._resources = resources
+        self._workers = {config.spec.worker_id: _FleetWorker(config, index) for index, config in enumerate(configs)}
+        self._spawner = spawner
         self._on_joined = on_joined
         self._on_lost = on_lost
         self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
@@ -174,17 +154,7 @@ class WorkerFleet:
                 member.handle = None
 
     def _spawn(self, member: _FleetWorker) -> WorkerHandle:
-        options: dict[str, Any] = {
-            "num_cpus": self._resources.num_cpus,
-            "num_gpus": self._resources.num_gpus,
-            "max_concurrency": _MAX_CONCURRENCY,
-        }
-        if self._resources.group is not None and member.bundle is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self._resources.group, placement_group_bundle_index=member.bundle
-            )
-        actor: Any = ray.remote(StageWorker).options(**options).remote(member.config)
-        return WorkerHandle(actor)
+        return self._spawner.spawn(member.config, member.index)
 
     def _list_addresses(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]:
         """The addresses of those of these workers that are up, for their peers."""

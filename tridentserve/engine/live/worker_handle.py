@@ -66,10 +66,6 @@ class WorkerHandle:
         answer: Awaitable[None] = self.actor.watch.remote()
         return answer
 
-    def count_parcels(self) -> Awaitable[int]:
-        answer: Awaitable[int] = self.actor.count_parcels.remote()
-        return answer
-
     def set_placement(self, replicas: frozenset[Replica], label: str) -> Awaitable[None]:
         answer: Awaitable[None] = self.actor.set_placement.remote(replicas, label)
         return answer
@@ -120,6 +116,9 @@ class WorkerHandle:
 
     def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool) -> None:
         self._require_channel().tell("forget_request", request_id, last_plan_id, with_checkpoints)
+
+    def count_parcels(self) -> Awaitable[int]:
+        return self._require_channel().ask("count_parcels")
 
     def unload_model(self, model: str) -> Awaitable[None]:
         return self._require_channel().ask("unload_model", model)

@@ -62,10 +62,6 @@ class StageWorker:
         """Never returns: a caller that waits for it gets an error as soon as this process ends."""
         await asyncio.Event().wait()
 
-    async def count_parcels(self) -> int:
-        """Parcels that the handoff buffer keeps: 0 when no request is under way."""
-        return self._parts.handoff.num_parcels
-
     async def set_placement(self, replicas: frozenset[Replica], label: str) -> None:
         """Another placement is in force. Weights move when plans need them."""
         self._parts.config = replace(self._parts.config, replicas=replicas, label=label)

@@ -56,6 +56,10 @@ class WorkerCalls:
         of them."""
         self._parts.handoff.forget_request(request_id, last_plan_id, with_checkpoints)
 
+    async def count_parcels(self) -> int:
+        """Parcels that the handoff buffer keeps: 0 when no request is under way."""
+        return self._parts.handoff.num_parcels
+
     async def unload_model(self, model: str) -> None:
         """Drop all that is kept of a model, behind the plans that came before: nothing of it runs or waits then."""
         await self._parts.unload_model(model)
