@@ -46,18 +46,18 @@ _LOADS = (0.25, 0.5, 0.7, 0.8, 0.9)
 # Time from the start of the processes' clocks to the first request.
 _LEAD_S = 0.5
 _WARM_UP_S = 3.0
-_NUM_CPUS = 8  # logical ones
+_LOGICAL_CPUS = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse_arguments(argv)
     run = describe_run(f"{options.clients} client processes, {options.hosts} of workers", libraries=("ray",))
     rows = []
-    with run_ray_cluster(_NUM_CPUS, os.environ.get("RAY_ADDRESS")):
+    with run_ray_cluster(_LOGICAL_CPUS, os.environ.get("RAY_ADDRESS")):
         for num_workers in options.workers:
             rows += asyncio.run(_measure_cluster(options, num_workers))
     within = {
-        str(num): max((row["requests_per_s"] for row in rows if row["workers"] == num and row["within"]), default=0.0)
+        str(num): max((row["offered_per_s"] for row in rows if row["workers"] == num and row["within"]), default=0.0)
         for num in options.workers
     }
     print_result(
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "seconds": options.seconds,
             "streamed": options.stream,
             "rows": rows,
-            "most_requests_per_s": within,
+            "most_offered_per_s": within,
         },
     )
     return 1 if any(row["failed"] for row in rows) else 0
@@ -99,7 +99,7 @@ async def _measure_cluster(options: argparse.Namespace, num_workers: int) -> lis
     mix = load_mix(f"{options.model}-medium")
     most_per_s = mix.rate_per_s / (mix.load or 1.0) * num_workers / (mix.num_gpus or num_workers)
     rates = options.rates or [share * most_per_s for share in _LOADS]
-    service = await _Service.start(options, truth, truth.draw_arrivals(max(rates), options.seconds, options.seed))
+    service = await _ControlPlane.start(options, truth, truth.draw_arrivals(max(rates), options.seconds, options.seed))
     print(
         f"{num_workers} workers started in {service.started_s:.1f} s\n"
         f"{'offered':>8} {'done/s':>7}  mean and P95 latency, simulated   ratio  CPU ms a request",
@@ -117,7 +117,7 @@ async def _measure_cluster(options: argparse.Namespace, num_workers: int) -> lis
 
 
 @dataclass(slots=True)
-class _Service:
+class _ControlPlane:
     """The processes of one cluster."""
 
     options: argparse.Namespace
@@ -129,7 +129,7 @@ class _Service:
     runs: int = 0
 
     @classmethod
-    async def start(cls, options: argparse.Namespace, truth: Truth, arrivals: Sequence[TimedRequest]) -> _Service:
+    async def start(cls, options: argparse.Namespace, truth: Truth, arrivals: Sequence[TimedRequest]) -> _ControlPlane:
         hosts = start_hosts(options.hosts, truth, options.output_kb * 1024)
         scheduler: Any = ray.remote(ControlPlaneScheduler)
         client: Any = ray.remote(ClientProcess)

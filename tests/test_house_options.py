@@ -41,6 +41,7 @@ _HOMONYMS = {
     "num_cpus": ({"scripts/lib/local_service.py"}, "CPUs of a whole Ray, not of a worker"),
     "seed": (
         {
+            "scripts/bench_control_plane.py",
             "traces/client/bodies.py",
             "traces/formats/alibaba.py",
             "traces/formats/azure.py",

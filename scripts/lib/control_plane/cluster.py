@@ -28,6 +28,7 @@ from tridentserve.engine.simulated.actual_times import ActualTimes
 GPUS_PER_NODE = 8
 _GPU, _PROFILE, _MEMORY_GB = "NVIDIA L20", "l20", 48.0
 _MIX = "medium"
+_OUT_OF_REACH = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,10 @@ class Truth:
         return ActualTimes(self.make_times(), jitter=0.0, seed=0)
 
     def make_options(self) -> ServiceOptions:
-        """The shipped ones, but for the placement, which stays."""
-        return replace(make_cluster_options(self._make_cluster(), DEFAULT_POLICY), replans=False)
+        """The shipped ones, but for the placement, which stays, and the bound on unfinished requests, which is out of
+        reach: the simulator has none."""
+        options = make_cluster_options(self._make_cluster(), DEFAULT_POLICY)
+        return replace(options, replans=False, engine=replace(options.engine, max_requests=_OUT_OF_REACH))
 
     def make_planners(self, arrivals: Sequence[TimedRequest]) -> Planners:
         """The scheduler for a load like these arrivals."""

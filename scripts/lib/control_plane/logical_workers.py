@@ -38,7 +38,7 @@ HOST = "127.0.0.1"
 
 
 @dataclass(slots=True)
-class _PlanRun:
+class _LogicalPlan:
     """A plan on all its workers, which are in one process."""
 
     plan: DispatchPlan
@@ -63,7 +63,7 @@ class WorkerHost:
         """Each image is a file of `output_bytes` bytes."""
         self._times: ActualTimes = truth.make_actual_times()
         self._output = bytes(output_bytes)
-        self._runs: dict[int, _PlanRun] = {}
+        self._runs: dict[int, _LogicalPlan] = {}
         self._listeners: list[object] = []
 
     async def start_worker(self, config: WorkerConfig) -> WorkerReady:
@@ -78,17 +78,17 @@ class WorkerHost:
         """CPU seconds of this process so far, and its resident bytes."""
         return read_usage()
 
-    def join(self, plan: DispatchPlan, inputs: dict[str, GenerationInputs]) -> _PlanRun:
+    def join(self, plan: DispatchPlan, inputs: dict[str, GenerationInputs]) -> _LogicalPlan:
         """One more worker has been given this plan."""
         run = self._runs.get(plan.plan_id)
         if run is None:
-            run = self._runs[plan.plan_id] = _PlanRun(plan, inputs)
+            run = self._runs[plan.plan_id] = _LogicalPlan(plan, inputs)
         return run
 
-    def find(self, plan_id: int) -> _PlanRun | None:
+    def find(self, plan_id: int) -> _LogicalPlan | None:
         return self._runs.get(plan_id)
 
-    async def run_to_end(self, run: _PlanRun, leads: bool, tell: Callable[[PlanNote], None]) -> PlanReport:
+    async def run_to_end(self, run: _LogicalPlan, leads: bool, tell: Callable[[PlanNote], None]) -> PlanReport:
         """Take part in a plan, whose leader keeps the time; returns the report of one worker."""
         run.waiting += 1
         if run.waiting == run.plan.degree:
@@ -102,7 +102,7 @@ class WorkerHost:
         run.ended.set()
         return report
 
-    async def _take_time(self, run: _PlanRun, tell: Callable[[PlanNote], None]) -> PlanReport:
+    async def _take_time(self, run: _LogicalPlan, tell: Callable[[PlanNote], None]) -> PlanReport:
         plan = run.plan
         specs = tuple(
             RequestSpec(name, plan.model, each.shape, each.num_inference_steps, each.num_outputs)
@@ -138,7 +138,9 @@ class WorkerHost:
             paused_after=paused_after,
         )
 
-    async def _take_steps(self, run: _PlanRun, begin_s: float, step_s: float, tell: Callable[[PlanNote], None]) -> int:
+    async def _take_steps(
+        self, run: _LogicalPlan, begin_s: float, step_s: float, tell: Callable[[PlanNote], None]
+    ) -> int:
         """Let the steps of a plan pass; returns how many have, as it may be asked to pause or to stop."""
         plan, told = run.plan, 0
         end_s = begin_s + step_s * plan.num_steps
@@ -176,7 +178,7 @@ class LogicalWorkerCalls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, run: _PlanRun) -> None:
+    async def _run(self, run: _LogicalPlan) -> None:
         plan_id = run.plan.plan_id
         async with self._order:
             report = await self._host.run_to_end(

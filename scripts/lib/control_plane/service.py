@@ -27,13 +27,13 @@ _PROFILE_LINES = 25
 
 
 class ControlPlaneScheduler:
-    """What the Scheduler deployment has behind Ray Serve."""
+    """The parts of the Scheduler deployment that are behind Ray Serve."""
 
     def __init__(self, truth: Truth) -> None:
         self._truth = truth
         self._engine: LiveEngine | None = None
         self._listener: ChannelListener | None = None
-        self._profiles: list[cProfile.Profile] = []
+        self._profilers: list[cProfile.Profile] = []
 
     async def start(self, arrivals: Sequence[TimedRequest], hosts: list[Any]) -> float:
         """Start the engine with workers in these processes; returns the seconds that it took."""
@@ -66,17 +66,18 @@ class ControlPlaneScheduler:
     async def begin_profile(self) -> None:
         """Have the event loop and the scheduler's thread profiled from now on."""
         assert self._engine is not None
-        self._profiles = [cProfile.Profile(), cProfile.Profile()]
-        self._profiles[0].enable()
-        await self._engine.models.call_in_core(self._profiles[1].enable)
+        # CPU time of the thread: with the time of the clock, waits for the other thread would count.
+        self._profilers = [cProfile.Profile(time.thread_time), cProfile.Profile(time.thread_time)]
+        self._profilers[0].enable()
+        await self._engine.models.call_in_core(self._profilers[1].enable)
 
     async def end_profile(self) -> str:
         """The functions that took most of the time in each of the two threads."""
         assert self._engine is not None
-        self._profiles[0].disable()
-        await self._engine.models.call_in_core(self._profiles[1].disable)
+        self._profilers[0].disable()
+        await self._engine.models.call_in_core(self._profilers[1].disable)
         text = io.StringIO()
-        for name, profile in zip(("event loop", "scheduler's thread"), self._profiles, strict=True):
+        for name, profile in zip(("event loop", "scheduler's thread"), self._profilers, strict=True):
             text.write(f"--- {name}\n")
             pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(_PROFILE_LINES)
         return text.getvalue()

@@ -44,7 +44,7 @@ class ClientRequest:
 
     def add_plan(self, plan: DispatchPlan, member: PlanMember) -> None:
         """The request is the member `member` of a plan that is given to workers now."""
-        self.workers.update(plan.workers)
+        self.workers.add(plan.leader)  # the others keep nothing
         if member.push_to is not None:
             self.workers.add(member.push_to)
         if plan.saves is not None:

@@ -72,7 +72,8 @@ class WorkerFleet:
 
     def list_handles(self, worker_ids: Collection[WorkerId]) -> list[WorkerHandle]:
         """The handles of those of these workers that are up."""
-        return [self.get_handle(worker_id) for worker_id in self.alive if worker_id in worker_ids]
+        handles = (self._workers[worker_id].handle for worker_id in worker_ids)
+        return [handle for handle in handles if handle is not None]
 
     def run_plan(
         self,

@@ -21,9 +21,11 @@ def select_inputs(
     plan: DispatchPlan, requests: Mapping[str, ClientRequest], worker_id: WorkerId
 ) -> dict[str, GenerationInputs]:
     """The inputs that a worker of a plan receives: only a worker that encodes needs their input images."""
-    if Stage.ENCODE in plan.stages and worker_id in plan.workers_of(Stage.ENCODE):
-        return {name: request.inputs for name, request in requests.items()}
-    return {name: replace(request.inputs, image=None) for name, request in requests.items()}
+    encodes = Stage.ENCODE in plan.stages and worker_id in plan.workers_of(Stage.ENCODE)
+    return {
+        name: request.inputs if encodes or request.inputs.image is None else replace(request.inputs, image=None)
+        for name, request in requests.items()
+    }
 
 
 def estimate_peaks(memory: StageMemory | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
