@@ -13,6 +13,10 @@ from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Upda
 from tridentserve.errors import InvalidRequestError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
+# The requests of a replica that is lost go on for so long: a client that asks again with the same id, through another
+# replica, joins its request.
+ORPHAN_S = 10.0
+
 # Follows a request to its end: yields its updates, some at a time.
 Follow = Callable[[RequestSpec, GenerationInputs, bool], AsyncGenerator[list[Update], None]]
 
@@ -50,7 +54,7 @@ class ClientCalls:
         self._gate = gate
         self._channel = channel
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        channel.closed.add_done_callback(lambda _: self._end_all())
+        channel.closed.add_done_callback(lambda _: self._end_all_later())
 
     def generate(self, call_id: str, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool) -> None:
         """Make a request, `with_progress` or with its last update alone. No two calls have the same `call_id`."""
@@ -65,10 +69,10 @@ class ClientCalls:
         if (task := self._tasks.get(call_id)) is not None:
             task.cancel()
 
-    def _end_all(self) -> None:
-        """The replica is gone: nobody waits for its calls."""
-        for call_id in list(self._tasks):
-            self.end_call(call_id)
+    def _end_all_later(self) -> None:
+        """The replica is gone."""
+        for call_id in self._tasks:
+            asyncio.get_running_loop().call_later(ORPHAN_S, self.end_call, call_id)
 
     def _forget(self, call_id: str) -> None:
         del self._tasks[call_id]

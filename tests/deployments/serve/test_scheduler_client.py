@@ -84,7 +84,8 @@ async def test_a_client_that_leaves_ends_its_request(with_progress: bool) -> Non
     await handle.gate.wait_until_idle()
 
 
-async def test_a_replica_that_is_lost_ends_its_requests() -> None:
+async def test_the_requests_of_a_replica_that_is_lost_go_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.5)
     backend = FakeBackend(allowed_steps=0)
     handle = FakeHandle(backend)
     remote = RemoteBackend(handle)
@@ -93,6 +94,7 @@ async def test_a_replica_that_is_lost_ends_its_requests() -> None:
     remote._channel.close()
     with pytest.raises(WorkerError):
         await waiting
+    assert "r1" in backend.running
     await until(lambda: backend.running == {})
 
 

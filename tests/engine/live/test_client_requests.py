@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tests.support.waiting import until
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.plan_calls import select_inputs
@@ -106,6 +110,19 @@ async def test_another_image_is_another_request_also_when_the_first_has_ended() 
         assert not job.is_same(SPEC, inputs())
         assert book.end(job.key, keep=True) in (job, None)
     assert job.inputs.image is None
+
+
+async def test_large_results_are_kept_for_less_time_than_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tridentserve.engine.live.client_requests.MAX_KEPT_BYTES", 100)
+    book = ClientRequests(max_result_age_s=1000.0)
+    sizes = {"a": 60, "b": 30, "c": 20, "d": 0, "e": 101}
+    kept = []
+    for name, size in sizes.items():
+        job = book.admit(replace(SPEC, request_id=name), inputs())
+        job.outputs = (bytes(size),) if size else (object(),)
+        book.end(job.key, keep=True)
+        kept.append("".join(each for each in sizes if book.find_joinable(each) is not None))
+    assert kept == ["a", "ab", "bc", "bcd", ""]
 
 
 def test_images_go_to_the_worker_that_encodes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,10 @@ from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Up
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.request_records import RequestRecord
+
+# Results are kept in the memory of the Scheduler's process where they are files that came with a report: up to this
+# number of bytes in all. The oldest go first.
+MAX_KEPT_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -41,6 +46,11 @@ class ClientRequest:
 
     def __post_init__(self) -> None:
         self.comparable = _make_comparable(self.inputs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the outputs that are here, and no references."""
+        return sum(len(output) for output in self.outputs if isinstance(output, bytes))
 
     def add_plan(self, plan: DispatchPlan, member: PlanMember) -> None:
         """The request is the member `member` of a plan that is given to workers now."""
@@ -105,6 +115,8 @@ class ClientRequests:
         self._max_result_age_s = max_result_age_s
         self._joinable: dict[str, ClientRequest] = {}  # by the id clients know
         self._unfinished: dict[str, ClientRequest] = {}  # by key
+        self._kept: OrderedDict[str, ClientRequest] = OrderedDict()  # ended with a result, by key, oldest first
+        self._kept_bytes = 0
         self._attempts = 0
 
     @property
@@ -143,7 +155,8 @@ class ClientRequests:
         )
 
     def end(self, key: str, keep: bool) -> ClientRequest | None:
-        """A request has ended. With `keep` its result can be asked for again for a while."""
+        """A request has ended. With `keep` its result can be asked for again for a while, which is shorter where there
+        are many large ones."""
         request = self._unfinished.pop(key, None)
         if request is None:
             return None
@@ -151,12 +164,18 @@ class ClientRequests:
         request.inputs = replace(request.inputs, image=None)
         if keep:
             self._joinable.setdefault(request.spec.request_id, request)
+            self._kept[key] = request
+            self._kept_bytes += request.num_bytes
             asyncio.get_running_loop().call_later(self._max_result_age_s, self._close, request)
+            while self._kept_bytes > MAX_KEPT_BYTES:
+                self._close(next(iter(self._kept.values())))
         else:
             self._close(request)
         return request
 
     def _close(self, request: ClientRequest) -> None:
+        if self._kept.pop(request.key, None) is not None:
+            self._kept_bytes -= request.num_bytes
         if self._joinable.get(request.spec.request_id) is request:
             del self._joinable[request.spec.request_id]
 
