@@ -13,7 +13,7 @@ from lib.command_line import Parser
 from tridentserve.errors import TridentServeError
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tests.e2e.conftest import Service, decode_image
 from tests.pipelines.models import ALL, QUICK, VIDEOS, families, family_of, make_inputs, stock_result
 from tests.support import http
 from tests.support.waiting import PATIENCE_S
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 
 # The families of the service that all end-to-end tests share; its FLUX may run at degree 2, which is not exact.

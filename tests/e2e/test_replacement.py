@@ -12,7 +12,7 @@ from lib.bench.shifting import DECODE_HEAVY, DIFFUSE_HEAVY, ShiftingLoad, make_s
 from tests.support.decision_log import read_log
 from tests.support.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.scheduling import events as ev
 
 GAP_S = 0.1

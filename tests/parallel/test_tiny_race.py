@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.parallel.members import Member, Pool
-from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.stages import Stage
 
 

@@ -22,7 +22,8 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.input_image import open_input_image
 from tridentserve.models.model_folder import detect_family
-from tridentserve.pipelines import DenoisingState, PipelineAdapter, ensure_tiny, load_adapter
+from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 

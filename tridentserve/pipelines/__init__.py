@@ -1,7 +1,7 @@
 """Pipelines: one adapter per family turns a `diffusers` pipeline into three stages and a resumable denoising loop.
 
-`load_adapter` reads a model folder, and `ensure_tiny` makes a small one with random weights. This package imports torch
-and diffusers.
+`load_adapter` reads a model folder; `tiny.build` makes small ones with random weights. This package imports torch and
+diffusers.
 """
 
 import os
@@ -13,6 +13,5 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.loading import load_adapter
-from tridentserve.pipelines.tiny.build import ensure_tiny
 
-__all__ = ["DenoisingState", "PipelineAdapter", "Tensors", "ensure_tiny", "load_adapter"]
+__all__ = ["DenoisingState", "PipelineAdapter", "Tensors", "load_adapter"]

@@ -15,7 +15,7 @@ from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Kernels
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import Shape
 
 _TINY = {f"tiny-{family}": family for family in FAMILIES}

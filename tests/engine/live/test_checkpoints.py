@@ -25,7 +25,8 @@ from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Up
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure
 from tridentserve.parallel import connect_store
-from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import replay

@@ -36,7 +36,7 @@ from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.options import EngineOptions
 from tridentserve.parallel import connect_store
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import DispatchPlan
 from tridentserve.protocols import ClusterView, Decisions, WorkerView
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape

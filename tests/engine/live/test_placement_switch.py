@@ -30,7 +30,8 @@ from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import http_status_of
 from tridentserve.parallel import connect_store
-from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageReport
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape

@@ -8,7 +8,7 @@ from pathlib import Path
 from lib.bench.service import run_service
 
 from tests.support.decision_log import read_log
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage

@@ -26,7 +26,8 @@ from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Upda
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
 from tridentserve.parallel import connect_store
-from tridentserve.pipelines import PipelineAdapter, ensure_tiny, load_adapter
+from tridentserve.pipelines import PipelineAdapter, load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev

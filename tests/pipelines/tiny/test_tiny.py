@@ -20,9 +20,9 @@ from tests.pipelines.models import ALL, families, final_latents, load_stage, mak
 from tridentserve.errors import ConfigError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.model_folder import detect_family, stage_weights_bytes
-from tridentserve.pipelines import ensure_tiny
 from tridentserve.pipelines.tiny import build as tiny
 from tridentserve.pipelines.tiny import parts as tiny_parts
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]

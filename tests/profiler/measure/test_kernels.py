@@ -17,7 +17,8 @@ from profiler.measure.stages import Source, load_stage
 from profiler.measure.stock import StockPipeline
 from tridentserve.errors import ProfileError
 from tridentserve.models.kernels import Kernels
-from tridentserve.pipelines import ensure_tiny, kernels
+from tridentserve.pipelines import kernels
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage

@@ -18,7 +18,7 @@ from profiler.measure.stages import Sample, Source, sample_decode
 from tests.pipelines.models import edit_json
 from tests.support.processes import run
 from tridentserve.models.cache import CACHE_ENV
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 

@@ -13,7 +13,8 @@ from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.stages import Source
 from tests.pipelines.models import families, make_inputs
 from tridentserve.models.model_folder import stage_weights_bytes
-from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage

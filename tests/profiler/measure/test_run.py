@@ -15,7 +15,7 @@ from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.stages import Sample, Source, sample_decode
 from tests.profiler.measure import short_of_memory
 from tridentserve.errors import ModelFolderError, ProfileError
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 

@@ -14,7 +14,7 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights import pinned_memory
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory, find_file_system
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 

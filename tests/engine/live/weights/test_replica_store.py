@@ -29,7 +29,8 @@ from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
-from tridentserve.pipelines import ensure_tiny, load_adapter
+from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage

@@ -12,7 +12,7 @@ from tests.pipelines.models import final_latents, make_inputs, start
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.models.kernels import Kernels
-from tridentserve.pipelines import ensure_tiny
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 
