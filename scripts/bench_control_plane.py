@@ -97,7 +97,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 async def _measure_cluster(options: argparse.Namespace, num_workers: int) -> list[dict[str, Any]]:
     truth = Truth(options.model, num_workers)
     mix = load_mix(f"{options.model}-medium")
-    most_per_s = mix.rate_per_s / (mix.load or 1.0) * num_workers / (mix.num_gpus or num_workers)
+    most_per_s = mix.rate_per_s / mix.load * num_workers / mix.num_gpus
     rates = options.rates or [share * most_per_s for share in _LOADS]
     service = await _ControlPlane.start(options, truth, truth.draw_arrivals(max(rates), options.seconds, options.seed))
     print(

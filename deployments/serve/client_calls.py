@@ -15,7 +15,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 
 # The requests of a replica that is lost go on for so long: a client that asks again with the same id, through another
 # replica, joins its request.
-ORPHAN_S = 10.0
+ORPHAN_S = 30.0
 
 # Follows a request to its end: yields its updates, some at a time.
 Follow = Callable[[RequestSpec, GenerationInputs, bool], AsyncGenerator[list[Update], None]]
@@ -27,8 +27,8 @@ class ClientGate:
     def __init__(self, follow: Follow) -> None:
         self.follow = follow
         self.open_calls: set[str] = set()
-        self.references: dict[str, tuple[Any, ...]] = {}
-        """Ray's references to the outputs of a call that has ended, until its caller takes them."""
+        self.references: dict[str, tuple[ClientCalls, tuple[Any, ...]]] = {}
+        """Ray's references to the outputs of a call that has ended, until its caller, one of those, takes them."""
 
     def serve(self, channel: Channel) -> ClientCalls:
         """The object that a replica calls over its channel."""
@@ -36,9 +36,9 @@ class ClientGate:
 
     def take_references(self, call_id: str) -> list[Any]:
         """The references to the outputs of a call, for its caller. Nobody gets them again. Raises `WorkerError`."""
-        references = self.references.pop(call_id, None)
-        if references is None:
+        if call_id not in self.references:
             raise WorkerError("the outputs of this call are not kept any more")
+        _, references = self.references.pop(call_id)
         return list(references)
 
     async def wait_until_idle(self) -> None:
@@ -71,7 +71,8 @@ class ClientCalls:
 
     def _end_all_later(self) -> None:
         """The replica is gone."""
-        for call_id in self._tasks:
+        not_taken = [call_id for call_id, (caller, _) in self._gate.references.items() if caller is self]
+        for call_id in (*self._tasks, *not_taken):
             asyncio.get_running_loop().call_later(ORPHAN_S, self.end_call, call_id)
 
     def _forget(self, call_id: str) -> None:
@@ -91,6 +92,6 @@ class ClientCalls:
         *_, last = updates
         if isinstance(last, CompletedUpdate) and not all(isinstance(output, bytes) for output in last.outputs):
             # Ray must see who holds a reference: it travels in a call of Ray's.
-            self._gate.references[call_id] = last.outputs
+            self._gate.references[call_id] = (self, last.outputs)
             updates = [*updates[:-1], replace(last, outputs=())]
         self._channel.tell("take_updates", call_id, updates)

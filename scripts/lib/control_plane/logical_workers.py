@@ -47,13 +47,11 @@ class _LogicalPlan:
     waiting: int = 0
     """Workers whose turn it is, and which wait for the others."""
     stop: bool = False
-    pause: bool = False
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the plan is to stop or to pause."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all workers have come."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    report: PlanReport | None = None
 
 
 class WorkerHost:
@@ -195,7 +193,6 @@ class LogicalWorkerCalls:
 
     def pause_plan(self, plan_id: int) -> None:
         if (run := self._host.find(plan_id)) is not None:
-            run.pause = True
             run.asked.set()
 
     def watch_plan(self, plan_id: int) -> None:

@@ -6,8 +6,7 @@ import cProfile
 import io
 import pstats
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from deployments.assembly.workers import make_worker_configs
@@ -17,10 +16,8 @@ from lib.control_plane.logical_workers import HOST, LogicalSpawner, read_usage
 from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.updates import Update
 from tridentserve.engine.simulated import TimedRequest
 from tridentserve.long_lived import spare_long_lived
-from tridentserve.requests import GenerationInputs, RequestSpec
 
 # Lines of a profile, of each thread.
 _PROFILE_LINES = 25
@@ -50,7 +47,7 @@ class ControlPlaneScheduler:
             truth.make_times().build_memory_table(),
         )
         await self._engine.start()
-        self._listener = await listen(HOST, ClientGate(self._follow).serve)
+        self._listener = await listen(HOST, ClientGate(self._engine.generate_in_batches).serve)
         spare_long_lived()
         return time.perf_counter() - began_s
 
@@ -81,11 +78,3 @@ class ControlPlaneScheduler:
             text.write(f"--- {name}\n")
             pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(_PROFILE_LINES)
         return text.getvalue()
-
-    async def _follow(
-        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool
-    ) -> AsyncGenerator[list[Update], None]:
-        assert self._engine is not None
-        async with aclosing(self._engine.generate_in_batches(spec, inputs, with_progress)) as batches:
-            async for batch in batches:
-                yield batch

@@ -126,7 +126,9 @@ async def test_an_image_that_is_lost() -> None:
         _ = [update async for update in RemoteBackend(FakeHandle(backend)).generate(*ARGS)]
 
 
-async def test_references_that_nobody_takes_are_dropped() -> None:
+@pytest.mark.parametrize("replica_is_lost", [False, True])
+async def test_references_that_nobody_takes_are_dropped(replica_is_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.0)
     large = replace(make_completed(*ARGS), outputs=(Reference(make_png(64, 32)),))
     handle = FakeHandle(FakeBackend(fail=large))
     fetched = asyncio.Event()
@@ -136,9 +138,13 @@ async def test_references_that_nobody_takes_are_dropped() -> None:
         await asyncio.Event().wait()
 
     handle.take_references = SimpleNamespace(remote=wait_forever)
-    waiting = asyncio.create_task(wait_for_result(RemoteBackend(handle).generate(*ARGS)))
+    remote = RemoteBackend(handle)
+    waiting = asyncio.create_task(wait_for_result(remote.generate(*ARGS)))
     await fetched.wait()
     assert handle.gate.references
+    if replica_is_lost:
+        remote._channel.close()
+        await until(lambda: handle.gate.references == {})
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await until(lambda: handle.gate.references == {})
