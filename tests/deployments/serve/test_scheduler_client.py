@@ -98,7 +98,10 @@ async def test_the_requests_of_a_replica_that_is_lost_go_on_for_a_while(monkeypa
     await until(lambda: backend.running == {})
 
 
-async def test_a_scheduler_that_is_lost_fails_the_requests_and_the_next_one_finds_its_successor() -> None:
+async def test_a_scheduler_that_is_lost_fails_the_requests_and_the_next_one_finds_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.0)
     backend = FakeBackend(allowed_steps=0)
     handle = FakeHandle(backend)
     remote = RemoteBackend(handle)
@@ -108,6 +111,7 @@ async def test_a_scheduler_that_is_lost_fails_the_requests_and_the_next_one_find
     handle.listener.close()
     with pytest.raises(WorkerError, match="not available at the moment"):
         await waiting
+    await until(lambda: backend.running == {})  # the lost one would take its steps
     handle.listener, backend.allowed_steps = None, 2
     assert await wait_for_result(remote.generate(*ARGS)) == COMPLETED
 
