@@ -25,7 +25,10 @@ from tridentserve.scheduling.scheduler import SchedulerOptions
 _OPTION_CLASSES = ("Options", "Settings", "Policy", "PolicySpec")
 # Defaults that bear the name of an option and mean something else, with the reason. The other places still count.
 _HOMONYMS = {
-    "end*": ({"tridentserve/engine/simulated/devices.py", "traces/workloads/named.py"}, "ends of runs and of bursts"),
+    "end*": (
+        {"tridentserve/engine/simulated/workers/devices.py", "traces/workloads/named.py"},
+        "ends of runs and of bursts",
+    ),
     "failures": ({"tridentserve/scheduling/estimation/hot_groups.py"}, "the number of times that a group has failed"),
     "group*": ({"tridentserve/scheduling/estimation/hot_groups.py"}, "bytes of one group, which the option counts"),
     "group_timeout*": ({"profiler/measure/stages.py"}, "processes of a measurement start at different times"),

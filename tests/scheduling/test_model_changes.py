@@ -303,5 +303,5 @@ def test_the_same_on_simulated_workers(
         else:
             assert one.outcome in ("finished", "model_unavailable")
             assert one.outcome == "finished" or (one.end_s or 0.0) >= removed_s
-    for device in engine._devices:
+    for device in engine._cell._devices:
         assert all(replica.model == "b" for replica in device.resident)

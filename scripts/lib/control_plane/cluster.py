@@ -23,7 +23,7 @@ from traces.simulated import make_arrivals
 from traces.workloads.mixes import load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated import SimulationOptions, SimulationResult, TimedRequest
-from tridentserve.engine.simulated.actual_times import ActualTimes
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes
 
 GPUS_PER_NODE = 8
 _GPU, _PROFILE, _MEMORY_GB = "NVIDIA L20", "l20", 48.0

@@ -29,7 +29,7 @@ from tridentserve.engine.live.messages import (
 )
 from tridentserve.engine.live.worker.step_teller import PERIOD_S
 from tridentserve.engine.live.worker_handle import WorkerHandle
-from tridentserve.engine.simulated.actual_times import ActualTimes
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes
 from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.stages import Stage

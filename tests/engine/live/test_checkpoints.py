@@ -58,7 +58,7 @@ def test_requests_on_simulated_workers_resume_from_the_checkpoint(tmp_path: Path
     assert first.latency_s == pytest.approx(47.0 + 2.0 + 80.0 + 2.0)
     assert [run.steps for run in first.timeline] == [None, 40, 80, None]
     assert second.latency_s == pytest.approx(42.4 + 50.0 + 2.0), "its leader has the copy itself"
-    assert engine._handoff.kept == 0
+    assert engine._cell._handoff.kept == 0
     assert result.counts.resumed_steps == 60
 
 

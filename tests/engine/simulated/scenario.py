@@ -72,7 +72,7 @@ class Scenario:
         )
         engine = SimulatedEngine(wrapped or self.scheduler(), self.workers, self.placement, FixedTimes(), options)
         result = engine.run(self.trace())
-        self.left_in_buffers = engine._handoff.kept
+        self.left_in_buffers = engine._cell._handoff.kept
         return result
 
     def trace(self) -> list[tuple[float, RequestSpec]]:

@@ -12,15 +12,19 @@ _Arguments = TypeVarTuple("_Arguments")
 class Agenda:
     """Calls in order of time; calls due at the same time in the order in which they were entered."""
 
-    __slots__ = ("_entered", "_heap", "now_s")
+    __slots__ = ("_entered", "_heap", "now_s", "num_ticks")
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._entered = 0
+        self.num_ticks = 0
+        """Number of the calls that are ticks, which schedulers enter for as long as a request waits."""
 
-    def __len__(self) -> int:
-        return len(self._heap)
+    @property
+    def has_work(self) -> bool:
+        """True when something is due that is no tick."""
+        return len(self._heap) > self.num_ticks
 
     def call_at(self, time_s: float, action: Callable[[*_Arguments], None], *args: *_Arguments) -> None:
         """Call `action(*args)` at `time_s`, which must not be NaN; a time that has passed is now."""

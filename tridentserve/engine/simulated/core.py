@@ -32,16 +32,16 @@ class SimulatedCore:
         listener: Callable[[ev.Event, list[ev.Effect]], None],
         options: SimulationOptions,
         counts: Counts,
-        log: IO[str] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._agenda = agenda
         self._listener = listener
         self._options = options
         self._counts = counts
-        self._log = log
+        self.log: IO[str] | None = None
+        """The file of the decisions."""
         self._inbox: deque[tuple[float, ev.Event]] = deque()
-        self._is_busy = False
+        self._is_busy = self._is_stopped = False
         self._pacer = TickPacer(options.tick_s, options.retry_s)
         # The next tick is entered for this time, under the number `_due`.
         self._due_s = math.inf
@@ -50,10 +50,18 @@ class SimulatedCore:
 
     def post(self, event: ev.Event) -> None:
         """An event happens now. May be called from the listener."""
+        if self._is_stopped:
+            return
         self._inbox.append((self._agenda.now_s, event))
         if not self._is_busy:
             self._is_busy = True
             self._handle_inbox()
+
+    def stop(self) -> None:
+        """The scheduler's process ends: no event reaches it any more, and what it decides in a tick that has begun is
+        lost."""
+        self._is_stopped = True
+        self._inbox.clear()
 
     def _handle_inbox(self) -> None:
         """Process the events that wait, and enter the next tick."""
@@ -74,14 +82,16 @@ class SimulatedCore:
             return
         self._due_s = due_s
         self._due += 1
+        self._agenda.num_ticks += 1
         self._agenda.call_at(due_s, self._tick, self._due)
 
     def _is_stuck(self) -> bool:
         """True when nothing has happened for long and no event is left."""
-        return not len(self._agenda) and self._agenda.now_s - self._last_change_s > self._options.max_idle_s
+        return not self._agenda.has_work and self._agenda.now_s - self._last_change_s > self._options.max_idle_s
 
     def _tick(self, number: int) -> None:
-        if number != self._due:
+        self._agenda.num_ticks -= 1
+        if number != self._due or self._is_stopped:
             return
         self._due_s = math.inf
         self._is_busy = True
@@ -104,6 +114,8 @@ class SimulatedCore:
                 logger.error("the tick at %.3f s of the simulation failed", now_s, exc_info=outcome.failure)
 
     def _finish_tick(self, ticked_s: float, outcome: TickOutcome) -> None:
+        if self._is_stopped:
+            return
         self._pacer.note_end(self._agenda.now_s)
         # Also a tick without effects: a policy may remember what it saw then, and a replay must see the same.
         self._write_entry(ticked_s, ev.Tick(), outcome.effects)
@@ -112,8 +124,8 @@ class SimulatedCore:
         self._handle_inbox()
 
     def _write_entry(self, at_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
-        if self._log is not None:
-            self._log.write(encode_entry(LogEntry(at_s, event, effects)) + "\n")
+        if self.log is not None:
+            self.log.write(encode_entry(LogEntry(at_s, event, effects)) + "\n")
 
     def _tell(self, event: ev.Event, effects: list[ev.Effect]) -> None:
         self._last_change_s = self._agenda.now_s

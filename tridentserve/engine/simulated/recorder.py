@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tridentserve.engine.simulated.devices import PlanRun
 from tridentserve.engine.simulated.result import (
     FINISHED,
     UNFINISHED,
@@ -15,6 +14,7 @@ from tridentserve.engine.simulated.result import (
     RequestResult,
     SimulationResult,
 )
+from tridentserve.engine.simulated.workers.devices import PlanRun
 from tridentserve.errors import TridentServeError
 from tridentserve.plans import PlacementPlan, StageSpan, WorkerId
 from tridentserve.requests import RequestSpec

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tridentserve.engine.simulated.actual_times import ActualTimes
-from tridentserve.engine.simulated.devices import Devices, PlanRun
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes
+from tridentserve.engine.simulated.workers.devices import Devices, PlanRun
 from tridentserve.plans import PlanMember, WorkerId
 from tridentserve.requests import RequestSpec
 from tridentserve.stages import Stage

@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from tridentserve.engine.simulated.actual_times import ActualTimes
 from tridentserve.engine.simulated.agenda import Agenda
-from tridentserve.engine.simulated.checkpoints import SimulatedCheckpoints
-from tridentserve.engine.simulated.contention import Contention
-from tridentserve.engine.simulated.devices import Device, Devices, PlanRun
-from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import PlanOutcome
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes
+from tridentserve.engine.simulated.workers.checkpoints import SimulatedCheckpoints
+from tridentserve.engine.simulated.workers.contention import Contention
+from tridentserve.engine.simulated.workers.devices import Device, Devices, PlanRun
+from tridentserve.engine.simulated.workers.handoff import Handoff
 from tridentserve.errors import OutOfMemoryError, ProfileError
 from tridentserve.plans import DispatchPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tridentserve.engine.simulated.agenda import Agenda
-from tridentserve.engine.simulated.devices import PlanRun
+from tridentserve.engine.simulated.workers.devices import PlanRun
 
 
 class Contention:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tridentserve.engine.simulated.agenda import Agenda
-from tridentserve.engine.simulated.devices import Devices, PlanRun
-from tridentserve.engine.simulated.handoff import Handoff
 from tridentserve.engine.simulated.recorder import Recorder
+from tridentserve.engine.simulated.workers.devices import Devices, PlanRun
+from tridentserve.engine.simulated.workers.handoff import Handoff
 from tridentserve.plans import StageSpan
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.eviction import choose_victims
-from tridentserve.engine.simulated.actual_times import ActualTimes, PlanDemand, RankDemand
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes, PlanDemand, RankDemand
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec

@@ -1,0 +1,124 @@
+"""One scheduler and its simulated workers: effects become timed calls, and their outcomes become events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.simulated.agenda import Agenda
+from tridentserve.engine.simulated.core import SimulatedCore
+from tridentserve.engine.simulated.options import SimulationOptions
+from tridentserve.engine.simulated.recorder import Recorder
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes
+from tridentserve.engine.simulated.workers.devices import Devices
+from tridentserve.engine.simulated.workers.execution import Executor
+from tridentserve.engine.simulated.workers.handoff import Handoff
+from tridentserve.plans import PlacementPlan, WorkerId
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.tick_pacer import SchedulerLike
+
+
+class SimulatedCell:
+    """The scheduler and the workers of a service, or of one cell of it. The agenda and the recorder are the
+    simulation's."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerLike,
+        workers: Sequence[WorkerSpec],
+        placement: PlacementPlan,
+        times: StageTimes,
+        options: SimulationOptions,
+        agenda: Agenda,
+        recorder: Recorder,
+    ) -> None:
+        """See `SimulatedEngine`."""
+        self._agenda = agenda
+        self._recorder = recorder
+        self._workers = tuple(workers)
+        self._placement = placement
+        actual = ActualTimes(times, options.jitter, options.seed)
+        self._devices = Devices(workers, actual, options.reserve_bytes)
+        self._handoff = Handoff(self._devices, actual, options.handoff_capacity_bytes)
+        self._core = SimulatedCore(scheduler, agenda, self._carry_out, options, recorder.counts)
+        self._executor = Executor(agenda, self._devices, self._handoff, actual, recorder, self._core.post, options)
+        # Requests that have not ended.
+        self._open: dict[str, None] = {}
+
+    def __contains__(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._devices
+
+    def start(self, log: IO[str] | None = None) -> None:
+        """All workers join, with their placement in memory. Decisions are written to `log`."""
+        self._core.log = log
+        self._devices.place(self._placement)
+        self._recorder.record_placement(self._placement, self._agenda.now_s)
+        for device in self._devices:
+            self._devices.fill(device)
+            self._agenda.call_at(self._agenda.now_s, self._core.post, ev.WorkerJoined(device.spec))
+
+    def arrive(self, spec: RequestSpec) -> None:
+        """A request of the recorder's arrives."""
+        self._open[spec.request_id] = None
+        self._core.post(ev.RequestArrived(spec))
+
+    def post(self, event: ev.Event) -> None:
+        """An event happens now."""
+        self._core.post(event)
+
+    def lose_worker(self, worker_id: WorkerId) -> None:
+        """A worker's process ends."""
+        self._executor.lose(worker_id)
+
+    def join_worker(self, worker_id: WorkerId) -> None:
+        """A lost worker is back."""
+        self._executor.join(worker_id)
+
+    def lose(self) -> list[str]:
+        """The scheduler and all workers are gone for good. Returns the requests that had not ended."""
+        self._core.stop()
+        for worker in self._workers:
+            self._executor.lose(worker.worker_id)
+        lost = list(self._open)
+        self._open.clear()
+        return lost
+
+    def close(self) -> None:
+        """The simulation ends."""
+        self._executor.close()
+        counts, handoff = self._recorder.counts, self._handoff
+        counts.transfers += handoff.transfers
+        counts.transfer_bytes += handoff.transfer_bytes
+        counts.spills += handoff.spills
+
+    def _carry_out(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+        recorder, now_s = self._recorder, self._agenda.now_s
+        for effect in effects:
+            match effect:
+                case ev.RunPlan():
+                    if isinstance(event, ev.Tick):
+                        recorder.record_assignment(effect)
+                    self._executor.run(effect.plan)
+                case ev.Abort():
+                    self._executor.abort(effect.plan_id)
+                case ev.Yield():
+                    self._executor.yield_(effect.plan_id)
+                case ev.Place():
+                    recorder.counts.switches += 1
+                    recorder.record_placement(effect.plan, now_s)
+                    self._devices.place(effect.plan)
+                case ev.Requeue():
+                    recorder.record_requeue(effect)
+                    if effect.steps_done:
+                        self._handoff.drop_outputs(effect.request_id)
+                    else:
+                        self._handoff.drop(effect.request_id)
+                case ev.Unload():
+                    self._devices.unload(effect.model)
+                case ev.Finish() | ev.Reject():
+                    self._open.pop(effect.request_id, None)
+                    recorder.record_end(effect, now_s)
+                    self._handoff.drop(effect.request_id)
