@@ -44,6 +44,7 @@ _HOMONYMS = {
     "num_cpus": ({"scripts/lib/local_service.py"}, "CPUs of a whole Ray, not of a worker"),
     "seed": (
         {
+            "scripts/bench_cells.py",
             "scripts/bench_control_plane.py",
             "traces/client/bodies.py",
             "traces/formats/alibaba.py",
@@ -59,7 +60,10 @@ _HOMONYMS = {
         },
         "seeds of other draws than the jitter of a simulation: traces, snapshots, images",
     ),
-    "gpus": ({"scripts/bench_dispatch.py"}, "the sizes of a table, not of a cluster"),
+    "gpus": (
+        {"scripts/bench_cells.py", "scripts/bench_dispatch.py"},
+        "clusters that need several schedulers, and the sizes of a table",
+    ),
     "name": (
         {
             "profiler/l20/model.py",

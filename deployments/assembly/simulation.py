@@ -93,7 +93,7 @@ def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup
     if units := divide_stages(options, times, workers, load):
         times, truth = times.divide(units), truth.divide(units)
     planners = assemble(options, times, workers, load, setup.placement)
-    engine = _make_engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
+    engine = make_engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
     scheduler = replace(options.scheduler, decode_order=planners.policy.decode_order)
     return AssembledSimulation(
         SimulatedEngine(planners.scheduler, workers, planners.placement, truth, engine),
@@ -109,11 +109,11 @@ def simulate_service(
     and corrects, `truth` how long stages take. Raises what `deployments.assembly.planning` raises."""
     specs = list_service_workers(args)
     planners = assemble_service(args, times, specs)
-    options = _make_engine_options(make_service_options(args), engine)
+    options = make_engine_options(make_service_options(args), engine)
     return SimulatedEngine(planners.scheduler, specs, planners.placement, truth, options).run(arrivals)
 
 
-def _make_engine_options(options: ServiceOptions, engine: SimulationOptions) -> SimulationOptions:
+def make_engine_options(options: ServiceOptions, engine: SimulationOptions) -> SimulationOptions:
     """The options of an engine whose tick, handoff buffers and process groups are those of the service."""
     return replace(
         engine,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from tridentserve.cells.summary import CellSummary
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError, TridentServeError
 from tridentserve.options import options
@@ -26,6 +27,7 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.assignment_runner import AssignmentRunner
 from tridentserve.scheduling.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue
+from tridentserve.scheduling.cell_load import summarize_load
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
@@ -96,6 +98,7 @@ class Scheduler:
         self._pool = WorkerPool(workers, placement)
         self._ledger = Ledger(self._pool, options.max_retries)
         self._models = ModelStates(self._ledger, self._pool)
+        self._stage_times = times
         self._times = ExpectedTimes(times, self._pool, options.slo_scale, replanner)
         self._dispatcher = dispatcher
         self._cores = SharedCores(self._pool, dispatcher)
@@ -115,6 +118,10 @@ class Scheduler:
     def num_pending(self) -> int:
         """Requests that wait for a dispatch."""
         return len(self._ledger.pending)
+
+    def summarize_load(self, now_s: float) -> CellSummary:
+        """The load of its workers and what waits for them, for whoever chooses among schedulers."""
+        return summarize_load(self._pool.list_views(), self._ledger.pending.values(), self._stage_times, now_s)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`

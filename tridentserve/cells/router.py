@@ -1,0 +1,79 @@
+"""Chooses the cell of a request: the one that is predicted to finish it first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from tridentserve.cells.request_work import RequestWork
+from tridentserve.cells.summary import CellModelLoad, CellSummary
+from tridentserve.errors import OverloadedError
+from tridentserve.requests import RequestSpec
+
+# Among more cells than these, two are drawn and the better one is taken: whoever asks all cells sends what arrives
+# between two summaries to the same few, as do all others who ask.
+MOST_COMPARED = 8
+
+
+@dataclass(slots=True)
+class _KnownCell:
+    """The last summary of a cell, and the requests that were sent there since."""
+
+    summary: CellSummary
+    sent: list[tuple[float, str, RequestWork]] = field(default_factory=list)
+    """When, for which model, and with how much work."""
+
+    def find_load(self, model: str) -> tuple[float, float] | None:
+        """The idle workers of a model and the seconds of work of each worker, with what was sent since; None where the
+        cell has none."""
+        load: CellModelLoad | None = self.summary.models.get(model)
+        if load is None:
+            return None
+        sent = [work for _, of_model, work in self.sent if of_model == model]
+        work_s = load.work_s + sum(work.gpu_seconds for work in sent) / load.num_workers
+        return load.num_idle - sum(work.degree for work in sent), work_s
+
+
+class CellRouter:
+    """Knows the summaries of cells and what it has sent to each. Pure: time is an argument."""
+
+    def __init__(self, estimate: Callable[[RequestSpec], RequestWork], seed: int) -> None:
+        """`estimate` gives the work of a request; `seed` is that of the draws among many cells."""
+        self._estimate = estimate
+        self._random = Random(seed)
+        self._cells: dict[int, _KnownCell] = {}
+
+    def update(self, cell: int, summary: CellSummary) -> None:
+        """A cell has published a summary."""
+        known = self._cells.get(cell)
+        if known is None:
+            self._cells[cell] = _KnownCell(summary)
+        elif summary.made_s >= known.summary.made_s:
+            known.summary = summary
+            known.sent = [entry for entry in known.sent if entry[0] >= summary.made_s]
+
+    def lose(self, cell: int) -> None:
+        """A cell is gone, until it publishes again."""
+        self._cells.pop(cell, None)
+
+    def choose(self, spec: RequestSpec, now_s: float) -> int:
+        """The cell of a request, which counts as sent there. Raises `OverloadedError` when no cell serves its model at
+        the moment."""
+        serving = [cell for cell, known in self._cells.items() if spec.model in known.summary.models]
+        if not serving:
+            raise OverloadedError(f"no cell serves {spec.model} at the moment; ask again later")
+        if len(serving) > MOST_COMPARED:
+            serving = self._random.sample(serving, 2)
+        work = self._estimate(spec)
+        chosen = min(serving, key=lambda cell: self._quote(cell, spec.model, work))
+        self._cells[chosen].sent.append((now_s, spec.model, work))
+        return chosen
+
+    def _quote(self, cell: int, model: str, work: RequestWork) -> tuple[float, float]:
+        """Seconds until the cell would have finished the request, and the work of each of its workers."""
+        load = self._cells[cell].find_load(model)
+        assert load is not None
+        num_idle, work_s = load
+        wait_s = 0.0 if num_idle >= work.degree else work_s
+        return wait_s + work.seconds, work_s
