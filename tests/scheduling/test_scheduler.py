@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.simulated.greedy import Alternating
 from tests.scheduling.fakes import FakeTimes, FixedDispatcher, sole, workers_of
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.scheduling import events as ev
@@ -259,6 +260,20 @@ def test_a_request_that_fits_nowhere_is_rejected_on_arrival(apart: Run) -> None:
     (answer,) = apart.on(ev.RequestArrived(make_request("r")))
     assert isinstance(answer, ev.Reject)
     assert (answer.code, answer.reason) == ("invalid_request", "too large")
+
+
+def test_whether_a_kind_of_request_can_run_is_asked_once_for_each_placement() -> None:
+    """The question looks at every worker, so that its cost would grow with the cluster."""
+    specs, placement = workers_of(APART)
+    dispatcher = FixedDispatcher("e", "d0 d1", "c")
+    asked: list[str] = []
+    dispatcher.can_ever_run = lambda spec, workers: asked.append(spec.request_id)  # type: ignore[method-assign]
+    replanner = Alternating([placement, placement], period_s=10.0)
+    scheduler = Scheduler(specs, placement, FakeTimes(), dispatcher, replanner=replanner)
+    for number in range(8):
+        scheduler.on(ev.RequestArrived(make_request(str(number))), 2.0 * number)
+        scheduler.on(ev.Tick(), 2.0 * number)
+    assert asked == ["0", "6"], "the placement has changed at 10 s"
 
 
 def test_its_own_slo_counts(apart: Run) -> None:

@@ -222,8 +222,8 @@ class Scheduler:
 
     def _tick(self, now_s: float) -> list[ev.Effect]:
         effects: list[ev.Effect] = []
-        if self._replanner is not None:
-            effects += self._place(self._propose(self._replanner, now_s))
+        if self._replanner is not None and (plan := self._propose(self._replanner, now_s)) is not None:
+            effects += self._place(plan)
         if not self._ledger.pending:
             return effects
         running = LazyViews(lambda: self._list_running(now_s))
