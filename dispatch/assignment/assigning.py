@@ -135,6 +135,7 @@ class Assigner:
         self._times = times
         self._max_batch = options.batch_limit
         self._segment_s = segment_s
+        self._resident: dict[tuple[int, str, PlacementType], frozenset[WorkerId]] = {}
         self._segments: dict[tuple[float, int], _Segment] = {}
         self._tick = tick
         self._waiting = waiting
@@ -174,7 +175,12 @@ class Assigner:
         pool = self._tick.pools[choice.candidate.group.pool]
         if pool.is_resident:
             return preferred
-        return preferred | find_resident(pool, choice.work.model, choice.candidate.primary.stages)
+        key = (choice.candidate.group.pool, choice.work.model, choice.candidate.primary)
+        if key not in self._resident:
+            self._resident[key] = find_resident(pool, choice.work.model, choice.candidate.primary.stages)
+        resident = self._resident[key]
+        # The same object wherever it can be: which nodes these workers are on is looked up once for each.
+        return resident if resident.issuperset(preferred) else preferred | resident
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""

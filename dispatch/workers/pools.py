@@ -174,6 +174,7 @@ class IdleWorkers:
         # The idle units of a node, as bits by their place in it; nodes that were never asked for are missing.
         self._idle: dict[int, int] = {}
         self._places: dict[WorkerId, tuple[int, int]] | None = None  # made when workers are preferred
+        self._units: dict[frozenset[WorkerId], Mapping[int, int]] = {}
 
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
         """`degree` idle workers of the node with the fewest that suffice (best fit); None when no node has as many.
@@ -200,12 +201,8 @@ class IdleWorkers:
 
     def _find_node_with_most(self, degree: int, preferred: Collection[WorkerId]) -> tuple[int, int] | None:
         """The node, and the idle units in it with preferred workers; None where no node has any."""
-        units: defaultdict[int, int] = defaultdict(int)
-        for worker_id in preferred:
-            if (place := self._find_place(worker_id)) is not None:
-                units[place[0]] |= 1 << place[1]
         wanted: dict[int, int] = {}
-        for number, bits in units.items():
+        for number, bits in self._find_units(frozenset(preferred)).items():
             idle = self._count_idle(number)
             if idle.bit_count() >= degree and bits & idle:
                 wanted[number] = bits & idle
@@ -215,6 +212,16 @@ class IdleWorkers:
         best = {number for number, bits in wanted.items() if min(bits.bit_count(), degree) == most}
         number = next(number for nodes in self._by_idle[degree:] for number in nodes if number in best)
         return number, wanted[number]
+
+    def _find_units(self, preferred: frozenset[WorkerId]) -> Mapping[int, int]:
+        """The units with preferred workers that were idle at first, as bits, by node."""
+        if preferred not in self._units:
+            units: defaultdict[int, int] = defaultdict(int)
+            for worker_id in preferred:
+                if (place := self._find_place(worker_id)) is not None:
+                    units[place[0]] |= 1 << place[1]
+            self._units[preferred] = units
+        return self._units[preferred]
 
     def _find_place(self, worker_id: WorkerId) -> tuple[int, int] | None:
         """The node of a worker, and its unit there; None where it is not idle, or of another pool."""
