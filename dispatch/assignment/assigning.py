@@ -16,16 +16,13 @@ from dispatch.candidates.survey import TickView
 from dispatch.candidates.work import Waiting, Work
 from dispatch.options import NO_BATCHES, DispatchOptions
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds, name_replica
-from dispatch.workers.pools import IdleWorkers
-from dispatch.workers.residency import find_resident
+from dispatch.workers.idle_workers import IdleWorkers
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import Assignment, PendingRequest, StageTimes
 from tridentserve.stages import PlacementType, Stage
 
 # What is left of D is one segment where it is no longer than this many.
 _LAST_SEGMENTS = 1.5
-
-_NOBODY: frozenset[WorkerId] = frozenset()
 
 
 class StageEstimate(NamedTuple):
@@ -135,7 +132,6 @@ class Assigner:
         self._times = times
         self._max_batch = options.batch_limit
         self._segment_s = segment_s
-        self._resident: dict[tuple[int, str, PlacementType], frozenset[WorkerId]] = {}
         self._segments: dict[tuple[float, int], _Segment] = {}
         self._tick = tick
         self._waiting = waiting
@@ -153,7 +149,7 @@ class Assigner:
             group = choice.candidate.group
             if group.pool not in idle:
                 idle[group.pool] = IdleWorkers(self._tick.pools[group.pool])
-            workers = idle[group.pool].take(group.degree, self._find_preferred(choice))
+            workers = idle[group.pool].take(group.degree, _find_preferred(choice, idle[group.pool]))
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
                 if not self._auxiliaries.are_any:
@@ -167,20 +163,6 @@ class Assigner:
                 members, candidate = self._form_batch(choice, left.get(choice.work, []) if left else [])
                 assignments.append(self._build_assignment(members, choice.work, candidate, workers, found_by))
         return assignments
-
-    def _find_preferred(self, choice: Choice) -> frozenset[WorkerId]:
-        """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
-        held_by = choice.pending.held_by
-        preferred = _NOBODY if held_by is None else frozenset((held_by,))
-        pool = self._tick.pools[choice.candidate.group.pool]
-        if pool.is_resident:
-            return preferred
-        key = (choice.candidate.group.pool, choice.work.model, choice.candidate.primary)
-        if key not in self._resident:
-            self._resident[key] = find_resident(pool, choice.work.model, choice.candidate.primary.stages)
-        resident = self._resident[key]
-        # The same object wherever it can be: which nodes these workers are on is looked up once for each.
-        return resident if resident.issuperset(preferred) else preferred | resident
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
@@ -311,3 +293,11 @@ def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: 
     verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
     batch = f", batch of {len(members)}" if len(members) > 1 else ""
     return f"{candidate.primary} degree {candidate.group.degree}{batch}, {verdict}, {found_by}"
+
+
+def _find_preferred(choice: Choice, idle: IdleWorkers) -> frozenset[WorkerId]:
+    """Workers that have the weights in memory, where not all have, and the one that keeps the request's state."""
+    resident = idle.find_resident(choice.work.model, choice.candidate.primary.stages)
+    held_by = choice.pending.held_by
+    # The same object wherever it can be: the nodes of these workers are looked up once for each.
+    return resident if held_by is None or held_by in resident else resident | {held_by}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from dispatch.workers.pools import Pool
-from tridentserve.plans import Replica, WorkerId
+from tridentserve.plans import Replica
 from tridentserve.protocols import StageTimes, WorkerView
 from tridentserve.stages import Stage
 
@@ -61,14 +61,3 @@ class _MissingSeconds(dict[frozenset[Replica] | None, float]):
         missing = () if resident is None else [replica for replica in self._load_s if replica not in resident]
         seconds = self[resident] = sum((self._load_s[replica] for replica in missing), start=0.0)
         return seconds
-
-
-def find_resident(pool: Pool, model: str, stages: Iterable[Stage]) -> frozenset[WorkerId]:
-    """The workers that need not load any of these stages."""
-    wanted = frozenset(Replica(model, stage) for stage in stages)
-    return frozenset(
-        worker.worker_id
-        for node in pool.nodes
-        for worker in node
-        if worker.resident is None or wanted <= worker.resident
-    )

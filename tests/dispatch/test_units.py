@@ -17,8 +17,9 @@ from dispatch.policies import POLICIES, make_policy
 from dispatch.solver.ilp import solve
 from dispatch.solver.problem import GroupKind, Problem, RequestClass, is_feasible
 from dispatch.workers.auxiliaries import Auxiliaries
+from dispatch.workers.idle_workers import IdleWorkers
 from dispatch.workers.memory_fit import MemoryCheck
-from dispatch.workers.pools import IdleWorkers, Pool, take_snapshot
+from dispatch.workers.pools import Pool, take_snapshot
 from dispatch.workers.residency import LoadTimes
 from placement import LoadShare
 from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.workers.pools import IdleWorkers, group_into_pools
+from dispatch.workers.idle_workers import IdleWorkers
+from dispatch.workers.pools import group_into_pools
 from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.scheduling.estimation.hot_groups import list_hot_groups

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispatch.workers.auxiliaries import AuxiliaryGroup
-from dispatch.workers.pools import IdleWorkers, Pool, WorkerSnapshot
-from dispatch.workers.residency import find_resident
+from dispatch.workers.idle_workers import IdleWorkers
+from dispatch.workers.pools import Pool, WorkerSnapshot
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
 from tridentserve.stages import PlacementType, Stage
@@ -45,9 +45,8 @@ class BucketView:
         when there are not enough together."""
         if candidate.degree > self.num_idle:
             return None
-        pool = self.pools[candidate.pool]
-        preferred = () if pool.is_resident else find_resident(pool, model, candidate.primary.stages)
-        workers = self._idle[candidate.pool].take(candidate.degree, preferred)
+        idle = self._idle[candidate.pool]
+        workers = idle.take(candidate.degree, idle.find_resident(model, candidate.primary.stages))
         if workers is not None:
             self._keep(workers, candidate.finish_s)
         return workers

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
-from dispatch.workers.pools import IdleWorkers, Pool
+from dispatch.workers.idle_workers import IdleWorkers
+from dispatch.workers.pools import Pool
 from tridentserve.plans import WorkerId
 
 

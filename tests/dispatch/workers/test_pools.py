@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch.solver.problem import GroupKind, Problem
-from dispatch.workers.pools import IdleWorkers, take_snapshot
+from dispatch.workers.idle_workers import IdleWorkers
+from dispatch.workers.pools import take_snapshot
 from tests.dispatch.cluster import worker, workers
 from tridentserve.stages import PlacementType
 

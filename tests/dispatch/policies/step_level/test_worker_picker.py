@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch.policies.step_level.worker_picker import WorkerPicker
-from dispatch.workers.pools import IdleWorkers, take_snapshot
+from dispatch.workers.idle_workers import IdleWorkers
+from dispatch.workers.pools import take_snapshot
 from tests.dispatch.cluster import worker
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
