@@ -17,12 +17,11 @@ from typing import Any
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name, parse_whole_number
-from lib.evaluate.cells import PAPER_NODE
+from lib.evaluate.cells import make_paper_cluster
 
 from deployments.assembly.cells import simulate_cells
 from deployments.assembly.simulation import SimulationSetup, load_times, make_cluster_options, set_deadlines
 from dispatch.options import DEFAULT_POLICY
-from placement.cluster_file import ClusterSpec
 from profiler import CostModel, read_shipped_table
 from traces.reports.report import compute_percentile
 from traces.simulated import make_arrivals
@@ -37,7 +36,7 @@ def main() -> int:
     options = _parse_arguments()
     run = describe_run(libraries=("highspy", "pulp"))
     try:
-        rows = list(_measure(options))
+        rows = _measure(options)
     except TridentServeError as error:
         print(f"bench_cells: {error}", file=sys.stderr)
         return 2
@@ -45,10 +44,9 @@ def main() -> int:
     return 0
 
 
-def _measure(options: argparse.Namespace) -> Sequence[dict[str, Any]]:
+def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     table = read_shipped_table(options.profiles)
-    nodes = math.ceil(options.gpus / PAPER_NODE.gpus_per_node)
-    cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
+    cluster = make_paper_cluster(options.gpus, table.rows[0].gpu)
     make_times = load_times(cluster, [options.profiles])
     setup = SimulationSetup(
         cluster.list_workers()[: options.gpus],
@@ -57,7 +55,7 @@ def _measure(options: argparse.Namespace) -> Sequence[dict[str, Any]]:
         engine=SimulationOptions(solve_time=options.solve_time_s, seed=options.seed),
     )
     rows: list[dict[str, Any]] = []
-    print("  load  cells  lost  requests  on time  behind one   mean s    p95 s   ms a tick    took")
+    print("  load  cells  lost  requests  on timebehind first   mean s    p95 s   ms a tick    took")
     for load in options.loads:
         arrivals = _draw_arrivals(options, make_times(), load)
         whole = None

@@ -24,7 +24,7 @@ from typing import Any, get_args
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, parse_not_negative, parse_policy_name, parse_whole_number
-from lib.evaluate.cells import PAPER_NODE
+from lib.evaluate.cells import PAPER_NODE, make_paper_cluster
 
 from deployments.assembly.planning import Planners, assemble, list_degrees_in_use
 from deployments.assembly.simulation import make_cluster_options
@@ -32,7 +32,6 @@ from dispatch import DispatchOptions, IlpDispatcher
 from dispatch.options import DEFAULT_POLICY, SolverName
 from dispatch.policies import find_policy
 from placement import LoadShare
-from placement.cluster_file import ClusterSpec
 from profiler import CostModel, read_shipped_table
 from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
@@ -42,7 +41,7 @@ from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
-from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
+from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.stages import Stage
 
 _PENDING_PER_GPU = 10 / 32  # Table 4: pending requests grow with the cluster
@@ -96,7 +95,7 @@ class Snapshots:
     ) -> PendingRequest:
         (kind,) = rng.choices(kinds, [each.weight for each in kinds])
         spec = RequestSpec(f"r{number}", kind.model, kind.shape, kind.num_inference_steps)
-        slo_s = DEFAULT_SLO_SCALE * _estimate_seconds(self.times, spec)
+        slo_s = DEFAULT_SLO_SCALE * estimate_work(self.times, spec).seconds
         arrival_s = _NOW_S - 1.5 * slo_s * rng.random()
         request = PendingRequest(spec, arrival_s, arrival_s + slo_s)
         if not stopped or rng.random() >= stopped or kind.num_inference_steps < 2:
@@ -166,8 +165,7 @@ def _measure_row(policy: str, gpus: int, stopped: float, options: argparse.Names
 
 def _make_snapshots(policy: str, gpus: int, options: argparse.Namespace) -> Snapshots:
     table = read_shipped_table(options.profiles)
-    nodes = math.ceil(gpus / PAPER_NODE.gpus_per_node)
-    cluster = ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": table.rows[0].gpu}),))
+    cluster = make_paper_cluster(gpus, table.rows[0].gpu)
     times, workers = CostModel([table], device=cluster.gpu), cluster.list_workers()[:gpus]
     kinds = {model: _weigh_kinds(load_mix(f"{model}-{options.mix}"), model, times) for model in _MODELS}
     shipped = make_cluster_options(cluster, policy)
@@ -189,13 +187,6 @@ def _weigh_kinds(mix: Mix, model: str, times: CostModel) -> list[LoadShare]:
     kinds_of_steps = [(shape, steps if isinstance(steps, int) else max(steps or (1,)), w) for shape, steps, w in kinds]
     work_s = sum(w * n * times.seconds(model, Stage.DIFFUSE, shape) for shape, n, w in kinds_of_steps)
     return [LoadShare(model, shape, n, weight=w / work_s) for shape, n, w in kinds_of_steps]
-
-
-def _estimate_seconds(times: CostModel, spec: RequestSpec) -> float:
-    """Latency of one request with every stage at its optimal degree."""
-    return sum(
-        stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
-    )
 
 
 def _find_percentile(values: Sequence[float], share: float) -> float:

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from deployments.assembly.planning import assemble
-from deployments.assembly.simulation import SimulationSetup, list_first_mix, make_engine_options
+from deployments.assembly.simulation import SimulationSetup, assemble_planners, find_load, make_engine_options
 from tridentserve.cells.division import divide_nodes
-from tridentserve.cells.request_work import estimate_work
 from tridentserve.cells.router import CellRouter
 from tridentserve.engine.simulated import SimulationResult, TimedRequest
 from tridentserve.engine.simulated.cells import CellLoss, CellParts, SimulatedCells
 from tridentserve.errors import ConfigError
+from tridentserve.scheduling.estimation.request_work import estimate_work
 
 
 def simulate_cells(
@@ -24,13 +23,13 @@ def simulate_cells(
     cells, or where a placement for the whole cluster is given."""
     if setup.placement is not None:
         raise ConfigError("each cell plans its own placement: leave `placement` out")
-    load = list(setup.load) if setup.load is not None else list_first_mix(arrivals)
-    options, cells, engine = setup.options, [], setup.engine
+    load = find_load(arrivals, setup)
+    cells, engine = [], setup.engine
     for workers in divide_nodes(setup.workers, num_cells):
         share = len(workers) / len(setup.workers)
         part = [replace(kind, weight=kind.weight * share) for kind in load]
-        planners = assemble(options, setup.make_times(), workers, part)
-        cells.append(CellParts(planners.scheduler, workers, planners.placement, setup.make_times()))
+        planners, truth = assemble_planners(setup, workers, part)
+        cells.append(CellParts(planners.scheduler, workers, planners.placement, truth))
         engine = replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles)
-    router = CellRouter(partial(estimate_work, setup.make_times()), setup.engine.seed)
-    return SimulatedCells(cells, router, make_engine_options(options, engine), losses).run(arrivals)
+    router = CellRouter(partial(estimate_work, truth), setup.engine.seed)
+    return SimulatedCells(cells, router, make_engine_options(setup.options, engine), losses).run(arrivals)

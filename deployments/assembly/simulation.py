@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from deployments.assembly.options import ServiceOptions, choose_device, describe_options, make_service_options
-from deployments.assembly.planning import assemble, assemble_service, divide_stages, list_service_workers
+from deployments.assembly.planning import Planners, assemble, assemble_service, divide_stages, list_service_workers
 from deployments.config.app import AppArgs
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
@@ -25,8 +25,7 @@ from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
-from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
-from tridentserve.stages import Stage
+from tridentserve.scheduling.estimation.request_work import estimate_work
 
 # The placement at the start knows this much of a trace: no service knows what comes later.
 KNOWN_S = 60.0
@@ -86,13 +85,8 @@ def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup
     """Make all that serves a trace. Raises `ConfigError` for a trace without requests or an unknown policy,
     `PlacementError` when the cluster cannot hold the models, `ProfileError` for a model or size that was not
     profiled."""
-    if not arrivals:
-        raise ConfigError("the trace holds no requests: there is nothing to simulate")
-    times, truth, workers, options = setup.make_times(), setup.make_times(), list(setup.workers), setup.options
-    load = list(setup.load) if setup.load is not None else list_first_mix(arrivals)
-    if units := divide_stages(options, times, workers, load):
-        times, truth = times.divide(units), truth.divide(units)
-    planners = assemble(options, times, workers, load, setup.placement)
+    options, workers = setup.options, list(setup.workers)
+    planners, truth = assemble_planners(setup, workers, find_load(arrivals, setup))
     engine = make_engine_options(options, replace(setup.engine, decodes_in_tiles=planners.policy.decodes_in_tiles))
     scheduler = replace(options.scheduler, decode_order=planners.policy.decode_order)
     return AssembledSimulation(
@@ -100,6 +94,23 @@ def assemble_simulation(arrivals: Sequence[TimedRequest], setup: SimulationSetup
         replace(options, scheduler=scheduler),
         engine,
     )
+
+
+def find_load(arrivals: Sequence[TimedRequest], setup: SimulationSetup) -> list[LoadShare]:
+    """The load that the service expects. Raises `ConfigError` for a trace without requests."""
+    if not arrivals:
+        raise ConfigError("the trace holds no requests: there is nothing to simulate")
+    return list(setup.load) if setup.load is not None else list_first_mix(arrivals)
+
+
+def assemble_planners(
+    setup: SimulationSetup, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+) -> tuple[Planners, CostModel]:
+    """The planners of some of the workers, and the times that stages take there. Raises what `assemble` raises."""
+    times, truth = setup.make_times(), setup.make_times()
+    if units := divide_stages(setup.options, times, workers, load):
+        times, truth = times.divide(units), truth.divide(units)
+    return assemble(setup.options, times, workers, load, setup.placement), truth
 
 
 def simulate_service(
@@ -153,5 +164,4 @@ def set_deadlines(
 def _set_slo(spec: RequestSpec, times: StageTimes, scale: float) -> RequestSpec:
     if spec.slo_s is not None:
         return spec
-    degrees = {stage: times.optimal_degree(spec.model, stage, spec.shape) for stage in Stage}
-    return replace(spec, slo_s=scale * sum(stage_seconds(times, spec, stage, k) for stage, k in degrees.items()))
+    return replace(spec, slo_s=scale * estimate_work(times, spec).seconds)

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from tridentserve.cells.request_work import RequestWork, estimate_work
 from tridentserve.cells.router import MOST_COMPARED, CellRouter
 from tridentserve.cells.summary import CellModelLoad, CellSummary
 from tridentserve.errors import OverloadedError
+from tridentserve.scheduling.estimation.request_work import RequestWork, estimate_work
 from tridentserve.testing import MODEL, FixedTimes, make_request
 
 

@@ -19,6 +19,7 @@ from tridentserve.errors import ProfileError
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
+from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.stages import Stage
 
 FIRST_PUBLISHED_SEED = 10_000
@@ -166,7 +167,7 @@ def make_unseen_trace(
         for number, part in enumerate(cell.models)
         for shape in part.shapes
     ]
-    alone_s = [_estimate_latency_s(spec, times) for spec, _ in kinds]
+    alone_s = [estimate_work(times, spec).seconds for spec, _ in kinds]
     gpu_seconds = [_estimate_gpu_seconds(spec, times) for spec, _ in kinds]
     weights = [_weigh_kinds(cell, phase, gpu_seconds) for phase in range(cell.phases)]
     mean_s, mean_gpu_seconds = (
@@ -207,13 +208,6 @@ def _weigh_kinds(cell: UnseenCell, phase: int, gpu_seconds: Sequence[float]) -> 
         mean = sum(weight * cost for weight, cost in zip(own, costs, strict=True))
         weights += [weight * part.work / mean for weight in own]
     return [weight / sum(weights) for weight in weights]
-
-
-def _estimate_latency_s(spec: RequestSpec, times: StageTimes) -> float:
-    """Seconds of all stages at their optimal degrees."""
-    return sum(
-        stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
-    )
 
 
 def _estimate_gpu_seconds(spec: RequestSpec, times: StageTimes) -> float:

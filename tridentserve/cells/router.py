@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from tridentserve.cells.request_work import RequestWork
 from tridentserve.cells.summary import CellModelLoad, CellSummary
 from tridentserve.errors import OverloadedError
 from tridentserve.requests import RequestSpec
+from tridentserve.scheduling.estimation.request_work import RequestWork
 
 # Among more cells than these, two are drawn and the better one is taken: whoever asks all cells sends what arrives
 # between two summaries to the same few, as do all others who ask.

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tridentserve.cells.request_work import estimate_work
 from tridentserve.cells.summary import CellModelLoad, CellSummary
 from tridentserve.plans import Replica
 from tridentserve.protocols import PendingRequest, StageTimes, WorkerView
+from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.stages import Stage
 
 

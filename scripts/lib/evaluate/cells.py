@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,12 @@ MIXED = "mixed"
 UNSEEN = "unseen"
 # The nodes of the paper's cluster (TridentServe, arXiv 2510.02838, section 8.1).
 PAPER_NODE = NodeGroup(nodes=1, gpus_per_node=8, gpu="NVIDIA L20", memory_gb=48)
+
+
+def make_paper_cluster(gpus: int, gpu: str) -> ClusterSpec:
+    """Nodes of the paper's size, at least `gpus` of this kind together."""
+    nodes = math.ceil(gpus / PAPER_NODE.gpus_per_node)
+    return ClusterSpec(groups=(PAPER_NODE.model_copy(update={"nodes": nodes, "gpu": gpu}),))
 
 
 @dataclass(frozen=True, slots=True)

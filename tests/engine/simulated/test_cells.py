@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.engine.simulated.greedy import Greedy
 from tests.engine.simulated.scenario import Scenario
 from tridentserve.cells.division import divide_nodes
-from tridentserve.cells.request_work import estimate_work
 from tridentserve.cells.router import CellRouter
 from tridentserve.engine.simulated import SimulationOptions, SimulationResult, WorkerFailure
 from tridentserve.engine.simulated.cells import CellLoss, CellParts, SimulatedCells
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan
+from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.testing import FixedTimes, find_violations, make_cluster, make_request
 

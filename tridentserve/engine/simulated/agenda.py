@@ -12,19 +12,18 @@ _Arguments = TypeVarTuple("_Arguments")
 class Agenda:
     """Calls in order of time; calls due at the same time in the order in which they were entered."""
 
-    __slots__ = ("_entered", "_heap", "now_s", "num_ticks")
+    __slots__ = ("_entered", "_heap", "_num_ticks", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._entered = 0
-        self.num_ticks = 0
-        """Number of the calls that are ticks, which schedulers enter for as long as a request waits."""
+        self._num_ticks = 0
 
     @property
     def has_work(self) -> bool:
-        """True when something is due that is no tick."""
-        return len(self._heap) > self.num_ticks
+        """True when something is due that is no tick: a scheduler enters ticks for as long as a request waits."""
+        return len(self._heap) > self._num_ticks
 
     def call_at(self, time_s: float, action: Callable[[*_Arguments], None], *args: *_Arguments) -> None:
         """Call `action(*args)` at `time_s`, which must not be NaN; a time that has passed is now."""
@@ -32,6 +31,15 @@ class Agenda:
         if time_s < self.now_s:
             time_s = self.now_s
         heapq.heappush(self._heap, (time_s, self._entered, action, args))
+
+    def tick_at(self, time_s: float, tick: Callable[[int], None], number: int) -> None:
+        """Call `tick(number)`, the tick of a scheduler, at `time_s`."""
+        self._num_ticks += 1
+        self.call_at(time_s, self._tick, tick, number)
+
+    def _tick(self, tick: Callable[[int], None], number: int) -> None:
+        self._num_ticks -= 1
+        tick(number)
 
     def run(self, end_s: float) -> None:
         """Make the calls, and those that they enter, up to and at `end_s`, which the time is then if some are left."""

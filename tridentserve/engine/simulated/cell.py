@@ -14,7 +14,7 @@ from tridentserve.engine.simulated.workers.actual_times import ActualTimes
 from tridentserve.engine.simulated.workers.devices import Devices
 from tridentserve.engine.simulated.workers.execution import Executor
 from tridentserve.engine.simulated.workers.handoff import Handoff
-from tridentserve.plans import PlacementPlan, WorkerId
+from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
@@ -40,6 +40,7 @@ class SimulatedCell:
         self._recorder = recorder
         self._workers = tuple(workers)
         self._placement = placement
+        self._failures = options.failures
         actual = ActualTimes(times, options.jitter, options.seed)
         self._devices = Devices(workers, actual, options.reserve_bytes)
         self._handoff = Handoff(self._devices, actual, options.handoff_capacity_bytes)
@@ -47,9 +48,6 @@ class SimulatedCell:
         self._executor = Executor(agenda, self._devices, self._handoff, actual, recorder, self._core.post, options)
         # Requests that have not ended.
         self._open: dict[str, None] = {}
-
-    def __contains__(self, worker_id: WorkerId) -> bool:
-        return worker_id in self._devices
 
     def start(self, log: IO[str] | None = None) -> None:
         """All workers join, with their placement in memory. Decisions are written to `log`."""
@@ -69,13 +67,12 @@ class SimulatedCell:
         """An event happens now."""
         self._core.post(event)
 
-    def lose_worker(self, worker_id: WorkerId) -> None:
-        """A worker's process ends."""
-        self._executor.lose(worker_id)
-
-    def join_worker(self, worker_id: WorkerId) -> None:
-        """A lost worker is back."""
-        self._executor.join(worker_id)
+    def enter_failures(self) -> None:
+        """Enter the failures of the options that are of its workers."""
+        for failure in self._failures:
+            if failure.worker_id in self._devices:
+                self._agenda.call_at(failure.time_s, self._executor.lose, failure.worker_id)
+                self._agenda.call_at(failure.time_s + failure.down_s, self._executor.join, failure.worker_id)
 
     def lose(self) -> list[str]:
         """The scheduler and all workers are gone for good. Returns the requests that had not ended."""

@@ -103,10 +103,8 @@ class SimulatedCells:
             agenda.call_at(arrival_s, self._arrive, spec)
         for loss in self._losses:
             agenda.call_at(loss.time_s, self._lose, loss.cell)
-        for failure in self._options.failures:
-            (cell,) = (cell for cell in self._cells.values() if failure.worker_id in cell)
-            agenda.call_at(failure.time_s, cell.lose_worker, failure.worker_id)
-            agenda.call_at(failure.time_s + failure.down_s, cell.join_worker, failure.worker_id)
+        for cell in self._cells.values():
+            cell.enter_failures()
         agenda.run(self._options.end_s)
         for cell in self._cells.values():
             cell.close()

@@ -82,15 +82,13 @@ class SimulatedCore:
             return
         self._due_s = due_s
         self._due += 1
-        self._agenda.num_ticks += 1
-        self._agenda.call_at(due_s, self._tick, self._due)
+        self._agenda.tick_at(due_s, self._tick, self._due)
 
     def _is_stuck(self) -> bool:
         """True when nothing has happened for long and no event is left."""
         return not self._agenda.has_work and self._agenda.now_s - self._last_change_s > self._options.max_idle_s
 
     def _tick(self, number: int) -> None:
-        self._agenda.num_ticks -= 1
         if number != self._due or self._is_stopped:
             return
         self._due_s = math.inf

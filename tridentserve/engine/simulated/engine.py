@@ -60,9 +60,7 @@ class SimulatedEngine:
                 agenda.call_at(arrival_s, self._arrive, spec)
             for changed_s, change in changes:
                 agenda.call_at(changed_s, cell.post, change)
-            for failure in self._options.failures:
-                agenda.call_at(failure.time_s, cell.lose_worker, failure.worker_id)
-                agenda.call_at(failure.time_s + failure.down_s, cell.join_worker, failure.worker_id)
+            cell.enter_failures()
             agenda.run(self._options.end_s)
         cell.close()
         return self._recorder.make_result(self._num_workers)

@@ -9,6 +9,7 @@ from tridentserve.plans import DispatchPlan, Replica, StageSpan
 from tridentserve.protocols import Replanner, StageReport, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
+from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.scheduling.runs import Leg, Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
@@ -35,11 +36,7 @@ class ExpectedTimes:
         """Section 8.1: a multiple of the latency with every stage at its optimal degree and no waiting."""
         if spec.slo_s is not None:
             return spec.slo_s
-        times = self._times
-        optimal_s = sum(
-            stage_seconds(times, spec, stage, times.optimal_degree(spec.model, stage, spec.shape)) for stage in Stage
-        )
-        return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * optimal_s
+        return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * estimate_work(self._times, spec).seconds
 
     def set_slo_scale(self, model: str, scale: float) -> None:
         """Set the SLO scale of the requests that arrive from now on."""
