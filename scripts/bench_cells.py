@@ -55,7 +55,7 @@ def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         engine=SimulationOptions(solve_time=options.solve_time_s, seed=options.seed),
     )
     rows: list[dict[str, Any]] = []
-    print("  load  cells  lost  requests  on timebehind first   mean s    p95 s   ms a tick    took")
+    print("  load  cells  lost  requests  on time  behind first   mean s    p95 s   ms a tick    took")
     for load in options.loads:
         arrivals = _draw_arrivals(options, make_times(), load)
         whole = None
@@ -66,7 +66,7 @@ def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                 row = {"load": load, **row, "behind": round(whole - row["on_time"], 4)}
                 print(
                     f"{load:6.2f} {cells:6} {'one' if lost else '-':>5} {row['requests']:9} {row['on_time']:8.4f}"
-                    f" {row['behind']:11.4f} {row['mean_s']:8.2f} {row['p95_s']:8.2f} {row['tick_ms']:11.2f}"
+                    f" {row['behind']:13.4f} {row['mean_s']:8.2f} {row['p95_s']:8.2f} {row['tick_ms']:11.2f}"
                     f" {row['took_s']:5.0f} s",
                     flush=True,
                 )

@@ -47,6 +47,7 @@ NEEDS_LONG = "takes minutes to hours; its `--quick` run is a test, by `tests/scr
 NEEDS_GPU = "needs a GPU and the published configuration of a large model"
 NEEDS_FILES = "needs files of the reader: a model folder, a trace or a configuration"
 SCRIPTS_NOT_RUN = {
+    "scripts/bench_cells.py": NEEDS_LONG,
     "scripts/bench_dispatch.py": NEEDS_LONG,
     "scripts/bench_engine.py": NEEDS_LONG,
     "scripts/bench_overhead.py": NEEDS_LONG,
