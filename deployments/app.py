@@ -13,10 +13,13 @@ from deployments.serve.videos_deployment import make_videos_deployment, needs_vi
 
 def build_app(args: AppArgs) -> Application:
     """The deployments of one service: `Api` with any number of replicas; `Scheduler` with exactly one, which owns the
-    workers; and where videos are served `Videos`, which keeps the jobs."""
+    workers, and further ones like it where there are several cells; and where videos are served `Videos`, which keeps
+    the jobs."""
     api = serve.deployment(name="Api", max_ongoing_requests=MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0.1})(
         ApiDeployment
     )
-    scheduler = make_scheduler_deployment(args).bind(args)
-    videos = make_videos_deployment().bind(scheduler, args) if needs_videos(args) else None
-    return api.bind(scheduler, args, videos)
+    first = make_scheduler_deployment(args).bind(args)
+    others = [make_scheduler_deployment(args, cell).bind(args, cell, first) for cell in range(1, args.scheduler.cells)]
+    schedulers = [first, *others]
+    videos = make_videos_deployment().bind(schedulers, args) if needs_videos(args) else None
+    return api.bind(schedulers, args, videos)

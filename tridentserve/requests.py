@@ -81,3 +81,5 @@ class GenerationInputs:
     """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
     seed_drawn: bool = field(default=False, compare=False)
     """The service drew the seed, because the client gave none."""
+    id_drawn: bool = field(default=False, compare=False)
+    """The service drew the request id, so that no other request can have it."""

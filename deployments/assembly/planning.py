@@ -100,15 +100,16 @@ def make_placement(
     return _plan_start(options, times, specs, load, policy)
 
 
-def list_workers(args: AppArgs, nodes: Sequence[str]) -> list[WorkerSpec]:
-    """One worker per entry of `nodes`, which names the node of each. Ids are `n<node>w<index in node>`."""
+def list_workers(args: AppArgs, nodes: Sequence[str], prefix: str = "") -> list[WorkerSpec]:
+    """One worker per entry of `nodes`, which names the node of each. Ids are `n<node>w<index in node>` after
+    `prefix`."""
     order = list(dict.fromkeys(nodes))
     counts = dict.fromkeys(order, 0)
     specs = []
     for node in nodes:
         specs.append(
             WorkerSpec(
-                worker_id=f"n{order.index(node)}w{counts[node]}",
+                worker_id=f"{prefix}n{order.index(node)}w{counts[node]}",
                 node_id=node,
                 memory_bytes=args.cluster.memory_mb * MIB,
                 device=args.cluster.device_name,

@@ -7,17 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from deployments.config.base import MEBIBYTES, Args, LocalPath, Name, make_absolute, make_config_error, make_option
+from deployments.config.base import MEBIBYTES, Args, LocalPath, make_absolute, make_config_error, make_option
+from deployments.config.models import ModelArgs
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from dispatch.policies import find_policy
-from tridentserve.byte_sizes import MIB
 from tridentserve.engine.options import EngineOptions, TorchDevice, Transport, WorkerOptions
 from tridentserve.models import cache
-from tridentserve.models.families import FAMILIES
-from tridentserve.models.kernels import Attention, Kernels
-from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.scheduler import SchedulerOptions
 from tridentserve.stages import PlacementType
 
@@ -34,84 +31,6 @@ def is_table_path(name: str) -> bool:
 
 
 TableNameOrPath = Annotated[str, AfterValidator(_resolve_table_source)]
-
-
-class Limits(Args):
-    """Limits of a model's requests. A request beyond it is refused before anything is made for it."""
-
-    min_side: int = Field(default=64, ge=16, description="Smallest width and height, in pixels.")
-    max_side: int = Field(default=2048, ge=16, description="Largest width and height, in pixels.")
-    max_pixels: int = Field(default=2048 * 2048, ge=256, description="Largest product of width and height, in pixels.")
-    max_steps: int = Field(default=100, ge=1, description="Most denoising steps.")
-    max_outputs: int = Field(default=4, ge=1, description="Most images or videos of one request.")
-    max_frames: int = Field(default=129, ge=1, description="Most frames of a video.")
-    max_pixel_frames: int = Field(
-        default=1280 * 720 * 129, ge=256, description="Largest product of width, height and frames of a video."
-    )
-    max_prompt_chars: int = Field(
-        default=4096, ge=1, description="Most characters of the prompt, and of the negative prompt."
-    )
-    max_image_bytes: int = Field(
-        default=20 * MIB,
-        ge=1,
-        description="Largest file of an input image, in bytes, of models that start from one.",
-    )
-    max_image_pixels: int = Field(
-        default=4096 * 4096, ge=1, description="Largest product of width and height of an input image, in pixels."
-    )
-
-
-class ModelArgs(Args):
-    """One model. Exactly one of `path` (a model folder) and `tiny` (a family; made at first start) is given."""
-
-    name: Name = Field(
-        description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
-    )
-    path: LocalPath | None = Field(
-        default=None, description="Model folder as diffusers saves it. Exactly one of `path` and `tiny` is given."
-    )
-    tiny: str | None = Field(
-        default=None,
-        description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
-        "the first start. Exactly one of `path` and `tiny` is given.",
-    )
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        default=None,
-        description="Number format of the loaded weights; without it float32 on a CPU and bfloat16 on a GPU.",
-    )
-    attention: Attention = make_option(Kernels, "attention")
-    compile: bool = make_option(Kernels, "compiled")
-    limits: Limits = Field(default=Limits(), description="Says what requests of the model may ask for.")
-    profile_as: str | None = Field(
-        default=None, description="Name of the model in the profile tables; without it `name`."
-    )
-    slo_scale: float = Field(
-        default=DEFAULT_SLO_SCALE,
-        gt=0,
-        description="Default SLO of requests, as a multiple of their latency at the optimal degrees.",
-    )
-    window_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="Length of the model's own replanning window, in seconds, as models differ in speed; without it "
-        "`replan.window_s`.",
-    )
-    drain: bool = Field(
-        default=False,
-        description="The model takes no new requests, finishes those that it has, and stays in memory.",
-    )
-
-    @model_validator(mode="after")
-    def _check_source(self) -> ModelArgs:
-        if (self.path is None) == (self.tiny is None):
-            raise make_config_error("path", "give exactly one of `path` (a model folder) and `tiny` (a family)")
-        if self.tiny is not None and self.tiny not in FAMILIES:
-            raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
-        return self
-
-    @property
-    def profile_name(self) -> str:
-        return self.profile_as or self.name
 
 
 class ClusterArgs(Args):
@@ -142,6 +61,17 @@ class ClusterArgs(Args):
     @property
     def num_workers(self) -> int:
         return self.nodes * self.workers_per_node
+
+
+class SchedulerArgs(Args):
+    """Options of the schedulers."""
+
+    cells: int = Field(
+        default=1,
+        ge=1,
+        description="Number of schedulers, each with a part of the nodes (a cell) and the requests that are sent "
+        "there. One is enough for hundreds of workers.",
+    )
 
 
 class HandoffArgs(Args):
@@ -176,6 +106,9 @@ class AppArgs(Args):
         default=["tiny-cpu"],
         min_length=1,
         description="Tables of stage times: names of those that come with the package, or paths of CSV files.",
+    )
+    scheduler: SchedulerArgs = Field(
+        default=SchedulerArgs(), description="Says into how many cells, with a scheduler each, the cluster is divided."
     )
     dispatch: DispatchArgs = Field(default=DispatchArgs(), description="Says how requests are assigned to workers.")
     replan: ReplanArgs = Field(default=ReplanArgs(), description="Says when the placement follows the load.")
@@ -238,6 +171,7 @@ class AppArgs(Args):
         for key in ("request_weights", "fair_shares"):
             if unknown := sorted((getattr(self.dispatch, key) or {}).keys() - set(names)):
                 raise make_config_error(f"dispatch.{key}.{unknown[0]}", f"unknown model; there are {', '.join(names)}")
+        self._check_cells()
         degree = self.dispatch.max_degree
         if degree is not None and degree > self.cluster.workers_per_node:
             raise make_config_error(
@@ -252,6 +186,29 @@ class AppArgs(Args):
                 "replicas.fetch", "a GPU cannot use the pages of the host copy; choose `peer` or `host`"
             )
         return self
+
+    def _check_cells(self) -> None:
+        num_cells = self.scheduler.cells
+        if num_cells > self.cluster.nodes:
+            raise make_config_error(
+                "scheduler.cells",
+                f"{num_cells} is more than cluster.nodes ({self.cluster.nodes}): a cell has whole nodes",
+            )
+        for index, model in enumerate(self.models):
+            if unknown := [cell for cell in model.cells or () if cell >= num_cells]:
+                raise make_config_error(
+                    f"models[{index}].cells",
+                    f"there is no cell {unknown[0]}; they are numbered from 0 to {num_cells - 1}",
+                )
+        if self.models[0].cells is not None and len(set(self.models[0].cells)) < num_cells:
+            raise make_config_error(
+                "models[0].cells", "the first model is the default of requests, so that all cells serve it"
+            )
+        if num_cells > 1 and self.placement != "auto" and len(self.placement) != self.cluster.num_workers:
+            raise make_config_error(
+                "placement",
+                f"lists {len(self.placement)} workers and there are {self.cluster.num_workers}; list each once",
+            )
 
     def _needs_load(self) -> str | None:
         """The setting that cannot do without `expected_load`, if any."""

@@ -18,6 +18,11 @@ LIVE_KEYS = ("models", "expected_load", "placement", "profiles", "drain_timeout_
 SCHEDULER = "Scheduler"
 
 
+def name_scheduler(cell: int) -> str:
+    """The name of the deployment that is the scheduler of a cell. The first one's `user_config` is that of all."""
+    return f"{SCHEDULER}-{cell}" if cell else SCHEDULER
+
+
 def apply_user_config(args: AppArgs, user_config: Any, key: str = "user_config") -> AppArgs:
     """The `args` with what `user_config` says instead. Kinds of expected load that are not of its models fall away,
     where they are those of `args`. Raises `ConfigError`, one line per problem, each beginning with the path of a

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from deployments.config.app import ModelArgs
+from deployments.config.models import ModelArgs
 from deployments.model_updates.catalogue import Catalogue
 from deployments.models.served import ServedModel, build_served_models
 from tridentserve.errors import ModelFolderError
@@ -69,3 +69,27 @@ class CatalogueClient(Mapping[str, ServedModel]):
 
     def __len__(self) -> int:
         return len(self._models)
+
+
+class CombinedCatalogue(Mapping[str, ServedModel]):
+    """The models that some cell serves. The configuration's first model is in all cells, so that it comes first."""
+
+    def __init__(self, cells: Sequence[CatalogueClient]) -> None:
+        self._cells = tuple(cells)
+
+    def follow(self) -> None:
+        """See `CatalogueClient`."""
+        for cell in self._cells:
+            cell.follow()
+
+    def __getitem__(self, name: str) -> ServedModel:
+        for cell in self._cells:
+            if name in cell:
+                return cell[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for cell in self._cells for name in cell))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -9,8 +9,9 @@ from typing import Literal
 from pydantic import ValidationError
 
 from deployments.assembly.planning import make_placement
-from deployments.config.app import AppArgs, ModelArgs
+from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
+from deployments.config.models import ModelArgs
 from deployments.config.planning import LoadArgs
 from deployments.models.served import ServedModel, build_served_model
 from deployments.validation.args import check_parsed_args

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from deployments.assembly.profiles import add_models, load_served_tables
-from deployments.config.app import AppArgs, ModelArgs
+from deployments.config.app import AppArgs
+from deployments.config.models import ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
 from deployments.models.sources import find_model_source

@@ -8,7 +8,7 @@ from math import ceil, isqrt, sqrt
 from pathlib import Path
 from typing import Any
 
-from deployments.config.app import Limits, ModelArgs
+from deployments.config.models import Limits, ModelArgs
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import list_loras

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deployments.config.app import ModelArgs
+from deployments.config.models import ModelArgs
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import tiny_folder
 from tridentserve.models.kernels import Kernels

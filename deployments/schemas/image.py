@@ -223,6 +223,7 @@ def build_request(
         num_outputs=request.n,
         lora=request.lora,
         seed_drawn=request.seed is None,
+        id_drawn=request.request_id is None,
     )
     return spec, inputs
 

@@ -9,11 +9,13 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.assembly.cell_args import take_cell
 from deployments.backend import closing
 from deployments.config.app import AppArgs
 from deployments.http import python_handle as handle_api
 from deployments.http.app import create_api
-from deployments.model_updates.catalogue_client import CatalogueClient
+from deployments.model_updates.catalogue_client import CatalogueClient, CombinedCatalogue
+from deployments.serve.cells_backend import choose_backend
 from deployments.serve.remote_backend import RemoteBackend
 from deployments.serve.videos_deployment import RemoteVideoBackend
 from tridentserve.errors import TridentServeError
@@ -24,10 +26,16 @@ class ApiDeployment:
     """The HTTP routes, and for Python handles `generate` and `generate_stream`, which take and return plain dicts
     (docs/api.md)."""
 
-    def __init__(self, scheduler: DeploymentHandle[Any], args: AppArgs, videos: DeploymentHandle[Any] | None) -> None:
-        self._backend = RemoteBackend(scheduler)
+    def __init__(
+        self, schedulers: list[DeploymentHandle[Any]], args: AppArgs, videos: DeploymentHandle[Any] | None
+    ) -> None:
+        """`schedulers` has the handle of each cell's."""
+        cells = [RemoteBackend(scheduler) for scheduler in schedulers]
+        self._backend = choose_backend(cells, args)
         self._videos = RemoteVideoBackend(videos, args) if videos is not None else None
-        self._models = CatalogueClient(self._backend.get_catalogue, args.models)
+        self._models = CombinedCatalogue(
+            [CatalogueClient(cell.get_catalogue, take_cell(args, number).models) for number, cell in enumerate(cells)]
+        )
         self._models.follow()
 
     def __serve_build_asgi_app__(self) -> Any:

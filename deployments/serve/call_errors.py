@@ -12,6 +12,10 @@ from tridentserve.engine.live.channels.channel import ChannelError
 from tridentserve.errors import OverloadedError, TridentServeError, WorkerError
 
 
+class LostCallError(WorkerError):
+    """The other side, or the result that it had, is lost: the same call may succeed at another one, or later."""
+
+
 @contextmanager
 def translate_call_errors() -> Iterator[None]:
     """Raises the exception of the other side where Ray raises its own class with a traceback, and a
@@ -25,6 +29,6 @@ def translate_call_errors() -> Iterator[None]:
     except BackPressureError as error:
         raise OverloadedError("the service has as many requests as it can queue; try again later") from error
     except (ChannelError, DeploymentUnavailableError, RayActorError) as error:
-        raise WorkerError("the scheduler is not available at the moment; try again later") from error
+        raise LostCallError("the scheduler is not available at the moment; try again later") from error
     except ObjectLostError as error:
-        raise WorkerError("the result was lost with the worker that held it; try again") from error
+        raise LostCallError("the result was lost with the worker that held it; try again") from error

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.errors import InvalidRequestError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
+logger = logging.getLogger(__name__)
+
 # The requests of a replica that is lost go on for so long: a client that asks again with the same id, through another
 # replica, joins its request.
 ORPHAN_S = 30.0
 
-# Follows a request to its end: yields its updates, some at a time.
-Follow = Callable[[RequestSpec, GenerationInputs, bool], AsyncGenerator[list[Update], None]]
+
+class RequestService(Protocol):
+    """The service that the calls reach: the live engine, or the replica around it. See `LiveEngine`."""
+
+    def generate_in_batches(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncGenerator[list[Update], None]: ...
+
+    def has_request(self, request_id: str) -> bool: ...
+
+    def cancel(self, request_id: str) -> bool: ...
+
+    async def summarize_load(self) -> CellSummary: ...
 
 
 class ClientGate:
     """All calls of all replicas, and the outputs that are too large for a channel."""
 
-    def __init__(self, follow: Follow) -> None:
-        self.follow = follow
+    def __init__(self, service: RequestService) -> None:
+        self.service = service
         self.open_calls: set[str] = set()
         self.references: dict[str, tuple[ClientCalls, tuple[Any, ...]]] = {}
         """Ray's references to the outputs of a call that has ended, until its caller, one of those, takes them."""
@@ -69,6 +84,18 @@ class ClientCalls:
         if (task := self._tasks.get(call_id)) is not None:
             task.cancel()
 
+    async def has_request(self, request_id: str) -> bool:
+        """True when a request with this id is joined, if it is made again."""
+        return self._gate.service.has_request(request_id)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a request for all its clients. False when it is unknown or has ended."""
+        return self._gate.service.cancel(request_id)
+
+    async def summarize_load(self) -> CellSummary:
+        """The load, with all requests that this replica has made before."""
+        return await self._gate.service.summarize_load()
+
     def _end_all_later(self) -> None:
         """The replica is gone."""
         not_taken = [call_id for call_id, (caller, _) in self._gate.references.items() if caller is self]
@@ -81,12 +108,16 @@ class ClientCalls:
 
     async def _run(self, call_id: str, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool) -> None:
         try:
-            async with aclosing(self._gate.follow(spec, inputs, with_progress)) as batches:
+            async with aclosing(self._gate.service.generate_in_batches(spec, inputs, with_progress)) as batches:
                 async for batch in batches:
                     self._send(call_id, batch if with_progress else batch[-1:])
         except TridentServeError as error:
             param = error.param if isinstance(error, InvalidRequestError) else None
             self._send(call_id, [FailedUpdate(spec.request_id, error.code, str(error), param)])
+        except Exception:  # a defect: the caller must not wait for ever
+            logger.exception("request %s failed", spec.request_id)
+            message = "the service failed at this request; its log says why"
+            self._send(call_id, [FailedUpdate(spec.request_id, TridentServeError.code, message)])
 
     def _send(self, call_id: str, updates: Sequence[Update]) -> None:
         *_, last = updates

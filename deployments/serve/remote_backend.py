@@ -10,6 +10,7 @@ from typing import Any
 
 from deployments.model_updates.catalogue import Catalogue
 from deployments.serve.call_errors import translate_call_errors
+from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel, ChannelError
 from tridentserve.engine.live.channels.opening import LazyChannel, connect
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
@@ -58,8 +59,20 @@ class RemoteBackend:
         return channel
 
     async def cancel(self, request_id: str) -> bool:
+        return bool(await self._ask("cancel", request_id))
+
+    async def has_request(self, request_id: str) -> bool:
+        """True when a request with this id is joined, if it is made again."""
+        return bool(await self._ask("has_request", request_id))
+
+    async def summarize_load(self) -> CellSummary:
+        """The load of the scheduler, with all requests that were made from here before this call."""
+        summary: CellSummary = await self._ask("summarize_load")
+        return summary
+
+    async def _ask(self, name: str, *args: Any) -> Any:
         with translate_call_errors():
-            return bool(await self._handle.cancel.remote(request_id))
+            return await (await self._channel.get()).ask(name, *args)
 
     async def get_catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
         """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`

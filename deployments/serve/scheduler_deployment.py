@@ -1,5 +1,6 @@
 """The Scheduler deployment: exactly one replica, which owns the workers and runs the pure scheduler's plans on them.
-Other replicas reach it through `RemoteBackend`, and their requests come over channels (`client_calls`).
+Where there are several cells each has such a deployment. Other replicas reach it through `RemoteBackend`, and their
+requests come over channels (`client_calls`).
 
 The engine is imported when the replica starts: the processes that only have a client do not need it.
 """
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.util import get_node_ip_address
 
+from deployments.assembly.cell_args import name_workers, take_cell
 from deployments.config.app import AppArgs
-from deployments.config.live import SCHEDULER, apply_user_config
+from deployments.config.live import apply_user_config, name_scheduler
 from deployments.model_updates.catalogue import Catalogue
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
 from deployments.serve.client_calls import ClientGate
+from deployments.serve.user_config_follower import UserConfigFollower
+from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import FailedUpdate, Update
@@ -40,31 +44,55 @@ class SchedulerDeployment:
     """The event loop around the pure core. Ray Serve calls `reconfigure` before the first request (it returns when all
     workers can take plans) and whenever the `user_config` has changed."""
 
-    def __init__(self, args: AppArgs) -> None:
+    def __init__(self, args: AppArgs, cell: int = 0, first: Any = None) -> None:
+        """`args` is the configuration of the whole service. `first` is the handle of the deployment of cell 0, for
+        those of the others."""
         self._args = args
+        self._cell = cell
+        self._num_workers = take_cell(args, cell).cluster.num_workers
+        self._user_config: Any = None
+        self._follower = UserConfigFollower(first) if first is not None else None
         self._engine: LiveEngine | None = None
         self._reconciler: ModelReconciler | None = None
         self._images = ImageBudget(MAX_HELD_BYTES)
-        self._gate = ClientGate(self._follow)
+        self._gate = ClientGate(self)
         self._listener: ChannelListener | None = None
 
     async def reconfigure(self, user_config: Any) -> None:
         """Start the service, or bring the running service to other models. A running service never raises here, because
         Ray Serve would replace the replica and all workers with it; and it returns at once, because no request reaches
         the replica meanwhile."""
-        if self._reconciler is None:
-            from deployments.serve.start import start_engine
-
-            args = apply_user_config(self._args, user_config)
-            self._engine, self._reconciler = await start_engine(args, _count_gpus_per_worker(self._args))
-            host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
-            self._listener = await listen(host, self._gate.serve)
-            spare_long_lived()
+        self._user_config = user_config
+        if self._reconciler is not None:
+            self._change(user_config)
             return
+        from deployments.serve.start import start_engine
+
+        if self._follower is not None:
+            user_config = await self._follower.fetch(user_config)
+        args = self._take_cell(user_config)
+        workers = name_workers(self._args, self._cell)
+        self._engine, self._reconciler = await start_engine(args, _count_gpus_per_worker(args), workers)
+        host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._listener = await listen(host, self._gate.serve)
+        if self._follower is not None:
+            self._follower.follow(user_config, self._change)
+        spare_long_lived()
+
+    def _change(self, user_config: Any) -> None:
+        """Bring the running service to other models."""
+        assert self._reconciler is not None
         try:
-            self._reconciler.reconcile_to(apply_user_config(self._args, user_config))
+            self._reconciler.reconcile_to(self._take_cell(user_config))
         except ConfigError as error:
             self._reconciler.refuse(str(error).splitlines())
+
+    def _take_cell(self, user_config: Any) -> AppArgs:
+        return take_cell(apply_user_config(self._args, user_config), self._cell)
+
+    async def get_user_config(self) -> Any:
+        """The latest `user_config`, for the deployments of the other cells."""
+        return self._user_config
 
     async def get_catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
         """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
@@ -87,9 +115,10 @@ class SchedulerDeployment:
         """Ray Serve calls it when the replica ends in order. It knows nothing of requests that come over channels."""
         await self._gate.wait_until_idle()
 
-    async def _follow(
-        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool
+    async def generate_in_batches(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
     ) -> AsyncGenerator[list[Update], None]:
+        """See `LiveEngine`. A request whose image has no room beside those of the others is refused."""
         if not self._images.has_room(inputs.image):
             message = "the images of unfinished requests take all their room, try again later"
             yield [FailedUpdate(spec.request_id, OverloadedError.code, message)]
@@ -100,12 +129,23 @@ class SchedulerDeployment:
                 async for batch in batches:
                     yield batch
 
-    async def cancel(self, request_id: str) -> bool:
+    def has_request(self, request_id: str) -> bool:
+        """See `LiveEngine`."""
+        return self._require_engine().has_request(request_id)
+
+    def cancel(self, request_id: str) -> bool:
+        """See `LiveEngine`."""
         return self._require_engine().cancel(request_id)
+
+    async def summarize_load(self) -> CellSummary:
+        """See `LiveEngine`. Models that are being removed are left out, as they take no new requests."""
+        summary = await self._require_engine().summarize_load()
+        taken = {model.name for model in self._reconciler.catalogue.latest.models} if self._reconciler else set()
+        return CellSummary({model: load for model, load in summary.models.items() if model in taken})
 
     async def get_health(self) -> dict[str, Any]:
         alive = self._require_engine().list_live_workers()
-        total = self._args.cluster.num_workers
+        total = self._num_workers
         status = "ready" if len(alive) == total else "degraded" if alive else "starting"
         placement = self._require_engine().placement
         models = self._reconciler.describe() if self._reconciler is not None else {}
@@ -123,16 +163,17 @@ class SchedulerDeployment:
         return self._engine
 
 
-def make_scheduler_deployment(args: AppArgs) -> serve.Deployment:
-    """The deployment with its devices reserved: bundle 0 for the replica itself, one bundle per worker."""
-    gpus = _count_gpus_per_worker(args)
-    worker = {"CPU": args.cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+def make_scheduler_deployment(args: AppArgs, cell: int = 0) -> serve.Deployment:
+    """The deployment of a cell with its devices reserved: bundle 0 for the replica itself, one bundle per worker. PACK
+    fills whole nodes with them where these are free."""
+    gpus, cluster = _count_gpus_per_worker(args), take_cell(args, cell).cluster
+    worker = {"CPU": cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
     return serve.deployment(
-        name=SCHEDULER,
+        name=name_scheduler(cell),
         num_replicas=1,
         max_ongoing_requests=100_000,  # the queue is the engine's: it refuses beyond `max_queued_requests`
         ray_actor_options={"num_cpus": _REPLICA_CPUS},
-        placement_group_bundles=[{"CPU": _REPLICA_CPUS}, *[worker] * args.cluster.num_workers],
+        placement_group_bundles=[{"CPU": _REPLICA_CPUS}, *[worker] * cluster.num_workers],
         placement_group_strategy="PACK",
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,

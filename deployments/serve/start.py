@@ -27,12 +27,12 @@ from tridentserve.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-async def start_engine(args: AppArgs, gpus_per_worker: float) -> tuple[LiveEngine, ModelReconciler]:
-    """Start the engine; returns when all workers can take plans. Raises `ConfigError` for a configuration that cannot
-    work."""
+async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") -> tuple[LiveEngine, ModelReconciler]:
+    """Start the engine; returns when all workers can take plans. Their ids begin with `prefix`. Raises `ConfigError`
+    for a configuration that cannot work."""
     group = _require_placement_group(args)
     bundles, nodes = _order_bundles(group)
-    specs = list_workers(args, nodes)
+    specs = list_workers(args, nodes, prefix)
     times = make_cost_model(args)
     planners, options = assemble_service(args, times, specs), make_service_options(args)
     placement = planners.placement

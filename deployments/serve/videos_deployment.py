@@ -9,9 +9,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ray import serve
 
-from deployments.config.app import AppArgs, ModelArgs
+from deployments.config.app import AppArgs
+from deployments.config.models import ModelArgs
 from deployments.models.served import find_family
 from deployments.serve.call_errors import translate_call_errors
+from deployments.serve.cells_backend import choose_backend
 from deployments.serve.remote_backend import RemoteBackend
 from deployments.serve.scheduler_deployment import MAX_ONGOING_REQUESTS
 from deployments.videos.jobs import VideoJobs, choose_storage_url
@@ -26,9 +28,10 @@ T = TypeVar("T")
 class VideosDeployment:
     """`VideoJobs` as a replica. When its process ends, the next one resumes the jobs, which are in its directory."""
 
-    def __init__(self, scheduler: Any, args: AppArgs) -> None:
-        """`scheduler` is a `ray.serve.handle.DeploymentHandle`."""
-        self._jobs = VideoJobs(RemoteBackend(scheduler), args.videos, choose_data_dir(args))
+    def __init__(self, schedulers: list[Any], args: AppArgs) -> None:
+        """`schedulers` has the `ray.serve.handle.DeploymentHandle` of each cell's."""
+        backend = choose_backend([RemoteBackend(scheduler) for scheduler in schedulers], args)
+        self._jobs = VideoJobs(backend, args.videos, choose_data_dir(args))
 
     async def reconfigure(self, _: Any) -> None:
         """Ray Serve calls it before the first request, in the event loop that serves them."""

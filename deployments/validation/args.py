@@ -9,11 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deployments.assembly.cell_args import take_cell
 from deployments.assembly.planning import assemble_service, list_service_workers
 from deployments.assembly.profiles import make_cost_model
-from deployments.config.app import AppArgs, ModelArgs
+from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import apply_user_config
+from deployments.config.models import ModelArgs
 from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
 from tridentserve.byte_sizes import MIB
@@ -179,12 +181,15 @@ def _check_coverage(probes: Sequence[RequestSpec], times: CostModel) -> Iterator
 
 def _check_planning(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:
     """Problems of the placement, and of the requests that the scheduler of an idle service would refuse."""
-    try:
-        scheduler = assemble_service(args, times, list_service_workers(args)).scheduler
-    except ConfigError as error:
-        yield str(error)
-        return
-    for probe in probes:
-        for effect in scheduler.on(RequestArrived(probe), now_s=0.0):
-            if isinstance(effect, Reject):
-                yield f"{probe.request_id}: {effect.reason}"
+    for number in range(args.scheduler.cells):
+        cell, where = take_cell(args, number), f" (cell {number})" if args.scheduler.cells > 1 else ""
+        try:
+            scheduler = assemble_service(cell, times, list_service_workers(cell)).scheduler
+        except ConfigError as error:
+            yield f"{error}{where}"
+            continue
+        names = {model.name for model in cell.models}
+        for probe in (probe for probe in probes if probe.model in names):
+            for effect in scheduler.on(RequestArrived(probe), now_s=0.0):
+                if isinstance(effect, Reject):
+                    yield f"{probe.request_id}: {effect.reason}{where}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
 from deployments.config.base import describe_problems
-from deployments.config.live import SCHEDULER
+from deployments.config.live import SCHEDULER, name_scheduler
 from deployments.validation.args import check_args, check_user_config
 
 BUILDER = "deployments.app:build_app"
-DEPLOYMENTS = ("Api", SCHEDULER, "Videos")
+DEPLOYMENTS = ("Api", "Videos")
 # One Scheduler owns all workers; its bundles are one per worker.
 _FIXED_SCHEDULER_OPTIONS = ("autoscaling_config", "placement_group_bundles")
 _MAX_PORT = 65535
@@ -64,8 +64,9 @@ def _check_app(app: ServeApplicationSchema, key: str) -> Iterator[str]:
         yield from check_args(app.args, f"{key}.args", readable=not live)
         for number, deployment in live:
             yield from check_user_config(app.args, deployment.user_config, f"{key}.deployments[{number}].user_config")
+        schedulers = [name_scheduler(cell) for cell in range(_count_cells(app.args))]
         for number, deployment in enumerate(app.deployments):
-            yield from _check_overrides(deployment, f"{key}.deployments[{number}]")
+            yield from _check_overrides(deployment, f"{key}.deployments[{number}]", schedulers)
 
 
 def _changes_models(deployment: DeploymentSchema) -> bool:
@@ -73,16 +74,25 @@ def _changes_models(deployment: DeploymentSchema) -> bool:
     return deployment.name == SCHEDULER and "user_config" in deployment.model_fields_set
 
 
-def _check_overrides(deployment: DeploymentSchema, key: str) -> Iterator[str]:
-    if deployment.name not in DEPLOYMENTS:
-        yield f"{key}.name: there is no such deployment; there are {', '.join(DEPLOYMENTS)}"
-    if deployment.name == SCHEDULER:
-        given = deployment.model_fields_set
+def _count_cells(args: Mapping[str, Any]) -> int:
+    """The number of cells of `args`, which may be wrong in any way."""
+    section = args.get("scheduler")
+    cells = section.get("cells", 1) if isinstance(section, Mapping) else 1
+    return cells if isinstance(cells, int) else 1
+
+
+def _check_overrides(deployment: DeploymentSchema, key: str, schedulers: Sequence[str]) -> Iterator[str]:
+    name, given = deployment.name, deployment.model_fields_set
+    if name not in (*DEPLOYMENTS, *schedulers):
+        yield f"{key}.name: there is no such deployment; there are {', '.join((*schedulers, *DEPLOYMENTS))}"
+    if name in schedulers:
         if "num_replicas" in given and deployment.num_replicas != 1:
-            yield f"{key}.num_replicas: the Scheduler has exactly one replica, which owns all workers"
-        for name in _FIXED_SCHEDULER_OPTIONS:
-            if name in given:
-                yield f"{key}.{name}: not for the Scheduler; `cluster` in `args` says how many workers there are"
+            yield f"{key}.num_replicas: {name} has exactly one replica, which owns its workers"
+        for option in _FIXED_SCHEDULER_OPTIONS:
+            if option in given:
+                yield f"{key}.{option}: not for {name}; `cluster` in `args` says how many workers there are"
+    if name in schedulers[1:] and "user_config" in given:
+        yield f"{key}.user_config: give it to {SCHEDULER}, whose models all cells follow"
 
 
 def _find_module(module: str) -> bool:

@@ -64,6 +64,7 @@ class VideoJobs:
     async def submit(self, spec: RequestSpec, inputs: GenerationInputs, priority: int) -> dict[str, Any]:
         most, most_bytes, now_s = self._options.max_unfinished, self._options.max_results_mb * MIB, self._clock()
         spec = replace(spec, waited_s=0.0)  # the request's times, like the job's `queue_s`, count from the scheduler on
+        inputs = replace(inputs, id_drawn=False)  # a job is asked for again, under its id, when this process has ended
         job = await self._store.run_for_client(
             lambda store: store.submit(spec, inputs, priority, now_s, most, most_bytes)
         )

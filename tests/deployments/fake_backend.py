@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from deployments.config.app import Limits
+from deployments.config.models import Limits
 from deployments.models.served import ServedModel
 from tests.support.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
@@ -94,7 +94,7 @@ class FakeBackend:
             self.ended[request_id] = "cancelled"
             raise
         finally:
-            del self.running[request_id]
+            self.running.pop(request_id, None)  # it may have been made twice
 
     async def generate_in_batches(
         self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True

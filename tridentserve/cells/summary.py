@@ -21,6 +21,5 @@ class CellModelLoad:
 class CellSummary:
     """The load of a cell at one moment."""
 
-    made_s: float
     models: Mapping[str, CellModelLoad]
     """The load by model; a model without workers has no entry."""

@@ -44,7 +44,7 @@ def summarize_load(
         for kind in holders[model]:
             kind.work_s += waiting_s * kind.num_workers / num_workers
     loads = {model: _sum_load(held) for model, held in sorted(holders.items()) if held}
-    return CellSummary(now_s, loads)
+    return CellSummary(loads)
 
 
 def _sum_load(kinds: Sequence[_Alike]) -> CellModelLoad:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.config.app import Limits
+from deployments.config.models import Limits
 from deployments.http.app import create_api
 from deployments.models.served import ServedModel
 from deployments.serve.remote_backend import RemoteBackend

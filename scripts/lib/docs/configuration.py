@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, Limits, ModelArgs
+from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, SchedulerArgs
+from deployments.config.models import Limits, ModelArgs
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
@@ -23,6 +24,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "models[].limits": Limits,
     "cluster": ClusterArgs,
     "expected_load[]": LoadArgs,
+    "scheduler": SchedulerArgs,
     "dispatch": DispatchArgs,
     "replan": ReplanArgs,
     "handoff": HandoffArgs,

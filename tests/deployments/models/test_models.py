@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config.app import Limits, ModelArgs
+from deployments.config.models import Limits, ModelArgs
 from deployments.models.served import ServedModel, build_served_model, build_served_models
 from deployments.schemas.model_choice import check_size
 from tridentserve.errors import InvalidRequestError

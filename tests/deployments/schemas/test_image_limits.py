@@ -135,7 +135,7 @@ async def test_the_scheduler_refuses_images_that_have_no_room(monkeypatch: pytes
     monkeypatch.setattr(scheduler, "_require_engine", lambda: backend)
 
     async def first(job_id: str, image: bytes | None) -> tuple[Any, AsyncIterator[Any]]:
-        updates = scheduler._follow(*request(job_id, image=image), with_progress=True)
+        updates = scheduler.generate_in_batches(*request(job_id, image=image), with_progress=True)
         (told,) = await anext(updates)
         return told, updates
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config.app import Limits
+from deployments.config.models import Limits
 from deployments.models.served import ServedModel
 from deployments.schemas.image import build_image_request
 from deployments.schemas.video import build_video_request, parse_video_request

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +10,7 @@ from ray.exceptions import RayTaskError
 
 from deployments.serve.client_calls import ClientCalls, ClientGate
 from tests.deployments.fake_backend import FakeBackend
+from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel, ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import Update
@@ -25,18 +24,42 @@ def as_ray_does(error: Exception) -> Exception:
     return arrives
 
 
+class FakeService:
+    """A `RequestService` over a backend."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        self.summary = CellSummary({})
+
+    def generate_in_batches(
+        self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
+    ) -> AsyncGenerator[list[Update], None]:
+        return self.backend.generate_in_batches(spec, inputs, with_progress)
+
+    def has_request(self, request_id: str) -> bool:
+        return request_id in self.backend.running
+
+    def cancel(self, request_id: str) -> bool:
+        if self.has_request(request_id):
+            self.backend.deleted.add(request_id)
+        return self.has_request(request_id)
+
+    async def summarize_load(self) -> CellSummary:
+        return self.summary
+
+
 class FakeHandle:
     """The part of a Ray `DeploymentHandle` that is used, over a backend in this process, which a channel reaches."""
 
     def __init__(self, backend: FakeBackend, refuse: Exception | None = None) -> None:
         """`refuse` is raised by all calls of the handle."""
-        self.gate = ClientGate(partial(_follow, backend))
+        self.service = FakeService(backend)
+        self.gate = ClientGate(self.service)
         self.channels: list[Channel] = []
         self.refuse = refuse
         self.listener: ChannelListener | None = None
         self.get_address = SimpleNamespace(remote=self._get_address)
         self.take_references = SimpleNamespace(remote=self._take_references)
-        self.cancel = SimpleNamespace(remote=backend.cancel)
         self.get_health = SimpleNamespace(remote=backend.get_health)
 
     async def _get_address(self) -> ChannelAddress:
@@ -52,11 +75,3 @@ class FakeHandle:
 
     async def _take_references(self, call_id: str) -> list[Any]:
         return self.gate.take_references(call_id)
-
-
-async def _follow(
-    backend: FakeBackend, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool
-) -> AsyncGenerator[list[Update], None]:
-    async with aclosing(backend.generate(spec, inputs, with_progress)) as updates:
-        async for update in updates:
-            yield [update]

@@ -162,6 +162,13 @@ async def test_a_refusal_comes_as_the_last_update(error: TridentServeError) -> N
     assert getattr(caught.value, "param", None) == getattr(error, "param", None)
 
 
+async def test_a_defect_of_the_scheduler_ends_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    remote = RemoteBackend(FakeHandle(FakeBackend(refuse=ZeroDivisionError("a defect"))))
+    with pytest.raises(TridentServeError, match="its log says why"):
+        await wait_for_result(remote.generate(*ARGS))
+    assert "a defect" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -45,7 +45,7 @@ def handle_to(videos: Any) -> Any:
 @pytest.mark.usefixtures("close_channels")
 async def test_errors_come_back_as_values_and_are_raised_here(tmp_path: Path) -> None:
     args = make_args(tmp_path)
-    videos = Replica(FakeHandle(FakeBackend(allowed_steps=0)), args)
+    videos = Replica([FakeHandle(FakeBackend(allowed_steps=0))], args)
     remote = RemoteVideoBackend(handle_to(videos), args)
     await videos.reconfigure(None)
     try:

@@ -74,6 +74,22 @@ def write_config(folder: Path, args: dict[str, Any], **app: Any) -> Path:
     return file
 
 
+def test_each_cell_has_a_scheduler_and_the_first_has_the_models_of_all(profile: str, tmp_path: Path) -> None:
+    args = make_good_config(profile)
+    args |= {"scheduler": {"cells": 2}, "cluster": {**args["cluster"], "nodes": 2}, "placement": ["DC", "E"] * 2}
+
+    def check(**override: Any) -> list[str]:
+        return check_config(write_config(tmp_path, args, deployments=[override]))
+
+    assert check(name="Scheduler-1", health_check_period_s=3) == []
+    (unknown,) = check(name="Scheduler-2")
+    assert unknown.endswith("there is no such deployment; there are Scheduler, Scheduler-1, Api, Videos")
+    (twice,) = check(name="Scheduler-1", user_config={"drain_timeout_s": 1})
+    assert "user_config: give it to Scheduler, whose models all cells follow" in twice
+    (two,) = check(name="Scheduler-1", num_replicas=2)
+    assert "Scheduler-1 has exactly one replica" in two
+
+
 def test_a_good_file_has_no_problem(profile: str, tmp_path: Path) -> None:
     file = write_config(tmp_path, make_good_config(profile), deployments=[{"name": "Api", "num_replicas": 2}])
     assert check_config(file) == []
@@ -261,7 +277,7 @@ def test_a_table_that_repeats_another_is_refused(profile: str) -> None:
         ({"arg": {}}, "applications[0].arg: unknown key"),
         ({"deployments": [{"name": "Api", "replicas": 2}]}, "applications[0].deployments[0].replicas: unknown key"),
         ({"deployments": [{"name": "API"}]}, "applications[0].deployments[0].name: there is no such deployment"),
-        (_make_scheduler(num_replicas=2), "applications[0].deployments[0].num_replicas: the Scheduler has exactly one"),
+        (_make_scheduler(num_replicas=2), "applications[0].deployments[0].num_replicas: Scheduler has exactly one"),
         (_make_scheduler(num_replicas="auto"), "applications[0].deployments[0].num_replicas: "),
         (
             _make_scheduler(autoscaling_config={"max_replicas": 1}),

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
+from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
@@ -51,6 +52,7 @@ class LiveEngine:
         self._options = options or EngineOptions()
         self._labels = {config.spec.worker_id: config.label for config in workers}
         self._loop = asyncio.get_running_loop()
+        self._scheduler = scheduler  # belongs to the scheduler's thread
         self._fleet = WorkerFleet(workers, spawner, self._on_joined, self._on_lost)
         self._core = CoreThread(
             scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log
@@ -133,6 +135,15 @@ class LiveEngine:
         finally:
             if self._requests.leave(request, inbox):
                 self.cancel(spec.request_id)
+
+    def has_request(self, request_id: str) -> bool:
+        """True when `generate` joins a request with this id: one that is unfinished, or has ended a short time ago."""
+        return self._requests.find_joinable(request_id) is not None
+
+    async def summarize_load(self) -> CellSummary:
+        """The load with all requests that have arrived so far, as `CellRouter` compares it."""
+        scheduler, core = self._scheduler, self._core
+        return await asyncio.wrap_future(core.call(lambda: scheduler.summarize_load(core.now_s())))
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request for all its clients. False when it is unknown or has ended."""

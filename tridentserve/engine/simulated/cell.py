@@ -48,6 +48,8 @@ class SimulatedCell:
         self._executor = Executor(agenda, self._devices, self._handoff, actual, recorder, self._core.post, options)
         # Requests that have not ended.
         self._open: dict[str, None] = {}
+        self.num_received = 0
+        """Number of requests that the scheduler has taken in. One that comes while it decides is taken in later."""
 
     def start(self, log: IO[str] | None = None) -> None:
         """All workers join, with their placement in memory. Decisions are written to `log`."""
@@ -93,6 +95,7 @@ class SimulatedCell:
 
     def _carry_out(self, event: ev.Event, effects: list[ev.Effect]) -> None:
         recorder, now_s = self._recorder, self._agenda.now_s
+        self.num_received += isinstance(event, ev.RequestArrived)
         for effect in effects:
             match effect:
                 case ev.RunPlan():

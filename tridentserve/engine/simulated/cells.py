@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tridentserve.cells.router import CellRouter
+from tridentserve.cells.router import SUMMARY_PERIOD_S, CellRouter
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.cell import SimulatedCell
@@ -19,9 +19,6 @@ from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import Scheduler
-
-# Each cell publishes its summary so often.
-PUBLISH_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +111,10 @@ class SimulatedCells:
         """The cells that are left publish their summaries, until nothing is sent any more."""
         now_s = self._agenda.now_s
         for number in self._cells:
-            self._router.update(number, self._schedulers[number].summarize_load(now_s))
+            summary = self._schedulers[number].summarize_load(now_s)
+            self._router.update(number, summary, self._cells[number].num_received)
         if now_s < last_s:
-            self._agenda.call_at(now_s + PUBLISH_S, self._publish, last_s)
+            self._agenda.call_at(now_s + SUMMARY_PERIOD_S, self._publish, last_s)
 
     def _arrive(self, spec: RequestSpec) -> None:
         self._arrived_s[spec.request_id] = self._agenda.now_s
@@ -125,7 +123,7 @@ class SimulatedCells:
 
     def _send(self, spec: RequestSpec) -> None:
         try:
-            cell = self._router.choose(spec, self._agenda.now_s)
+            cell = self._router.choose(spec)
         except OverloadedError as error:
             self._recorder.record_end(ev.Reject(spec.request_id, error.code, str(error)), self._agenda.now_s)
             return

@@ -1,0 +1,99 @@
+"""The models of the configuration: `models[]` and its limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from deployments.config.base import Args, LocalPath, Name, make_config_error, make_option
+from tridentserve.byte_sizes import MIB
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.kernels import Attention, Kernels
+from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
+
+CellNumber = Annotated[int, Field(ge=0)]
+
+
+class Limits(Args):
+    """Limits of a model's requests. A request beyond it is refused before anything is made for it."""
+
+    min_side: int = Field(default=64, ge=16, description="Smallest width and height, in pixels.")
+    max_side: int = Field(default=2048, ge=16, description="Largest width and height, in pixels.")
+    max_pixels: int = Field(default=2048 * 2048, ge=256, description="Largest product of width and height, in pixels.")
+    max_steps: int = Field(default=100, ge=1, description="Most denoising steps.")
+    max_outputs: int = Field(default=4, ge=1, description="Most images or videos of one request.")
+    max_frames: int = Field(default=129, ge=1, description="Most frames of a video.")
+    max_pixel_frames: int = Field(
+        default=1280 * 720 * 129, ge=256, description="Largest product of width, height and frames of a video."
+    )
+    max_prompt_chars: int = Field(
+        default=4096, ge=1, description="Most characters of the prompt, and of the negative prompt."
+    )
+    max_image_bytes: int = Field(
+        default=20 * MIB,
+        ge=1,
+        description="Largest file of an input image, in bytes, of models that start from one.",
+    )
+    max_image_pixels: int = Field(
+        default=4096 * 4096, ge=1, description="Largest product of width and height of an input image, in pixels."
+    )
+
+
+class ModelArgs(Args):
+    """One model. Exactly one of `path` (a model folder) and `tiny` (a family; made at first start) is given."""
+
+    name: Name = Field(
+        description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
+    )
+    path: LocalPath | None = Field(
+        default=None, description="Model folder as diffusers saves it. Exactly one of `path` and `tiny` is given."
+    )
+    tiny: str | None = Field(
+        default=None,
+        description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
+        "the first start. Exactly one of `path` and `tiny` is given.",
+    )
+    dtype: Literal["float32", "bfloat16"] | None = Field(
+        default=None,
+        description="Number format of the loaded weights; without it float32 on a CPU and bfloat16 on a GPU.",
+    )
+    attention: Attention = make_option(Kernels, "attention")
+    compile: bool = make_option(Kernels, "compiled")
+    limits: Limits = Field(default=Limits(), description="Says what requests of the model may ask for.")
+    profile_as: str | None = Field(
+        default=None, description="Name of the model in the profile tables; without it `name`."
+    )
+    slo_scale: float = Field(
+        default=DEFAULT_SLO_SCALE,
+        gt=0,
+        description="Default SLO of requests, as a multiple of their latency at the optimal degrees.",
+    )
+    window_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Length of the model's own replanning window, in seconds, as models differ in speed; without it "
+        "`replan.window_s`.",
+    )
+    drain: bool = Field(
+        default=False,
+        description="The model takes no new requests, finishes those that it has, and stays in memory.",
+    )
+    cells: list[CellNumber] | None = Field(
+        default=None,
+        min_length=1,
+        description="Numbers of the cells that serve the model, from 0, where `scheduler.cells` is above 1; without it "
+        "all. The first model of `models` is in all.",
+    )
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ModelArgs:
+        if (self.path is None) == (self.tiny is None):
+            raise make_config_error("path", "give exactly one of `path` (a model folder) and `tiny` (a family)")
+        if self.tiny is not None and self.tiny not in FAMILIES:
+            raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
+        return self
+
+    @property
+    def profile_name(self) -> str:
+        return self.profile_as or self.name
