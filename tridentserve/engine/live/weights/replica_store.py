@@ -28,6 +28,7 @@ from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import kernels, weights
 from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.pipelines.encoder_memo import EncoderMemo, install_memo
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.protocols import LoadSource
@@ -121,6 +122,7 @@ class ReplicaStore:
         self._on_load = on_load
         self.wanted: frozenset[Replica] = frozenset()
         self._adapters: dict[Replica, PipelineAdapter] = {}
+        self._memos: dict[Replica, EncoderMemo] = {}
         self._resident: dict[Replica, _Resident] = {}  # the one used last at the end
         self._evicted: list[Replica] = []  # not reported yet
         self._letting_go: set[asyncio.Task[None]] = set()
@@ -238,6 +240,7 @@ class ReplicaStore:
                 source.folder, stages, device=str(self._device), dtype=self._host.dtype(replica), weights=False
             )
             kernels.install(self._adapters[replica], source.kernels)
+            self._memos[replica] = install_memo(self._adapters[replica])
         weights.attach(self._adapters[replica], copy.tensors(buffer))
 
     async def unload_model(self, model: str) -> None:
@@ -246,6 +249,7 @@ class ReplicaStore:
         for replica in [replica for replica in self._resident if replica.model == model]:
             await self._evict(replica)
         self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}
+        self._memos = {replica: one for replica, one in self._memos.items() if replica.model != model}
         self._evicted = [replica for replica in self._evicted if replica.model != model]
         await self._on_device(_free_memory, self._device)
 
@@ -260,6 +264,7 @@ class ReplicaStore:
             task.result()
         if not done:
             logger.warning("a peer still reads %s: its memory is free later", replica)
+        self._memos[replica].clear()
         await self._on_device(weights.detach, self._adapters[replica])
 
     async def _release_when_unread(self, resident: _Resident) -> None:
