@@ -60,7 +60,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("script", [POOL, PROFILER], ids=["pool", "profiler"])
+@pytest.mark.parametrize("script", [POOL, pytest.param(PROFILER, marks=pytest.mark.slow)], ids=["pool", "profiler"])
 def test_a_member_ends_when_the_process_that_started_it_is_killed(script: str) -> None:
     with started([sys.executable, "-c", script], ROOT, os.environ | {"PYTHONPATH": str(ROOT)}) as process:
         assert process.stdout is not None

@@ -26,6 +26,8 @@ from tridentserve.stages import Stage
 MAX_MEMO_BYTES = 32 * MIB
 # So many inputs are known that have come once. Only what comes a second time is kept.
 _MAX_SEEN = 4096
+# Language models give it along for the tokens that would follow; no pipeline looks at it, and it is not kept.
+_KEYS_AND_VALUES = "past_key_values"
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -109,9 +111,9 @@ def _make_key(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes
 
 
 def _list_parts(result: Any) -> Iterator[Any]:
-    """What a result consists of: tensors, and values of kinds that are not known."""
+    """The parts of a result: tensors, and values of kinds that are not known."""
     if isinstance(result, ModelOutput):
-        result = tuple(result.values())
+        result = tuple(value for name, value in result.items() if name != _KEYS_AND_VALUES)
     if isinstance(result, tuple | list):
         for part in result:
             yield from _list_parts(part)
@@ -131,7 +133,7 @@ def _copy(result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         return result.clone()
     if isinstance(result, ModelOutput):
-        return type(result)(**{name: _copy(value) for name, value in result.items()})
+        return type(result)(**{name: _copy(value) for name, value in result.items() if name != _KEYS_AND_VALUES})
     if isinstance(result, tuple | list):
         return type(result)(_copy(part) for part in result)
     return result
