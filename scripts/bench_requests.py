@@ -39,7 +39,14 @@ from deployments.config.app import AppArgs
 _QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Parts of the names of processes, in the order in which they are looked for.
-_KINDS = {"Scheduler": "scheduler", ":Api": "api", "Proxy": "proxy", "StageWorker": "workers", "raylet": "raylet"}
+_KINDS = {
+    "Scheduler": "scheduler",
+    ":Api": "api",
+    "Proxy": "proxy",
+    "/haproxy": "proxy",
+    "StageWorker": "workers",
+    "raylet": "raylet",
+}
 _WARM_UP = 8
 
 

@@ -20,6 +20,7 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
+from deployments.serve.ingress import list_ingress_settings
 from deployments.validation.serve_file import check_config, is_ours
 
 # The time that `serve run` has to end, and after its end the processes that it started.
@@ -80,7 +81,7 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
         signal.signal(signal.SIGHUP, stop)
     began_s = time.monotonic()
     command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
-    child = subprocess.Popen(command, start_new_session=True)
+    child = subprocess.Popen(command, env={**list_ingress_settings(), **os.environ}, start_new_session=True)
     try:
         announced = False
         while child.poll() is None and not stop.asked:

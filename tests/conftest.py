@@ -12,6 +12,7 @@ import pulp
 import pytest
 from hypothesis import HealthCheck, settings
 
+from deployments.serve.ingress import list_ingress_settings
 from dispatch.options import DispatchOptions
 from dispatch.solver import ilp
 from tests.support.waiting import PATIENCE_S, RAY_TOO_SLOW
@@ -31,6 +32,9 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # The proxy notices a dead replica in seconds (the default takes over 20).
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")
+# As `make serve` has it.
+for name, value in list_ingress_settings().items():
+    os.environ.setdefault(name, value)
 # Ray gives its workers niceness 15: they give way to programs of niceness 0 that use all cores.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # On a busy machine, what Ray waits for takes longer than it would wait.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+
+from deployments.serve.ingress import list_ingress_settings
 
 
 @contextmanager
@@ -15,6 +18,8 @@ def run_ray_cluster(num_cpus: int, address: str | None = None) -> Iterator[None]
     if address:
         ray.init(address=address, log_to_driver=False)
     else:
+        for name, value in list_ingress_settings().items():
+            os.environ.setdefault(name, value)
         ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=num_cpus)
     try:
         yield

@@ -18,6 +18,7 @@ from PIL import Image
 
 from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
+from deployments.serve.ingress import list_ingress_settings
 from tests.e2e.conftest import Service, decode_image
 from tests.support import http
 from tests.support.decision_log import read_lines, read_log
@@ -33,6 +34,16 @@ def test_ready(service: Service) -> None:
     health = http.get(f"{service.url}/health").json()
     assert (health["status"], health["workers"]) == ("ready", 4)
     assert health["placement"]["n0w3"] == "tiny-flux:C+tiny-wan:EDC"
+
+
+def test_connections_go_through_haproxy(service: Service) -> None:
+    import ray
+    from ray.util.state import list_actors
+
+    assert http.get(f"{service.url}/-/routes").json() == {"/": "tridentserve"}
+    if list_ingress_settings():
+        actors = list_actors(address=ray.get_runtime_context().gcs_address)
+        assert "HAProxyManager" in {actor.class_name for actor in actors if actor.state == "ALIVE"}
 
 
 @pytest.mark.parametrize("model", ["tiny-flux", "tiny-sd3"])
