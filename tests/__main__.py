@@ -58,7 +58,7 @@ def parts(everything: bool, seed: int | None) -> tuple[Part, list[list[Part]]]:
     lint = Part("lint", (("ruff", "check", "."), ("ruff", "format", "--check", ".")))
     types, ray = Part("types", (("mypy",),)), Part("ray", ((*pytest, *WITH_RAY),))
     pure = Part("pure", ((*pytest, *(f"--ignore={folder}" for folder in WITH_RAY)),))
-    return lint, [[types, ray], [pure]]
+    return lint, [[ray], [types, pure]]
 
 
 async def run(part: Part) -> Outcome:
