@@ -20,6 +20,8 @@ DEPLOYMENTS = ("Api", "Videos")
 # One Scheduler owns all workers; its bundles are one per worker.
 _FIXED_SCHEDULER_OPTIONS = ("autoscaling_config", "placement_group_bundles")
 _MAX_PORT = 65535
+# Far more than there will be nodes; of more, `check_args` says that they cannot be.
+_MOST_CELLS = 10_000
 
 
 def check_config(file: Path) -> list[str]:
@@ -78,7 +80,7 @@ def _count_cells(args: Mapping[str, Any]) -> int:
     """The number of cells of `args`, which may be wrong in any way."""
     section = args.get("scheduler")
     cells = section.get("cells", 1) if isinstance(section, Mapping) else 1
-    return cells if isinstance(cells, int) else 1
+    return cells if isinstance(cells, int) and 0 < cells <= _MOST_CELLS else 1
 
 
 def _check_overrides(deployment: DeploymentSchema, key: str, schedulers: Sequence[str]) -> Iterator[str]:

@@ -143,6 +143,21 @@ async def test_a_cell_that_comes_back_gets_requests_again(cells: Cells) -> None:
     assert len(cells.fakes[0].seen) == 1
 
 
+async def test_a_cell_whose_load_cannot_be_told_for_any_reason_is_asked_again(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cells.wait_until_known()
+
+    async def fail() -> CellSummary:
+        raise ZeroDivisionError("nobody expects it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells.backend._cells[0], "summarize_load", fail)
+        await until(lambda: 0 in cells.backend._lost)
+    await cells.wait_until_known()
+    assert cells.backend._lost == set()
+
+
 async def test_a_request_under_which_too_many_cells_are_lost_fails(cells: Cells) -> None:
     cells.backend._max_losses = 0
     for fake in cells.fakes:

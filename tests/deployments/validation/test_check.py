@@ -88,6 +88,9 @@ def test_each_cell_has_a_scheduler_and_the_first_has_the_models_of_all(profile: 
     assert "user_config: give it to Scheduler, whose models all cells follow" in twice
     (two,) = check(name="Scheduler-1", num_replicas=2)
     assert "Scheduler-1 has exactly one replica" in two
+    args["scheduler"] = {"cells": 10**12}
+    (too_many,) = check(name="Scheduler", health_check_period_s=3)
+    assert "more than cluster.nodes" in too_many
 
 
 def test_a_good_file_has_no_problem(profile: str, tmp_path: Path) -> None:
