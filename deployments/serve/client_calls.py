@@ -110,7 +110,10 @@ class ClientCalls:
         try:
             async with aclosing(self._gate.service.generate_in_batches(spec, inputs, with_progress)) as batches:
                 async for batch in batches:
-                    self._send(call_id, batch if with_progress else batch[-1:])
+                    if with_progress:
+                        self._send(call_id, batch)
+                    elif isinstance(batch[-1], CompletedUpdate | FailedUpdate):
+                        self._send(call_id, batch[-1:])
         except TridentServeError as error:
             param = error.param if isinstance(error, InvalidRequestError) else None
             self._send(call_id, [FailedUpdate(spec.request_id, error.code, str(error), param)])

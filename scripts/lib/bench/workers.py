@@ -22,8 +22,9 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ModelSource, PlanReport
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.worker_actor import StageWorker
-from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
+from tridentserve.engine.live.worker_handle import PlanItem, WorkerHandle
 from tridentserve.engine.options import Fetch, WorkerOptions
+from tridentserve.errors import WorkerError
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica, WorkerId
@@ -149,8 +150,10 @@ class Workers:
         start_s = time.perf_counter()
         content = {name: inputs[name] for name in plan.request_ids}
         handles = [self._handles[worker_id] for worker_id in plan.workers]
-        calls = [handle.run_plan(plan, content, UNKNOWN_PEAK, is_watched=False) for handle in handles]
-        leader, *_ = await asyncio.gather(*(_listen(call) for call in calls))
+        items: list[asyncio.Queue[PlanItem]] = [asyncio.Queue() for _ in handles]
+        for handle, came in zip(handles, items, strict=True):
+            handle.run_plan(plan, content, UNKNOWN_PEAK, False, came.put_nowait)
+        leader, *_ = await asyncio.gather(*(_wait_for_report(came) for came in items))
         images = [image for outputs in (leader.outputs or {}).values() for image in outputs]
         if leader.num_outputs and leader.outputs is None:
             images = [await reference async for reference in handles[0].collect_outputs(plan.plan_id)]
@@ -168,13 +171,15 @@ class Workers:
         await asyncio.gather(*(handle.count_parcels() for handle in self._handles.values()))  # behind these calls
 
 
-async def _listen(call: PlanCall) -> PlanReport:
-    async for item in call:
+async def _wait_for_report(came: asyncio.Queue[PlanItem]) -> PlanReport:
+    while True:
+        item = await came.get()
+        if isinstance(item, WorkerError):
+            raise RuntimeError(str(item))
         if isinstance(item, PlanReport):
             if item.outcome == "failed":
                 raise RuntimeError(item.error)
             return item
-    raise RuntimeError("a plan ended without a report")
 
 
 @asynccontextmanager

@@ -25,7 +25,9 @@ from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressN
 from tridentserve.engine.live.plan_calls import list_last_steps
 from tridentserve.engine.live.spawner import ActorSpawner
 from tridentserve.engine.live.transport.parcel import ParcelLayout
+from tridentserve.engine.live.worker_handle import PlanItem
 from tridentserve.engine.options import WorkerOptions
+from tridentserve.errors import WorkerError
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
@@ -84,22 +86,22 @@ class Plans:
     ) -> tuple[PlanReport, list[bytes], int]:
         """The leader's report, the images, the number of steps told. Any member's failure raises."""
         content = inputs if isinstance(inputs, dict) else dict.fromkeys(plan.request_ids, inputs)
-        calls = [self.fleet.run_plan(worker_id, plan, content, is_watched=is_watched) for worker_id in plan.workers]
-        results = await asyncio.gather(*(self._listen(plan, call) for call in calls))
+        queues: list[asyncio.Queue[PlanItem]] = [asyncio.Queue() for _ in plan.workers]
+        for worker_id, items in zip(plan.workers, queues, strict=True):
+            assert self.fleet.run_plan(worker_id, plan, content, items.put_nowait, is_watched=is_watched)
+        results = await asyncio.gather(*(self._listen(plan, items) for items in queues))
         for report, _, _ in results:
             assert report.outcome != "failed", report.error
         return results[0]
 
-    async def _listen(self, plan: DispatchPlan, call: Any) -> tuple[PlanReport, list[bytes], int]:
-        report, notes = None, 0
-        async for item in call:
-            if isinstance(item, ProgressNote):
-                notes += len(item.steps)
-                self.steps_told[plan.plan_id] += len(item.steps)
-            elif isinstance(item, PlanReport):
-                report = item
-                notes += len(list_last_steps(plan, report))
-        assert report is not None
+    async def _listen(self, plan: DispatchPlan, items: asyncio.Queue[PlanItem]) -> tuple[PlanReport, list[bytes], int]:
+        notes = 0
+        while not isinstance(report := await items.get(), PlanReport):
+            assert not isinstance(report, WorkerError), report
+            if isinstance(report, ProgressNote):
+                notes += len(report.steps)
+                self.steps_told[plan.plan_id] += len(report.steps)
+        notes += len(list_last_steps(plan, report))
         outputs = report.outputs or {}
         assert {name: len(files) for name, files in outputs.items()} == report.num_outputs
         return report, [image for files in outputs.values() for image in files], notes

@@ -19,6 +19,7 @@ from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
+from tridentserve.engine.live.plan_calls import PeakEstimator
 from tridentserve.engine.live.plan_driver import PlanDriver
 from tridentserve.engine.live.spawner import Spawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
@@ -63,7 +64,13 @@ class LiveEngine:
         self._metrics = EngineMetrics()
         self._requests = ClientRequests(self._options.max_result_age_s)
         self._driver = PlanDriver(
-            self._fleet, self._requests, self._core.post, self._on_step, abandon, self._clock_offset_s, memory
+            self._fleet,
+            self._requests,
+            self._core.post,
+            self._on_step,
+            abandon,
+            self._clock_offset_s,
+            PeakEstimator(memory),
         )
         self._reporter: asyncio.Task[None] | None = None
 
@@ -86,11 +93,12 @@ class LiveEngine:
         """Start the scheduler and all workers; returns when all can take plans."""
         self._core.start()
         await self._fleet.start()
-        self._reporter = self._loop.create_task(self._report_levels())
+        self._reporter = self._loop.create_task(self._report_metrics())
 
     async def stop(self) -> None:
         if self._reporter is not None:
             self._reporter.cancel()
+            self._report_now()
         await self._fleet.stop()
         self._core.stop()
 
@@ -214,7 +222,7 @@ class LiveEngine:
     # Called by the plans and by the fleet.
 
     def _set_memory(self, memory: StageMemory) -> None:
-        self._driver.memory = memory
+        self._driver.peaks = PeakEstimator(memory)
 
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
         if self._requests.find_unfinished(request.key) is not None:
@@ -228,10 +236,13 @@ class LiveEngine:
         self._core.post(ev.WorkerLost(worker_id, error))
         self._driver.abandon_worker(worker_id)
 
-    async def _report_levels(self) -> None:
+    async def _report_metrics(self) -> None:
         while True:
-            states = [record.state for record in self._records.records.values()]
-            self._metrics.set_levels(
-                states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
-            )
+            self._report_now()
             await asyncio.sleep(GAUGE_PERIOD_S)
+
+    def _report_now(self) -> None:
+        states = [record.state for record in self._records.records.values()]
+        self._metrics.report(
+            states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
+        )

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
 from tridentserve.engine.live.spawner import Spawner
-from tridentserve.engine.live.worker_handle import PlanCall, WorkerHandle
+from tridentserve.engine.live.worker_handle import PlanItem, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -80,13 +80,17 @@ class WorkerFleet:
         worker_id: WorkerId,
         plan: DispatchPlan,
         inputs: Mapping[str, GenerationInputs],
+        take: Callable[[PlanItem], None],
         peak: ExpectedPeak = UNKNOWN_PEAK,
         is_watched: bool = False,
-    ) -> PlanCall | None:
+    ) -> bool:
         """Give a worker its next plan, with the content of each member's request and the memory that the activations
-        are expected to take; `is_watched`: somebody wants to hear of its steps. None while it is down."""
+        are expected to take; `is_watched`: somebody wants to hear of its steps. `take` is called with what comes of the
+        plan, and must not raise. False while the worker is down: nothing comes then."""
         handle = self._workers[worker_id].handle
-        return handle.run_plan(plan, inputs, peak, is_watched) if handle is not None else None
+        if handle is not None:
+            handle.run_plan(plan, inputs, peak, is_watched, take)
+        return handle is not None
 
     def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""

@@ -8,10 +8,12 @@ from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.channels.channel import ChannelAddress
+from tridentserve.engine.live.channels.compact_pickles import pickle_by_fields
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
-from tridentserve.plans import Replica, StageSpan
+from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan
 from tridentserve.protocols import LoadSource
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 
@@ -151,3 +153,7 @@ class PlanReport:
     """See `PlanFailed`."""
     code: str = "worker_failed"
     """Code of the error, a class of `tridentserve.errors`."""
+
+
+pickle_by_fields(DispatchPlan, PlanMember, StageSpan, RequestSpec, GenerationInputs, Shape)
+pickle_by_fields(ExpectedPeak, ProgressNote, PlanReport)

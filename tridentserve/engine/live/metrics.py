@@ -6,6 +6,7 @@ bucket midpoints, so exact totals are counters in addition to them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -170,9 +171,11 @@ class WorkerMetrics:
 
 
 class EngineMetrics:
-    """Counts the requests of the engine, and measures its queue."""
+    """Counts the requests of the engine, and measures its queue. Counts reach Ray with the next levels, every
+    `GAUGE_PERIOD_S`: one call of a counter of Ray's costs as much as the pickle of a plan."""
 
     def __init__(self) -> None:
+        self._counted: defaultdict[tuple[Counter, tuple[tuple[str, str], ...]], int] = defaultdict(int)
         self._requests = Counter(
             "tridentserve_requests_total",
             "Requests that have ended, or were refused because the queue was full.",
@@ -205,23 +208,30 @@ class EngineMetrics:
 
     def count_ended(self, record: RequestRecord) -> None:
         model = record.spec.model
-        self._requests.inc(tags={"model": model, "state": record.state.value})
+        self._count(self._requests, model=model, state=record.state.value)
         if record.state is RequestState.COMPLETED and record.latency_s is not None:
             self._latency.observe(record.latency_s, tags={"model": model})
         if record.state is not RequestState.CANCELLED and record.error_code != "invalid_request":
-            self._slo.inc(tags={"model": model, "met": str(record.slo_met).lower()})
+            self._count(self._slo, model=model, met=str(record.slo_met).lower())
 
     def count_refused(self, model: str) -> None:
         """A request that found the queue full."""
-        self._requests.inc(tags={"model": model, "state": "refused"})
+        self._count(self._requests, model=model, state="refused")
 
     def count_retry(self, model: str, steps_done: int) -> None:
         """A request was put back into the queue; `steps_done` of its steps need not be repeated."""
-        self._retries.inc(tags={"model": model})
+        self._count(self._retries, model=model)
         if steps_done:
-            self._resumed_steps.inc(steps_done, tags={"model": model})
+            self._count(self._resumed_steps, steps_done, model=model)
 
-    def set_levels(self, queued: int, running: int, workers_alive: int) -> None:
+    def report(self, queued: int, running: int, workers_alive: int) -> None:
+        """Give Ray the present levels, and what was counted since the last time."""
         self._queue.set(queued)
         self._running.set(running)
         self._workers.set(workers_alive)
+        counted, self._counted = self._counted, defaultdict(int)
+        for (counter, tags), number in counted.items():
+            counter.inc(number, tags=dict(tags))
+
+    def _count(self, counter: Counter, number: int = 1, **tags: str) -> None:
+        self._counted[counter, tuple(tags.items())] += number

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from tridentserve.engine.live.client_requests import ClientRequest
-from tridentserve.engine.live.messages import ExpectedPeak, PlanReport
+from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, PlanReport
 from tridentserve.errors import ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageMemory
-from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.estimation.plan_estimates import rank_peaks
 from tridentserve.stages import Stage
+
+# Kinds of plans whose memory is kept: model, stages, degree, size and outputs.
+_MAX_KEPT_PEAKS = 1024
 
 
 def select_inputs(
@@ -28,20 +32,31 @@ def select_inputs(
     }
 
 
-def estimate_peaks(memory: StageMemory | None, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> list[ExpectedPeak]:
-    """Expected bytes of activations on each worker of a plan for these requests."""
-    unknown = [ExpectedPeak()] * plan.degree
-    if memory is None or not specs:
-        return unknown
-    outputs = [spec.num_outputs for spec in specs]
-    try:
-        plain, frugal = (
-            rank_peaks(memory, plan.model, plan.stages, plan.degree, specs[0].shape, outputs, frugal)
-            for frugal in (False, True)
-        )
-    except ProfileError:
-        return unknown
-    return [ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)]
+class PeakEstimator:
+    """Says what memory plans are expected to take. Requests of a load have few sizes: what was computed is kept."""
+
+    def __init__(self, memory: StageMemory | None) -> None:
+        """`memory` does not change; None where nothing is known."""
+        self._memory = memory
+        self._find = lru_cache(_MAX_KEPT_PEAKS)(self._compute)
+
+    def estimate(self, plan: DispatchPlan, specs: Sequence[RequestSpec]) -> Sequence[ExpectedPeak]:
+        """Expected bytes of activations on each worker of a plan for these requests, in rank order."""
+        if self._memory is None or not specs:
+            return (UNKNOWN_PEAK,) * plan.degree
+        outputs = tuple([spec.num_outputs for spec in specs])
+        return self._find(plan.model, plan.stages, plan.degree, specs[0].shape, outputs)
+
+    def _compute(
+        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
+    ) -> tuple[ExpectedPeak, ...]:
+        assert self._memory is not None
+        try:
+            plain = rank_peaks(self._memory, model, stages, degree, shape, outputs)
+            frugal = rank_peaks(self._memory, model, stages, degree, shape, outputs, frugal=True)
+        except ProfileError:
+            return (UNKNOWN_PEAK,) * degree
+        return tuple([ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)])
 
 
 def list_last_steps(plan: DispatchPlan, report: PlanReport) -> list[tuple[str, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tridentserve.engine.live.channels.compact_pickles import pickle_by_fields
 from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat, Shape
 
@@ -79,3 +80,5 @@ class FailedUpdate:
 
 
 Update = QueuedUpdate | ProgressUpdate | CompletedUpdate | FailedUpdate
+
+pickle_by_fields(QueuedUpdate, ProgressUpdate, CompletedUpdate, FailedUpdate)

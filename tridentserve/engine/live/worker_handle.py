@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import ray
@@ -16,26 +16,8 @@ from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 
-
-class PlanCall:
-    """A plan under way on one worker. Iterated over once, it gives the notes as they come, and at last the report.
-    Raises `WorkerError` when the worker is lost before."""
-
-    def __init__(self) -> None:
-        self._items: asyncio.Queue[PlanNote | PlanReport | WorkerError] = asyncio.Queue()
-
-    def add(self, item: PlanNote | PlanReport | WorkerError) -> None:
-        """The worker has told this, or is lost."""
-        self._items.put_nowait(item)
-
-    async def __aiter__(self) -> AsyncIterator[PlanNote | PlanReport]:
-        while True:
-            item = await self._items.get()
-            if isinstance(item, WorkerError):
-                raise item
-            yield item
-            if isinstance(item, PlanReport):
-                return
+# What comes of a plan on one worker: notes, and at last its report; or an error, when the worker is lost before.
+PlanItem = PlanNote | PlanReport | WorkerError
 
 
 class WorkerHandle:
@@ -99,11 +81,16 @@ class WorkerHandle:
         return await asyncio.shield(self._require_channel().closed)
 
     def run_plan(
-        self, plan: DispatchPlan, inputs: Mapping[str, GenerationInputs], peak: ExpectedPeak, is_watched: bool
-    ) -> PlanCall:
-        call = self._plans.begin(plan.plan_id)
+        self,
+        plan: DispatchPlan,
+        inputs: Mapping[str, GenerationInputs],
+        peak: ExpectedPeak,
+        is_watched: bool,
+        take: Callable[[PlanItem], None],
+    ) -> None:
+        """`take` is called with each item as it comes, and must not raise."""
+        self._plans.begin(plan.plan_id, take)
         self._require_channel().tell("run_plan", plan, dict(inputs), peak, is_watched)
-        return call
 
     def stop_plan(self, plan_id: int) -> None:
         self._require_channel().tell("stop_plan", plan_id)
@@ -115,7 +102,7 @@ class WorkerHandle:
         self._require_channel().tell("watch_plan", plan_id)
 
     def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool) -> None:
-        self._require_channel().tell("forget_request", request_id, last_plan_id, with_checkpoints)
+        self._require_channel().tell_lazily("forget_request", request_id, last_plan_id, with_checkpoints)
 
     def count_parcels(self) -> Awaitable[int]:
         return self._require_channel().ask("count_parcels")
@@ -130,23 +117,22 @@ class WorkerHandle:
 
 
 class _PlanCalls:
-    """The plans under way on one worker, which calls these methods."""
+    """Those who wait for the plans under way on one worker, which calls these methods."""
 
     def __init__(self) -> None:
-        self._calls: dict[int, PlanCall] = {}
+        self._takers: dict[int, Callable[[PlanItem], None]] = {}
 
-    def begin(self, plan_id: int) -> PlanCall:
-        call = self._calls[plan_id] = PlanCall()
-        return call
+    def begin(self, plan_id: int, take: Callable[[PlanItem], None]) -> None:
+        self._takers[plan_id] = take
 
     def take_note(self, plan_id: int, note: PlanNote) -> None:
-        if (call := self._calls.get(plan_id)) is not None:  # a checkpoint may arrive after the end of its plan
-            call.add(note)
+        if (take := self._takers.get(plan_id)) is not None:  # a checkpoint may arrive after the end of its plan
+            take(note)
 
     def take_report(self, report: PlanReport) -> None:
-        self._calls.pop(report.plan_id).add(report)
+        self._takers.pop(report.plan_id)(report)
 
     def fail_all(self, why: str) -> None:
-        for call in self._calls.values():
-            call.add(WorkerError(why))
-        self._calls.clear()
+        takers, self._takers = self._takers, {}
+        for take in takers.values():
+            take(WorkerError(why))

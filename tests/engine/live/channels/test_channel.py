@@ -93,6 +93,29 @@ async def test_calls_of_one_moment_are_one_message(monkeypatch: pytest.MonkeyPat
         assert len(messages) == 1
 
 
+async def test_a_call_without_haste_goes_with_the_next_one_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tridentserve.engine.live.channels.channel.LAZY_S", 3600.0)
+    async with connected() as (channel, served, _):
+        channel.tell_lazily("note", 1)
+        await asyncio.sleep(0.02)
+        assert served.noted == []
+        channel.tell("note", 2)
+        channel.tell_lazily("note", 3)
+        await until(lambda: len(served.noted) == 3)
+        assert served.noted == [1, 2, 3]
+        channel.tell_lazily("note", 4)
+        assert await channel.ask("double", 1) == 2
+        assert served.noted == [1, 2, 3, 4]
+
+
+async def test_a_call_without_haste_goes_by_itself_where_no_other_follows() -> None:
+    async with connected() as (channel, served, _):
+        for number in (1, 2, 3):
+            channel.tell_lazily("note", number)
+            await until(lambda: len(served.noted) == number)  # noqa: B023  awaited here
+        assert served.noted == [1, 2, 3]
+
+
 async def test_both_ends_call() -> None:
     async with connected(Served()) as (channel, _, ends):
         assert await channel.ask("double", 3) == 6

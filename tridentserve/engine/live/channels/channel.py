@@ -25,6 +25,9 @@ _PATIENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER
 _LENGTH = struct.Struct("!Q")
 _GREETING_BYTES = 32
 
+# A call that is not urgent waits so long for another one.
+LAZY_S = 0.2
+
 # A call without an answer, one with an answer, an answer, and an answer that is an error.
 _TELL, _ASK, _ANSWER, _ERROR = range(4)
 
@@ -65,6 +68,7 @@ class Channel(asyncio.Protocol):
         self._received = bytearray()
         self._waiting: list[tuple[int, int, str, Any]] = []
         self._is_paused = self._will_flush = False
+        self._lazy_flush: asyncio.TimerHandle | None = None
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -76,6 +80,15 @@ class Channel(asyncio.Protocol):
     def tell(self, name: str, *args: Any) -> None:
         """Call a method of the other end. Nothing is known of its outcome; on a closed channel the call is lost."""
         self._send(_TELL, 0, name, args)
+
+    def tell_lazily(self, name: str, *args: Any) -> None:
+        """The same for a call that is not urgent: it goes with the next one, or after `LAZY_S`. A message of its own
+        would wake the other end for it."""
+        if self.closed.done():
+            return
+        self._waiting.append((_TELL, 0, name, args))
+        if not self._will_flush and self._lazy_flush is None:
+            self._lazy_flush = self._loop.call_later(LAZY_S, self._flush)
 
     def ask(self, name: str, *args: Any) -> Awaitable[Any]:
         """Call a method of the other end for its result. The future raises `ChannelError` when the method raises there,
@@ -109,6 +122,9 @@ class Channel(asyncio.Protocol):
     def _flush(self) -> None:
         """Send all that waits as one message."""
         self._will_flush = False
+        if self._lazy_flush is not None:
+            self._lazy_flush.cancel()
+            self._lazy_flush = None
         if self._is_paused or not self._waiting or self._transport is None or not self.opened.done():
             return
         calls, self._waiting = self._waiting, []
