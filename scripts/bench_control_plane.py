@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = describe_run(f"{options.clients} client processes, {options.hosts} of workers", libraries=("ray",))
     rows = []
     with run_ray_cluster(_LOGICAL_CPUS, os.environ.get("RAY_ADDRESS")):
-        for num_workers in options.workers:
-            rows += asyncio.run(_measure_cluster(options, num_workers))
+        for truth in (Truth(options.model, num, steps) for num in options.workers for steps in options.steps):
+            rows += asyncio.run(_measure_cluster(options, truth))
     within = {
         str(num): max((row["offered_per_s"] for row in rows if row["workers"] == num and row["within"]), default=0.0)
         for num in options.workers
@@ -81,6 +81,13 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--workers", type=parse_whole_number, nargs="+", default=[64, 512, 2048], help="(default %(default)s)"
     )
     parser.add_argument("--model", choices=_FAMILIES, default="sd3-medium", help="whose mix (default %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=parse_whole_number,
+        nargs="+",
+        default=[None],
+        help="denoising steps, one number after the other (default: those of the mix)",
+    )
     parser.add_argument("--rates", type=make_positive(float), nargs="+", help="requests a second, lowest first")
     parser.add_argument("--seconds", type=make_positive(float), default=30.0, help="of each rate (default %(default)s)")
     parser.add_argument("--clients", type=parse_whole_number, default=1, help="their processes (default %(default)s)")
@@ -94,14 +101,13 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def _measure_cluster(options: argparse.Namespace, num_workers: int) -> list[dict[str, Any]]:
-    truth = Truth(options.model, num_workers)
+async def _measure_cluster(options: argparse.Namespace, truth: Truth) -> list[dict[str, Any]]:
     mix = load_mix(f"{options.model}-medium")
-    most_per_s = mix.rate_per_s / mix.load * num_workers / mix.num_gpus
+    most_per_s = mix.rate_per_s / mix.load * truth.num_workers / mix.num_gpus
     rates = options.rates or [share * most_per_s for share in _LOADS]
     service = await _ControlPlane.start(options, truth, truth.draw_arrivals(max(rates), options.seconds, options.seed))
     print(
-        f"{num_workers} workers started in {service.started_s:.1f} s\n"
+        f"{truth.num_workers} workers started in {service.started_s:.1f} s\n"
         f"{'offered':>8} {'done/s':>7}  mean and P95 latency, simulated   ratio  CPU ms a request",
         flush=True,
     )
@@ -160,7 +166,7 @@ class _ControlPlane:
         self.runs += 1
         if options.profile:
             print(await self.scheduler.end_profile.remote())
-        row = _make_row(self.truth.num_workers, rate_per_s, answers, simulated, seconds, options.within)
+        row = _make_row(self.truth, rate_per_s, answers, simulated, seconds, options.within)
         row["cpu_ms"] = {kind: round(1000 * (after[kind][0] - before[kind][0]) / len(answers), 3) for kind in before}
         grown = after["scheduler"][1] - before["scheduler"][1]
         row["scheduler_bytes_per_request"] = round(grown / len(answers))
@@ -190,7 +196,7 @@ class _ControlPlane:
 
 
 def _make_row(
-    num_workers: int,
+    truth: Truth,
     rate_per_s: float,
     answers: Sequence[Answer],
     simulated: SimulationResult,
@@ -207,7 +213,8 @@ def _make_row(
     late_ms = [1000 * answer.late_s for answer in answers]
     ratio = fmean(live_s) / fmean(expected_s) if live_s and expected_s else float("nan")
     return {
-        "workers": num_workers,
+        "workers": truth.num_workers,
+        "steps": truth.num_steps,
         "offered_per_s": round(rate_per_s, 2),
         "requests_per_s": round(len(good) / seconds, 2),
         "requests": len(answers),

@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
     from lib.evaluate.related_systems.comparison import make_related_table, write_related
     from lib.evaluate.report import write_csv, write_markdown, write_report
+    from lib.evaluate.scenes import read_recorded
     from lib.evaluate.tables import summarize
     from lib.evaluate.unseen_cells.cell_table import list_unseen_rows
     from lib.evaluate.unseen_cells.comparison import compare_unseen
@@ -60,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         settings.read_cluster_spec()
+        if settings.recorded:
+            read_recorded(settings.recorded)  # refused here, not once for each cell
         if arguments.shift:
             return _compare_shifts(arguments, settings, command)
         if arguments.table is not None:

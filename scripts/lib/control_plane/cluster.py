@@ -37,6 +37,8 @@ class Truth:
 
     model: str
     num_workers: int
+    num_steps: int | None = None
+    """Denoising steps of every request; None: those of the mix."""
 
     def list_workers(self) -> list[WorkerSpec]:
         return self._make_cluster().list_workers()
@@ -62,7 +64,10 @@ class Truth:
         scale = rate_per_s / load_mix(f"{self.model}-{_MIX}").rate_per_s
         requests = make_workload(_MIX, self.model, seed, duration_s, scale, arrivals="poisson")
         times = self.make_times()
-        return set_deadlines(make_arrivals(requests, times.models, self.model), times)
+        arrivals = make_arrivals(requests, times.models, self.model)
+        if self.num_steps is not None:
+            arrivals = [(at_s, replace(spec, num_inference_steps=self.num_steps)) for at_s, spec in arrivals]
+        return set_deadlines(arrivals, times)
 
     def simulate(self, arrivals: Sequence[TimedRequest]) -> SimulationResult:
         setup = SimulationSetup(

@@ -144,7 +144,7 @@ def _make_unseen_scenes(cell: Cell, settings: Settings) -> Iterator[Scene]:
         profiles = [keep_diffuse_only(table) for table in load_tables(profiles)]
     make_times = load_times(cluster, profiles)
     times = make_times()
-    recorded = _read_recorded(settings.recorded) if settings.recorded else ()
+    recorded = read_recorded(settings.recorded) if settings.recorded else ()
     for number, requests in enumerate(make_unseen_traces(drawn, times, recorded)):
         arrivals = tuple(make_arrivals(requests, times.models))
         engine = SimulationOptions(
@@ -159,5 +159,6 @@ def _make_unseen_scenes(cell: Cell, settings: Settings) -> Iterator[Scene]:
 
 
 @lru_cache(maxsize=1)
-def _read_recorded(paths: Sequence[str]) -> tuple[tuple[Arrival, ...], ...]:
+def read_recorded(paths: tuple[str, ...]) -> tuple[tuple[Arrival, ...], ...]:
+    """The arrivals of published traces. Raises `TraceError` and `OSError`."""
     return tuple(tuple(read_arrivals(Path(path))) for path in paths)

@@ -150,6 +150,16 @@ def test_a_table_of_other_cells_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "is no table of such cells: its columns are not seed, index, policy" in capsys.readouterr().err
 
 
+def test_a_recorded_trace_that_cannot_be_read_is_refused_before_any_cell_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "absent.csv"
+    assert main(["--unseen", "2", "--seed", "5", "--out", str(tmp_path), "--recorded", str(path)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert f"cannot read the trace {path}" in said.err
+
+
 def test_the_rows_of_a_table_are_read_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "cells.csv"
     table = KeptTable(path, UnseenRow, SETTINGS)
