@@ -7,14 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ray.actor import ActorHandle
+import ray
 from ray.exceptions import RayError
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
 from tridentserve.engine.live.spawner import Spawner
-from tridentserve.engine.live.worker_handle import PlanItem, WorkerHandle
+from tridentserve.engine.live.worker_handle import Peers, PlanItem, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -136,7 +135,7 @@ class WorkerFleet:
         answers = await asyncio.gather(*(_start_and_connect(handle) for handle in started.values()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
             self._workers[worker_id].come_up(handle, ready)
-        everyone = self._list_addresses(self._workers)
+        everyone = ray.put(self._list_addresses(self._workers))  # once, not once for each of them
         await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
         await asyncio.gather(*(handle.make_groups() for handle in started.values()))
@@ -161,7 +160,7 @@ class WorkerFleet:
     def _spawn(self, member: _FleetWorker) -> WorkerHandle:
         return self._spawner.spawn(member.config, member.index)
 
-    def _list_addresses(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]:
+    def _list_addresses(self, worker_ids: Collection[WorkerId]) -> Peers:
         """The addresses of those of these workers that are up, for their peers."""
         members = ((worker_id, self._workers[worker_id]) for worker_id in worker_ids)
         return {

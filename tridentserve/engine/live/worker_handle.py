@@ -16,6 +16,8 @@ from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 
+# Other workers, and where they are reached.
+Peers = dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]
 # What comes of a plan on one worker: notes, and at last its report; or an error, when the worker is lost before.
 PlanItem = PlanNote | PlanReport | WorkerError
 
@@ -36,8 +38,9 @@ class WorkerHandle:
         answer: Awaitable[WorkerReady] = self.actor.start.remote()
         return answer
 
-    def connect_peers(self, peers: Mapping[WorkerId, tuple[ActorHandle[Any], WorkerReady]]) -> Awaitable[None]:
-        answer: Awaitable[None] = self.actor.connect_peers.remote(dict(peers))
+    def connect_peers(self, peers: Peers | ray.ObjectRef[Peers]) -> Awaitable[None]:
+        """`peers`: or Ray's reference to them, where many workers get the same ones."""
+        answer: Awaitable[None] = self.actor.connect_peers.remote(peers)
         return answer
 
     def make_groups(self) -> Awaitable[None]:
