@@ -86,7 +86,7 @@ async def test_all_calls_fit_the_worker() -> None:
     listener = await listen("127.0.0.1", lambda _: worker)
     handle = WorkerHandle(worker.actor)
     await handle.open_channel(listener.address)
-    await call_all(handle, {"run_plan": (SimpleNamespace(plan_id=1), {}, None, False)})
+    await call_all(handle, {"run_plan": (SimpleNamespace(plan_id=1), {}, None, False, print)})
     peer = RemotePeer(worker.actor, listener.address, "link", "node")
     await call_all(peer, {"deliver_parcel": (HandoffKey("r", 1), ParcelLayout((), 0, {}), torch.zeros(1))})
     handle._require_channel().close()
