@@ -19,7 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -133,6 +133,8 @@ class _ControlPlane:
     hosts: list[Any]
     started_s: float = 0.0
     runs: int = 0
+    simulated: dict[float, SimulationResult] = field(default_factory=dict)
+    """By rate: a rate that comes again, to see whether anything grows, has the same arrivals."""
 
     @classmethod
     async def start(cls, options: argparse.Namespace, truth: Truth, arrivals: Sequence[TimedRequest]) -> _ControlPlane:
@@ -157,7 +159,9 @@ class _ControlPlane:
     async def measure(self, rate_per_s: float) -> dict[str, Any]:
         options = self.options
         arrivals = self.truth.draw_arrivals(rate_per_s, options.seconds, options.seed)
-        simulated = await asyncio.to_thread(self.truth.simulate, arrivals)
+        if rate_per_s not in self.simulated:
+            self.simulated[rate_per_s] = await asyncio.to_thread(self.truth.simulate, arrivals)
+        simulated = self.simulated[rate_per_s]
         if options.profile:
             await self.scheduler.begin_profile.remote()
         before, began_s = await self._read_usage(), time.perf_counter()
