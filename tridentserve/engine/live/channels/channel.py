@@ -84,11 +84,7 @@ class Channel(asyncio.Protocol):
     def tell_lazily(self, name: str, *args: Any) -> None:
         """The same for a call that is not urgent: it goes with the next one, or after `LAZY_S`. A message of its own
         would wake the other end for it."""
-        if self.closed.done():
-            return
-        self._waiting.append((_TELL, 0, name, args))
-        if not self._will_flush and self._lazy_flush is None:
-            self._lazy_flush = self._loop.call_later(LAZY_S, self._flush)
+        self._send(_TELL, 0, name, args, is_urgent=False)
 
     def ask(self, name: str, *args: Any) -> Awaitable[Any]:
         """Call a method of the other end for its result. The future raises `ChannelError` when the method raises there,
@@ -111,13 +107,17 @@ class Channel(asyncio.Protocol):
 
     # Sending.
 
-    def _send(self, kind: int, number: int, name: str, content: Any) -> None:
+    def _send(self, kind: int, number: int, name: str, content: Any, is_urgent: bool = True) -> None:
         if self.closed.done():
             return
         self._waiting.append((kind, number, name, content))
-        if not self._will_flush:
+        if self._will_flush:
+            return
+        if is_urgent:
             self._will_flush = True
             self._loop.call_soon(self._flush)
+        elif self._lazy_flush is None:
+            self._lazy_flush = self._loop.call_later(LAZY_S, self._flush)
 
     def _flush(self) -> None:
         """Send all that waits as one message."""
