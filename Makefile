@@ -23,6 +23,9 @@ export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1
 # Workers share the cores evenly with other programs (by Ray's default, niceness 15, they give way to all of them).
 export RAY_worker_niceness ?= 0
 
+# Compiled modules are kept: each process would compile all of this repository's again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve demo gpu-check evaluate evaluate-quick test test-all test-random fuzz lint types install check clean
 
 install: .venv/.installed

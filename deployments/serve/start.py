@@ -21,7 +21,7 @@ from deployments.model_updates.reconciler import ModelReconciler
 from deployments.models.sources import find_model_source
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,9 @@ from tests.support import http
 from tests.support.processes import started
 from tests.support.waiting import PATIENCE_S, wait_until
 
+# More than any test waits for.
+LONG_STEPS = 900
+
 
 def worker_handles() -> dict[str, Any]:
     """The live stage workers of the service, by id."""
@@ -44,7 +47,7 @@ def long_request(request_id: str) -> dict[str, Any]:
         "model": "tiny-flux",
         "prompt": "long",
         "size": "256x256",
-        "num_inference_steps": 900,
+        "num_inference_steps": LONG_STEPS,
         "request_id": request_id,
     }
 
@@ -61,19 +64,25 @@ def running(service: Service, request_id: str) -> bool:
 
 
 def stopped(service: Service, request_id: str) -> bool:
-    """A plan of this request was aborted, and has stopped before its last step. A plan of several workers that was to
-    stop before it had its inputs has failed."""
+    """This request was cancelled, and all its plans have ended: the last was stopped, has failed (one of several
+    workers that was to stop before it had its inputs), or had just done its steps."""
     decisions = service.decisions()
-    aborted = {
-        effect["plan_id"]
-        for decision in decisions
-        for effect in decision["effects"]
-        if effect["kind"] == "abort" and effect["request_id"].startswith(request_id + "~")
-    }
-    return any(
-        decision["event"]["kind"] in ("plan_stopped", "plan_failed") and decision["event"]["plan_id"] in aborted
-        for decision in decisions
+    effects = [effect for decision in decisions for effect in decision["effects"]]
+    was_cancelled = any(
+        effect["kind"] == "reject" and effect["request_id"].startswith(request_id + "~") for effect in effects
     )
+    plans = {
+        effect["plan"]["plan_id"]: effect["plan"]
+        for effect in effects
+        if effect["kind"] == "run"
+        and any(member["request_id"].startswith(request_id + "~") for member in effect["plan"]["members"])
+    }
+    ended = {"plan_stopped": set[int](), "plan_failed": set[int](), "stage_finished": set[int]()}
+    for event in (decision["event"] for decision in decisions if decision["event"]["kind"] in ended):
+        ended[event["kind"]].add(event["plan_id"])
+    done = [plans[plan]["members"] for plan in plans.keys() & ended["stage_finished"]]
+    is_whole = any(member["steps"] and member["steps"][1] == LONG_STEPS for members in done for member in members)
+    return was_cancelled and plans.keys() <= set().union(*ended.values()) and not is_whole
 
 
 def wait_for_stop(service: Service, request_id: str) -> None:
@@ -81,7 +90,7 @@ def wait_for_stop(service: Service, request_id: str) -> None:
         lines = (json.dumps(decision) for decision in service.decisions())
         return "\n".join(line for line in lines if f"{request_id}~" in line or '"plan_' in line)
 
-    wait_until(lambda: stopped(service, request_id), "the plan has stopped", tell=tell)
+    wait_until(lambda: stopped(service, request_id), "the request has stopped before its last step", tell=tell)
 
 
 def test_delete_stops_a_request_within_a_step(service: Service) -> None:

@@ -18,7 +18,7 @@ from dispatch.policies import Policy
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.options import Fetch
 from tridentserve.parallel import connect_store

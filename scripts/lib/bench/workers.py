@@ -20,6 +20,7 @@ from deployments.assembly.workers import make_worker_configs
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ModelSource, PlanReport
+from tridentserve.engine.live.spawning.start_options import list_start_options
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.worker_actor import StageWorker
 from tridentserve.engine.live.worker_handle import PlanItem, WorkerHandle
@@ -197,7 +198,8 @@ async def run_workers(
     placement = PlacementPlan({spec.worker_id: frozenset() for spec in specs}, "nothing is loaded")
     options = WorkerOptions(host_dir=host_dir, **changes)
     for config in make_worker_configs(specs, placement, sources, ("127.0.0.1", store.port), options):
-        actor = {"num_cpus": options.num_cpus, "max_concurrency": _MAX_CONCURRENCY}
+        start = list_start_options(has_gpu=False)
+        actor = {"num_cpus": options.num_cpus, "max_concurrency": _MAX_CONCURRENCY, **start}
         started: Any = ray.remote(BenchWorker).options(**actor).remote(config)
         handles[config.spec.worker_id] = WorkerHandle(started)
     try:

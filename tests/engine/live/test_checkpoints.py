@@ -20,7 +20,7 @@ from tests.support.decision_log import read_log
 from tests.support.waiting import until
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, WorkerFailure

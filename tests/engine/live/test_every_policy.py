@@ -31,7 +31,7 @@ from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.options import EngineOptions

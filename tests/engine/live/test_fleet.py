@@ -12,7 +12,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.channels.channel import ChannelError
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.worker_handle import WorkerHandle
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.parallel import connect_store

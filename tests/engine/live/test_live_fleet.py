@@ -23,7 +23,7 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressNote, WorkerConfig
 from tridentserve.engine.live.plan_calls import list_last_steps
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.worker_handle import PlanItem
 from tridentserve.engine.options import WorkerOptions

@@ -24,7 +24,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.options import EngineOptions

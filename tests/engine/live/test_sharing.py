@@ -21,7 +21,7 @@ from tests.pipelines.loras import random_lora, save_lora
 from tests.support.decision_log import read_log
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions

@@ -21,7 +21,7 @@ from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
 from tridentserve.engine.live.plan_calls import PeakEstimator
 from tridentserve.engine.live.plan_driver import PlanDriver
-from tridentserve.engine.live.spawner import Spawner
+from tridentserve.engine.live.spawning.spawner import Spawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
-from tridentserve.engine.live.spawner import Spawner
+from tridentserve.engine.live.spawning.spawner import Spawner
 from tridentserve.engine.live.worker_handle import Peers, PlanItem, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId

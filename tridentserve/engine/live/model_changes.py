@@ -14,13 +14,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.spawning.start_options import list_start_options
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageMemory
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
-    from tridentserve.engine.live.weights.host_copies import HostCopies
+    from tridentserve.engine.live.spawning.start_options import list_start_options
+from tridentserve.engine.live.weights.host_copies import HostCopies
 
 T = TypeVar("T")
 # A function of the directory of host copies, the model, and the device that it is served on.
@@ -122,7 +124,8 @@ class ModelChanges:
     async def _run_on_node(self, node_id: str, function: _OnNode, source: ModelSource) -> None:
         config = self._fleet.any_config
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy)
+        start = list_start_options(has_gpu=config.options.torch_device != "cpu")
+        task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy, **start)
         try:
             await task.remote(config.options.host_dir, source, config.options.torch_device)
         except ray.exceptions.RayTaskError as error:

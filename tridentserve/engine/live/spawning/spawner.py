@@ -10,6 +10,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tridentserve.engine.live.messages import WorkerConfig
+from tridentserve.engine.live.spawning.start_options import list_start_options
 from tridentserve.engine.live.worker.worker_actor import StageWorker
 from tridentserve.engine.live.worker_handle import WorkerHandle
 
@@ -41,6 +42,7 @@ class ActorSpawner:
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
             "max_concurrency": _MAX_CONCURRENCY,
+            **list_start_options(has_gpu=self.num_gpus > 0),
         }
         if self.group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(

@@ -1,0 +1,1 @@
+"""The start of the processes of workers."""
