@@ -6,7 +6,6 @@ Starting a process with torch and diffusers costs seconds, so a module's tests s
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from profiler.measure.processes import end_with_parent
+from profiler.measure.processes import choose_context, end_with_parent
 from tests.support.processes import signals_of_a_terminal
 from tests.support.waiting import PATIENCE_S
 from tridentserve.parallel import SequenceGroup, connect_store, make_group
@@ -59,7 +58,7 @@ class Pool:
     """`size` processes, which the tests' own process serves the store for. They end with it, whatever ends it."""
 
     def __init__(self, size: int) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        self._context = choose_context(CPU)
         self.store = connect_store(is_server=True)
         self._generation = 0
         self._members = [self._start() for _ in range(size)]

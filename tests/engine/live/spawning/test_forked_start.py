@@ -20,7 +20,8 @@ SCRIPT = """\
 import json, os, sys
 found = {
     "arguments": sys.argv[1:], "parent": os.getppid(), "name": __name__, "path": sys.path[0],
-    "job": os.environ.get("RAY_JOB_ID"), "torch": "torch" in sys.modules, "alone": os.getpgrp() == os.getpid(),
+    "job": os.environ.get("RAY_JOB_ID"), "torch": "torch" in sys.modules, "ray": "ray" in sys.modules,
+    "alone": os.getpgrp() == os.getpid(),
 }
 print(json.dumps(found), flush=True)
 if "fail" in sys.argv:
@@ -64,6 +65,7 @@ def test_a_process_is_forked_with_its_arguments_streams_and_variables(folder: Pa
     assert failure.rstrip().endswith("ValueError: said by the script")
     for found in (first, second):
         assert found["torch"]
+        assert not found["ray"], "it reads the job when it is imported"
         assert found["name"] == "__main__"
         assert found["path"] == str(folder)
         assert found["alone"], "Ray may end the group of a process without ending others"

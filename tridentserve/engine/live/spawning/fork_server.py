@@ -16,8 +16,8 @@ from pathlib import Path
 
 from tridentserve.engine.live.spawning.forked_start import FORKED
 
-# All that a worker computes with, and what its calls come through.
-_IMPORTED = ("tridentserve.engine.live.worker.worker", "tridentserve.engine.live.worker.worker_calls", "ray")
+# All that takes long, but not Ray: it reads its settings, and the job, from the environment when it is imported.
+_IMPORTED = ("tridentserve.engine.live.weights.host_copies", "tridentserve.parallel")
 # A server without workers ends after this time.
 _IDLE_S = 300.0
 _MAX_REQUEST_BYTES = 1 << 20
