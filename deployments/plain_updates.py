@@ -2,8 +2,8 @@
 
     {"type": "queued", "request_id"}
     {"type": "progress", "request_id", "step", "num_steps"}
-    {"type": "completed", "request_id", "model", "images": [PNG bytes], "seed", "width", "height", "created", "queue_s",
-     "latency_s", "slo_s", "slo_met", "retries", "stage_durations": {"encode", "diffuse", "decode"},
+    {"type": "completed", "request_id", "model", "images": [bytes of files], "seed", "width", "height", "created",
+     "queue_s", "latency_s", "slo_s", "slo_met", "retries", "stage_durations": {"encode", "diffuse", "decode"},
      "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb", "tiled"}
 
 A completed video has "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] instead of "images", and
@@ -21,7 +21,13 @@ from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat
 
 # The key under which the outputs of a completed request stand.
-_OUTPUT_KEYS: dict[OutputFormat, str] = {"png": "images", "mp4": "videos", "frames": "frames"}
+_OUTPUT_KEYS: dict[OutputFormat, str] = {
+    "png": "images",
+    "jpeg": "images",
+    "webp": "images",
+    "mp4": "videos",
+    "frames": "frames",
+}
 
 
 def to_plain(update: QueuedUpdate | ProgressUpdate | CompletedUpdate) -> dict[str, Any]:

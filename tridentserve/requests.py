@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 # The result that a client gets: a PNG file per image; an MP4 file, or the frames as an array, per video.
-OutputFormat = Literal["png", "mp4", "frames"]
+OutputFormat = Literal["png", "jpeg", "webp", "mp4", "frames"]
 
 # The LoRA, and the id of a request that must run alone.
 BatchKey = tuple[str | None, str | None]
@@ -75,6 +75,8 @@ class GenerationInputs:
     fps: float | None = None
     """Frames per second of a video; None for an image."""
     output_format: OutputFormat = "png"
+    compression: int | None = None
+    """Quality of JPEG and WebP files, 0 to 100; None for the default."""
     lora: str | None = None
     """A file of the model folder's `loras/`, by its name without the ending."""
     image: bytes | None = field(default=None, repr=False)

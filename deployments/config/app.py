@@ -120,6 +120,11 @@ class AppArgs(Args):
     videos: VideosArgs = Field(
         default=VideosArgs(), description="Says where video jobs and their files are kept, and for how long."
     )
+    validation: Literal["lenient", "strict"] = Field(
+        default="lenient",
+        description="Says what becomes of fields that other servers have and that have no effect here: `lenient` takes "
+        "them, and the answer names them in `ignored`; `strict` refuses them like any field that is unknown.",
+    )
     max_queued_requests: int = make_option(EngineOptions, "max_requests")
     max_retries: int = make_option(SchedulerOptions, "max_retries")
     max_result_age_s: float = make_option(EngineOptions, "max_result_age_s")

@@ -31,6 +31,7 @@ from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, build_edit_request
 from deployments.schemas.image import REQUEST_ID, ImageRequest, build_image_request, parse_as, parse_image_request
 from deployments.schemas.image_field import build_beside_loop, count_image_chars
+from deployments.schemas.model_choice import make_unknown_model_error
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -44,7 +45,11 @@ _ROUTES = [
     *VIDEO_ROUTES,
     "DELETE /v1/requests/{request_id}",
     "GET /v1/models",
+    "GET /v1/models/{name}",
+    "GET /v1/model_info",
     "GET /health",
+    "GET /ready",
+    "GET /live",
     "GET /openapi.json",
 ]
 _IMAGE_BODY = describe_body(ImageRequest, JSON)
@@ -60,9 +65,10 @@ def create_api(
     *,
     heartbeat_s: float = HEARTBEAT_S,
     max_body_bytes: int = MAX_BODY_BYTES,
+    lenient: bool = True,
 ) -> FastAPI:
     """The routes over one backend. `models` is not empty; its first model is the default of requests. Without `videos`
-    the service keeps no video jobs.
+    the service keeps no video jobs. Unless `lenient`, fields that have no effect are refused.
 
     A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
     also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
@@ -76,13 +82,13 @@ def create_api(
 
     @api.post("/v1/images/generations", openapi_extra=_IMAGE_BODY)
     async def create_images(request: Request) -> Response:
-        asked = parse_image_request(await read_json(request, max_body_bytes))
+        asked = parse_image_request(await read_json(request, max_body_bytes), lenient)
         return await answer_images(request, asked, build_image_request(asked, models), "image_generation")
 
     @api.post("/v1/images/edits", openapi_extra=_EDIT_BODY)
     async def edit_image(request: Request) -> Response:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
-        asked, known = parse_as(EditRequest, sent.values, strict=not sent.is_form), dict(models)
+        asked, known = parse_as(EditRequest, sent.values, not sent.is_form, lenient), dict(models)
         built = await build_beside_loop(lambda: build_edit_request(asked, known), asked.image, sent.arrived_s)
         return await answer_images(request, asked, built, "image_edit")
 
@@ -91,10 +97,11 @@ def create_api(
     ) -> Response:
         updates = backend.generate(*built, with_progress=asked.stream)
         if asked.stream:
-            return EventStreamResponse(updates, heartbeat_s, events)
-        return JSONResponse(_describe_images(await run_until_disconnect(request.receive, wait_for_result(updates))))
+            return EventStreamResponse(updates, heartbeat_s, events, asked.ignored)
+        update = await run_until_disconnect(request.receive, wait_for_result(updates))
+        return JSONResponse(_describe_images(update, asked))
 
-    add_video_routes(api, backend, models, videos, max_body_bytes)
+    add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
 
     @api.delete("/v1/requests/{request_id}")
     async def cancel_request(request_id: str) -> dict[str, Any]:
@@ -104,18 +111,38 @@ def create_api(
             raise RequestNotFoundError("no unfinished request has this id")
         return {"id": request_id, "object": "request.deleted", "deleted": True}
 
+    def describe_model(name: str) -> dict[str, Any]:
+        own = {"id": name, "object": "model", "created": created, "owned_by": "tridentserve"}
+        return {**own, **models[name].to_json()}
+
     @api.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        entries = [
-            {"id": name, "object": "model", "created": created, "owned_by": "tridentserve", **model.to_json()}
-            for name, model in models.items()
-        ]
-        return {"object": "list", "data": entries}
+        return {"object": "list", "data": [describe_model(name) for name in models]}
+
+    @api.get("/v1/models/{name}")
+    async def get_model(name: str) -> dict[str, Any]:
+        if name not in models:
+            raise make_unknown_model_error(models)
+        return describe_model(name)
+
+    @api.get("/v1/model_info")
+    @api.get("/model_info")
+    async def get_default_model() -> dict[str, Any]:
+        """As SGLang has it, whose benchmark asks for the name of the model here."""
+        if not models:
+            raise make_unknown_model_error(models)
+        return {"model_path": next(iter(models))}
 
     @api.get("/health")
+    @api.get("/ready")
     async def health() -> Response:
         state = await _check_health(backend)
         return JSONResponse(state, status_code=200 if state.get("status") in _SERVING else 503)
+
+    @api.get("/live")
+    async def live() -> dict[str, Any]:
+        """This process answers, whatever the workers do."""
+        return {"status": "live"}
 
     @api.get("/")
     async def about() -> dict[str, Any]:
@@ -133,14 +160,20 @@ async def _check_health(backend: Backend) -> dict[str, Any]:
         return {"status": "unavailable", "workers": 0}
 
 
-def _describe_images(update: CompletedUpdate) -> dict[str, Any]:
+def _describe_images(update: CompletedUpdate, asked: ImageRequest) -> dict[str, Any]:
     """OpenAI's form, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images", "created")}
+    encoded = (b64encode(image).decode() for image in update.outputs)
+    if asked.response_format == "url":
+        data = [{"url": f"data:image/{update.output_format};base64,{text}"} for text in encoded]
+    else:
+        data = [{"b64_json": text} for text in encoded]
     return {
         "created": update.created_s,
-        "data": [{"b64_json": b64encode(image).decode()} for image in update.outputs],
-        "output_format": "png",
+        "data": data,
+        "output_format": update.output_format,
         "size": f"{update.shape.width}x{update.shape.height}",
         "usage": {"peak_memory_mb": about["peak_memory_mb"]},
+        **({"ignored": list(asked.ignored)} if asked.ignored else {}),
         **about,
     }

@@ -10,54 +10,64 @@ from deployments.backend import Backend, closing, raise_failure, wait_for_result
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, build_edit_request
-from deployments.schemas.image import build_image_request, parse_as
+from deployments.schemas.image import GenerationRequest, build_image_request, parse_as, parse_image_request
 from deployments.schemas.image_field import build_beside_loop
-from deployments.schemas.model_choice import make_unknown_model_error
+from deployments.schemas.model_choice import drop_placeholder, make_unknown_model_error
 from deployments.schemas.video import HandleVideoRequest, build_video_request
+from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 
-async def generate(backend: Backend, models: Mapping[str, ServedModel], body: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of one request, which is the "completed" update without its type. `images` holds PNG bytes; a model
-    that makes videos returns `videos` (MP4 bytes) or, with `output_format: "frames"`, `frames` (arrays) instead.
+async def generate(
+    backend: Backend, models: Mapping[str, ServedModel], body: Mapping[str, Any], lenient: bool = True
+) -> dict[str, Any]:
+    """The result of one request, which is the "completed" update without its type. `images` holds the bytes of files; a
+    model that makes videos returns `videos` (MP4 bytes) or, with `output_format: "frames"`, `frames` (arrays) instead.
 
     `body` has the fields of the HTTP API (`stream` and the fields about the answer's form have no effect here). The
     input image is bytes, or a text as over HTTP.
     Raises a `TridentServeError`: `InvalidRequestError`, `UnknownModelError`, `OverloadedError`, ...
     Cancelling the call stops the request.
     """
-    spec, inputs = await _build_request(body, models)
+    spec, inputs, ignored = await _build_request(body, models, lenient)
     result = to_plain(await wait_for_result(backend.generate(spec, inputs, with_progress=False)))
     del result["type"]
-    return result
+    return result | ignored
 
 
 async def generate_stream(
-    backend: Backend, models: Mapping[str, ServedModel], body: Mapping[str, Any]
+    backend: Backend, models: Mapping[str, ServedModel], body: Mapping[str, Any], lenient: bool = True
 ) -> AsyncIterator[dict[str, Any]]:
     """The updates of one request as they come, "completed" last. Raises as `generate` does.
 
     Closing the iterator early stops the request.
     """
-    spec, inputs = await _build_request(body, models)
+    spec, inputs, ignored = await _build_request(body, models, lenient)
     async with closing(raise_failure(backend.generate(spec, inputs))) as updates:
         async for update in updates:
-            yield to_plain(update)
+            yield to_plain(update) | (ignored if isinstance(update, CompletedUpdate) else {})
 
 
 async def _build_request(
-    body: Mapping[str, Any], models: Mapping[str, ServedModel]
-) -> tuple[RequestSpec, GenerationInputs]:
+    body: Mapping[str, Any], models: Mapping[str, ServedModel], lenient: bool
+) -> tuple[RequestSpec, GenerationInputs, dict[str, Any]]:
     """The request for the model that the body names, or else for the first model that takes an image if the body has
-    one, or else for the first model."""
+    one, or else for the first model; and what the result says of fields that have no effect."""
     model, known, arrived_s = _choose_model(body, models), dict(models), time.monotonic()
     if model is not None and model.makes_videos:
-        video = parse_as(HandleVideoRequest, body).model_copy(update={"model": model.name})
-        return await build_beside_loop(lambda: build_video_request(video, known), video.input_reference, arrived_s)
+        video = parse_as(HandleVideoRequest, body, lenient=lenient).model_copy(update={"model": model.name})
+        built = await build_beside_loop(lambda: build_video_request(video, known), video.input_reference, arrived_s)
+        return *built, _name_ignored(video)
     if model is not None and model.takes_image:
-        edit = parse_as(EditRequest, body).model_copy(update={"model": model.name})
-        return await build_beside_loop(lambda: build_edit_request(edit, known), edit.image, arrived_s)
-    return build_image_request(body, models)
+        edit = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
+        built = await build_beside_loop(lambda: build_edit_request(edit, known), edit.image, arrived_s)
+        return *built, _name_ignored(edit)
+    image = parse_image_request(body, lenient)
+    return *build_image_request(image, models), _name_ignored(image)
+
+
+def _name_ignored(request: GenerationRequest) -> dict[str, Any]:
+    return {"ignored": list(request.ignored)} if request.ignored else {}
 
 
 def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:
@@ -65,6 +75,8 @@ def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) ->
     served, and while none is (the only one is being drained, for example)."""
     fields = {**_as_mapping(_as_mapping(body).get("extra_body")), **_as_mapping(body)}
     name = fields.get("model")
+    if isinstance(name, str):
+        name = drop_placeholder(name, models)
     if not models or (isinstance(name, str) and name not in models):
         raise make_unknown_model_error(models)
     if name is not None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from base64 import b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi.sse import format_sse_event
@@ -37,13 +37,17 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, updates: AsyncIterator[Update], heartbeat_s: float, kind: str) -> None:
-        """The names of the events begin with `kind` and a dot."""
+    def __init__(
+        self, updates: AsyncIterator[Update], heartbeat_s: float, kind: str, ignored: Sequence[str] = ()
+    ) -> None:
+        """The names of the events begin with `kind` and a dot. The last ones name the fields of the request that were
+        `ignored`, if there are any."""
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._updates = raise_failure(updates)
         self._kind = kind
         self._heartbeat_s = heartbeat_s
+        self._ignored = ignored
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -55,47 +59,51 @@ class EventStreamResponse(Response):
         async with closing(self._updates) as updates:
             first = await anext(updates)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": encode_update(first, self._kind), "more_body": True})
-            async for chunk in _encode_all(updates, self._heartbeat_s, self._kind):
+            await send({"type": "http.response.body", "body": self._encode(first), "more_body": True})
+            async for chunk in self._encode_all(updates):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _encode_all(self, updates: AsyncIterator[_StreamedUpdate]) -> AsyncIterator[bytes]:
+        """The updates and pauses as bytes. An exception becomes the last event, because the status has been sent."""
+        waiting = asyncio.ensure_future(_get_next(updates))
+        try:
+            while True:
+                done, _ = await asyncio.wait({waiting}, timeout=self._heartbeat_s)
+                if not done:
+                    yield _HEARTBEAT
+                    continue
+                update = waiting.result()
+                if update is None:
+                    return
+                yield self._encode(update)
+                waiting = asyncio.ensure_future(_get_next(updates))
+        except TridentServeError as error:
+            yield _encode_event("error", {"error": describe_error(error)})
+        except Exception:
+            logger.exception("stream failed")
+            yield _encode_event("error", {"error": describe_defect()})
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
 
-async def _encode_all(updates: AsyncIterator[_StreamedUpdate], heartbeat_s: float, kind: str) -> AsyncIterator[bytes]:
-    """The updates and pauses as bytes. An exception becomes the last event, because the status has been sent."""
-    waiting = asyncio.ensure_future(_get_next(updates))
-    try:
-        while True:
-            done, _ = await asyncio.wait({waiting}, timeout=heartbeat_s)
-            if not done:
-                yield _HEARTBEAT
-                continue
-            update = waiting.result()
-            if update is None:
-                return
-            yield encode_update(update, kind)
-            waiting = asyncio.ensure_future(_get_next(updates))
-    except TridentServeError as error:
-        yield _encode_event("error", {"error": describe_error(error)})
-    except Exception:
-        logger.exception("stream failed")
-        yield _encode_event("error", {"error": describe_defect()})
-    finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+    def _encode(self, update: _StreamedUpdate) -> bytes:
+        return encode_update(update, self._kind, self._ignored)
 
 
 async def _get_next(updates: AsyncIterator[_StreamedUpdate]) -> _StreamedUpdate | None:
     return await anext(updates, None)
 
 
-def encode_update(update: _StreamedUpdate, kind: str) -> bytes:
+def encode_update(update: _StreamedUpdate, kind: str, ignored: Sequence[str] = ()) -> bytes:
     """The event of an update; of a completed request, one event per image."""
     fields = to_plain(update)
     name = f"{kind}.{fields.pop('type')}"
     if not isinstance(update, CompletedUpdate):
         return _encode_event(name, fields)
     images = fields.pop("images")
+    if ignored:
+        fields["ignored"] = list(ignored)
     return b"".join(
         _encode_event(name, {**fields, "index": index, "b64_json": b64encode(image).decode()})
         for index, image in enumerate(images)

@@ -40,12 +40,13 @@ def add_video_routes(
     models: Mapping[str, ServedModel],
     videos: VideoBackend | None,
     max_body_bytes: int,
+    lenient: bool,
 ) -> None:
     """Jobs go to `videos`, requests that are answered at once to `backend`."""
 
     async def read_request(request: Request) -> tuple[VideoRequest, RequestSpec, GenerationInputs]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
-        body, known = parse_video_request(sent.values, strict=not sent.is_form), dict(models)
+        body, known = parse_video_request(sent.values, not sent.is_form, lenient), dict(models)
         built = await build_beside_loop(lambda: build_video_request(body, known), body.input_reference, sent.arrived_s)
         return body, *built
 
@@ -60,7 +61,8 @@ def add_video_routes(
         body, spec, inputs = await read_request(request)
         if videos is None:
             raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
-        return JSONResponse(_add_url(await videos.submit(spec, inputs, body.priority), request))
+        job = _add_url(await videos.submit(spec, inputs, body.priority), request)
+        return JSONResponse({**job, "ignored": list(body.ignored)} if body.ignored else job)
 
     @api.post("/v1/videos/sync", openapi_extra=_BODY)
     async def make_video(request: Request) -> Response:

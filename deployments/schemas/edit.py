@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from deployments.models.served import ServedModel
-from deployments.schemas.image import ImageRequest, build_request, check_limits, make_image_id, resolve_size
+from deployments.schemas.image import (
+    ImageRequest,
+    add_file_format,
+    build_request,
+    check_limits,
+    make_image_id,
+    resolve_size,
+)
 from deployments.schemas.image_field import ImageField, encode_input_image
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
-
-
-def _check_zero(value: int) -> int:
-    if value:
-        raise PydanticCustomError("number", "must be 0: an image is sent when it is finished")
-    return value
 
 
 class EditRequest(ImageRequest):
@@ -33,9 +33,6 @@ class EditRequest(ImageRequest):
     mask: Any = Field(default=None, description="Masks are refused: the whole image is edited.")
     input_fidelity: Literal["high", "low"] | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
-    )
-    partial_images: Annotated[int, AfterValidator(_check_zero)] = Field(
-        default=0, description="The number of unfinished images to send, which must be 0."
     )
 
 
@@ -57,4 +54,4 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
 
     image, shape = encode_input_image(request.image, model, "image", choose_shape)
     spec, inputs = build_request(request, model, shape, make_image_id())
-    return spec, replace(inputs, image=image)
+    return spec, replace(add_file_format(inputs, request), image=image)

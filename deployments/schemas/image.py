@@ -9,13 +9,15 @@ import re
 import secrets
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from deployments.models.served import ServedModel
 from deployments.schemas.fields import show_name
+from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored, suggest_names
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -53,14 +55,6 @@ def _check_request_id(value: str) -> str:
     return value
 
 
-def _check_response_format(value: str) -> str:
-    if value == "url":
-        raise PydanticCustomError("text", "'url' is not supported, nothing is stored; use 'b64_json'")
-    if value != "b64_json":
-        raise PydanticCustomError("text", "must be 'b64_json'")
-    return value
-
-
 PlainText = Annotated[str, AfterValidator(_check_text)]
 
 
@@ -79,6 +73,7 @@ class GenerationRequest(BaseModel):
         default=None, description="The name of a served model. The default is the first one that fits the route."
     )
     n: int = Field(default=1, ge=1, description="The number of outputs.")
+    num_outputs_per_prompt: int | None = Field(default=None, ge=1, description="Another name of `n`.")
     size: PlainText | None = Field(default=None, description="The size in pixels as `WxH`, or `auto` for the default.")
     width: int | None = Field(default=None, ge=1, description="The width in pixels.")
     height: int | None = Field(default=None, ge=1, description="The height in pixels.")
@@ -104,12 +99,26 @@ class GenerationRequest(BaseModel):
         description="The id of the request. A request that asks for the same as one with this id that runs, or that "
         "completed a short while ago, joins it; one that asks for something else is refused.",
     )
-    quality: Literal["auto", "standard"] = Field(
+    quality: Literal["auto", "standard", "low", "medium", "high", "hd"] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
     user: PlainText | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
+    _ignored: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The fields of the body that are known from other servers and have no effect here."""
+        return self._ignored
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs, by either of its names. Raises `InvalidRequestError` where the two differ."""
+        other = self.num_outputs_per_prompt
+        if other is not None and "n" in self.model_fields_set and self.n != other:
+            raise InvalidRequestError("num_outputs_per_prompt: differs from n; give one of the two", "n")
+        return self.n if other is None else other
 
 
 class ImageRequest(GenerationRequest):
@@ -122,10 +131,17 @@ class ImageRequest(GenerationRequest):
     )
 
     stream: bool = Field(default=False, description="True for an answer of server-sent events.")
-    response_format: Annotated[PlainText, AfterValidator(_check_response_format)] = Field(
-        default="b64_json", description="The form of the images in the answer."
+    response_format: Literal["b64_json", "url"] = Field(
+        default="b64_json",
+        description="The form of the images in the answer: base64, or a data URL that holds the image itself.",
     )
-    output_format: Literal["png"] = Field(default="png", description="The format of the image files.")
+    output_format: Literal["png", "jpeg", "webp"] = Field(default="png", description="The format of the image files.")
+    output_compression: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="The quality of JPEG and WebP files, from 0 (small) to 100. It has no effect on PNG files.",
+    )
     background: Literal["auto", "opaque"] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
@@ -134,26 +150,38 @@ class ImageRequest(GenerationRequest):
 Parsed = TypeVar("Parsed", bound=GenerationRequest)
 
 
-def parse_image_request(body: Any) -> ImageRequest:
+def parse_image_request(body: Any, lenient: bool = True) -> ImageRequest:
     """The body of an image request with `extra_body` merged in. Raises as `parse_as` does."""
-    return parse_as(ImageRequest, body)
+    return parse_as(ImageRequest, body, lenient=lenient)
 
 
-def parse_as(kind: type[Parsed], body: Any, strict: bool = True) -> Parsed:
-    """The body with `extra_body` merged in. Unless `strict`, a number may come as a text, as it does in forms.
+def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool = True) -> Parsed:
+    """The body with `extra_body` merged in. Unless `strict`, a number may come as a text, as it does in forms. If
+    `lenient`, fields of other servers are left out, and `ignored` names them.
     Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
-    fields = _merge_extra_body(kind, body)
-    for name in fields:
-        if name not in kind.model_fields:
-            known = "there are " + ", ".join(sorted([*kind.model_fields, "extra_body"]))
-            hint = kind.elsewhere.get(name, known) if isinstance(name, str) else known
-            raise InvalidRequestError(f"unknown field {show_name(name)}; {hint}", show_name(name))
+    merged = _merge_extra_body(kind, body)
+    known = {*kind.model_fields, "extra_body"}
+    foreign = (FOREIGN_FIELDS | GRANTED_FIELDS) - known - set(kind.elsewhere) if lenient else frozenset[str]()
+    for name in merged:
+        if name not in known and name not in foreign:
+            raise _make_unknown_field_error(kind, name, known | foreign)
+    fields = {name: value for name, value in merged.items() if value is not None}
     try:
-        return kind.model_validate({name: value for name, value in fields.items() if value is not None}, strict=strict)
+        parsed = kind.model_validate({name: fields[name] for name in fields if name in known}, strict=strict)
     except ValidationError as error:
         raise _describe_first_problem(error) from None
+    parsed._ignored = tuple(sorted(foreign.intersection(fields) - GRANTED_FIELDS))
+    for name in parsed.ignored:
+        log_ignored(name)
+    return parsed
+
+
+def _make_unknown_field_error(kind: type[GenerationRequest], name: object, known: set[str]) -> InvalidRequestError:
+    shown = show_name(name)
+    elsewhere = kind.elsewhere.get(name) if isinstance(name, str) else None
+    return InvalidRequestError(f"unknown field {shown}; {elsewhere or suggest_names(shown, known)}", shown)
 
 
 def _merge_extra_body(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -191,7 +219,13 @@ def build_image_request(
     check_limits(request, model)
     width, height, param = resolve_size(request, Shape(model.default_side, model.default_side))
     check_size(width, height, param, model)
-    return build_request(request, model, Shape(height=height, width=width), make_image_id())
+    spec, inputs = build_request(request, model, Shape(height=height, width=width), make_image_id())
+    return spec, add_file_format(inputs, request)
+
+
+def add_file_format(inputs: GenerationInputs, request: ImageRequest) -> GenerationInputs:
+    """The inputs with the format of the files that are asked for."""
+    return replace(inputs, output_format=request.output_format, compression=request.output_compression)
 
 
 def make_image_id() -> str:
@@ -209,7 +243,7 @@ def build_request(
         model=model.name,
         shape=shape,
         num_inference_steps=steps,
-        num_outputs=request.n,
+        num_outputs=request.num_outputs,
         slo_s=None if request.slo_ms is None else request.slo_ms / 1000,
         lora=request.lora,
     )
@@ -220,7 +254,7 @@ def build_request(
         guidance_scale=model.family.default_guidance_scale if guidance_scale is None else guidance_scale,
         seed=secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed,
         negative_prompt=request.negative_prompt,
-        num_outputs=request.n,
+        num_outputs=request.num_outputs,
         lora=request.lora,
         seed_drawn=request.seed is None,
         id_drawn=request.request_id is None,
@@ -231,7 +265,7 @@ def build_request(
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:
     """Check the outputs, steps, texts and the LoRA of a request. Raises `InvalidRequestError`."""
     limits = model.limits
-    _check_at_most("n", request.n, limits.max_outputs)
+    _check_at_most("n", request.num_outputs, limits.max_outputs)
     _check_at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
     for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
         if len(text) > limits.max_prompt_chars:

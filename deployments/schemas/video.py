@@ -55,7 +55,6 @@ class VideoRequest(GenerationRequest):
     seconds: Annotated[float, BeforeValidator(_parse_number), Field(gt=0, le=MAX_SECONDS)] | None = Field(
         default=None, description="The length in seconds. It has no effect if `num_frames` is given."
     )
-    num_outputs_per_prompt: int | None = Field(default=None, ge=1, description="Another name of `n`.")
     priority: int = Field(
         default=0,
         ge=-MAX_PRIORITY,
@@ -63,6 +62,7 @@ class VideoRequest(GenerationRequest):
         description="The job with the higher priority starts first where two jobs wait for the scheduler.",
     )
     output_format: Literal["mp4"] = Field(default="mp4", description="The format of the files.")
+    other_names: ClassVar[Mapping[str, str]] = {"image_reference": _IMAGE_FIELD}
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("image", "images", "image_url"), "the input image is called input_reference here"
     )
@@ -79,9 +79,9 @@ class HandleVideoRequest(VideoRequest):
     response_format: PlainText | None = Field(default=None, description="The field has no effect here.")
 
 
-def parse_video_request(body: Any, strict: bool = True) -> VideoRequest:
+def parse_video_request(body: Any, strict: bool = True, lenient: bool = True) -> VideoRequest:
     """The body with `extra_body` merged in. Raises as `parse_as` does."""
-    return parse_as(VideoRequest, body, strict)
+    return parse_as(VideoRequest, body, strict, lenient)
 
 
 def build_video_request(
@@ -96,7 +96,6 @@ def build_video_request(
     has_image = request.input_reference is not None
     others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_image]
     check_image_presence(model.family, has_image, _IMAGE_FIELD, others)
-    request = _merge_output_counts(request)
     check_limits(request, model)
     fps = request.fps or float(model.default_fps)
     image, shape = None, model.default_shape
@@ -117,15 +116,6 @@ def _choose_shape(request: VideoRequest, model: ServedModel, fps: float, default
     width, height, param = resolve_size(request, default)
     check_size(width, height, param, model)
     return Shape(height=height, width=width, num_frames=_choose_num_frames(request, model, fps, width * height))
-
-
-def _merge_output_counts(request: VideoRequest) -> VideoRequest:
-    asked = request.num_outputs_per_prompt
-    if asked is None:
-        return request
-    if "n" in request.model_fields_set and request.n != asked:
-        raise InvalidRequestError("num_outputs_per_prompt: differs from n; give one of the two", "n")
-    return request.model_copy(update={"n": asked})
 
 
 def _choose_num_frames(request: VideoRequest, model: ServedModel, fps: float, pixels: int) -> int:

@@ -37,19 +37,21 @@ class ApiDeployment:
             [CatalogueClient(cell.get_catalogue, take_cell(args, number).models) for number, cell in enumerate(cells)]
         )
         self._models.follow()
+        self._lenient = args.validation == "lenient"
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_api(self._backend, self._models, self._videos)
+        return create_api(self._backend, self._models, self._videos, lenient=self._lenient)
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """See `deployments.http.python_handle.generate`."""
         with _raise_plain_errors():
-            return await handle_api.generate(self._backend, self._models, body)
+            return await handle_api.generate(self._backend, self._models, body, self._lenient)
 
     async def generate_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See `deployments.http.python_handle.generate_stream`."""
         with _raise_plain_errors():
-            async with closing(handle_api.generate_stream(self._backend, self._models, body)) as updates:
+            sent = handle_api.generate_stream(self._backend, self._models, body, self._lenient)
+            async with closing(sent) as updates:
                 async for update in updates:
                     yield update
 

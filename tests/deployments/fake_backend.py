@@ -138,8 +138,8 @@ def make_completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpda
 
 
 def _make_outputs(spec: RequestSpec, inputs: GenerationInputs) -> tuple[bytes, ...]:
-    if inputs.output_format == "png":
-        return (make_png(spec.shape.width, spec.shape.height),) * spec.num_outputs
+    if inputs.output_format in ("png", "jpeg", "webp"):
+        return (make_picture(spec.shape.width, spec.shape.height, inputs.output_format),) * spec.num_outputs
     return tuple(make_video(inputs.prompt, index) for index in range(spec.num_outputs))
 
 
@@ -149,6 +149,10 @@ def make_video(prompt: str, index: int = 0) -> bytes:
 
 
 def make_png(width: int, height: int, colour: str = "black") -> bytes:
+    return make_picture(width, height, "png", colour)
+
+
+def make_picture(width: int, height: int, file_format: str, colour: str = "black") -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(buffer, "PNG")
+    Image.new("RGB", (width, height), colour).save(buffer, file_format)
     return buffer.getvalue()

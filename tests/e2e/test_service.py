@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import sys
@@ -44,6 +45,19 @@ def test_connections_go_through_haproxy(service: Service) -> None:
     if list_ingress_settings():
         actors = list_actors(address=ray.get_runtime_context().gcs_address)
         assert "HAProxyManager" in {actor.class_name for actor in actors if actor.state == "ALIVE"}
+
+
+def test_files_of_any_format_show_the_same_image(service: Service) -> None:
+    body = {"model": "tiny-sd3", "prompt": "a red fox", "size": "64x64", "num_inference_steps": 4, "seed": 11}
+    exact = decode_image(service.generate(**body)["data"][0]["b64_json"]).astype(int)
+    smallest = service.generate(**body, output_format="jpeg", output_compression=5)["data"][0]["b64_json"]
+    for name in ("jpeg", "webp"):
+        found = service.generate(**body, output_format=name, style="vivid")
+        assert (found["output_format"], found["ignored"]) == (name, ["style"])
+        (entry,) = found["data"]
+        assert Image.open(io.BytesIO(base64.b64decode(entry["b64_json"]))).format == name.upper()
+        assert np.abs(decode_image(entry["b64_json"]) - exact).mean() < 20
+        assert len(smallest) < len(entry["b64_json"])
 
 
 @pytest.mark.parametrize("model", ["tiny-flux", "tiny-sd3"])

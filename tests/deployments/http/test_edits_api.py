@@ -143,7 +143,6 @@ async def test_a_stream() -> None:
         ({"json": {**BODY, "image": "fox.png"}}, "image", "base64"),
         ({"json": {**BODY, "image": "not one: a text"}}, "image", "is not valid base64; send the image itself"),
         ({"json": {**BODY, "images": [BASE64]}}, "images", "images: must not be given twice"),
-        ({"json": {**BODY, "partial_images": 1}}, "partial_images", "must be 0: an image is sent when it is finished"),
         ({"json": {**BODY, "input_reference": BASE64}}, "input_reference", "is called image here"),
         ({"json": {**BODY, "image": "/etc/passwd"}}, "image", "base64"),
         ({"json": {**BODY, "image": "é" * 8}}, "image", "base64"),
@@ -157,7 +156,7 @@ async def test_a_stream() -> None:
         ({"data": {"num_inference_steps": "2"}, "files": {"image": FILE, "prompt": b"a fox"}}, "prompt", "string"),
         ({"data": {**TEXTS, "size": "65x64"}, "files": {"image": FILE}}, "size", "multiples of 16"),
         ({"data": {**TEXTS, "colour": "red"}, "files": {"image": FILE}}, "colour", "unknown field"),
-        ({"data": {**TEXTS, "response_format": "url"}, "files": {"image": FILE}}, "response_format", "not supported"),
+        ({"data": {**TEXTS, "response_format": "file"}, "files": {"image": FILE}}, "response_format", "should be"),
     ],
 )
 async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: str) -> None:

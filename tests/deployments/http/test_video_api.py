@@ -67,6 +67,11 @@ async def served(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     await jobs.stop()
 
 
+async def test_a_job_names_what_was_ignored(served: Served) -> None:
+    assert (await served.submit(flow_shift=3.0, enable_teacache=False))["ignored"] == ["enable_teacache", "flow_shift"]
+    assert "ignored" not in await served.submit()
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -1,4 +1,4 @@
-"""Encodes pixels as the outputs that clients get: PNG files of images, MP4 files of videos, or arrays of frames."""
+"""Encodes pixels as the outputs that clients get: PNG, JPEG or WebP files, MP4 files of videos, or arrays of frames."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tridentserve.requests import GenerationInputs
 
 # Most clients receive an image once and drop it: speed counts more than the last tenth of its size.
 _PNG_COMPRESS_LEVEL = 1
+# Of JPEG and WebP files, where the client asks for none: no loss that is seen at a usual distance.
+_QUALITY = 95
 # Visually lossless for most eyes; of the presets the fastest that still predicts between frames well.
 _H264 = {"crf": "18", "preset": "veryfast"}
 # BT.709 in all three properties: players guess by the height of the frames where it is not said.
@@ -29,7 +31,10 @@ def encode_outputs(pixels: NDArray[np.uint8], inputs: GenerationInputs) -> list[
     `PipelineAdapter.decode`."""
     match inputs.output_format:
         case "png":
-            return [_encode_png(image) for image in pixels]
+            return [_encode_image(image, "PNG", compress_level=_PNG_COMPRESS_LEVEL) for image in pixels]
+        case "jpeg" | "webp":
+            quality = _QUALITY if inputs.compression is None else inputs.compression
+            return [_encode_image(image, inputs.output_format.upper(), quality=quality) for image in pixels]
         case "frames":
             return list(pixels)
         case "mp4":
@@ -62,7 +67,7 @@ def encode_mp4(frames: NDArray[np.uint8], fps: float) -> bytes:
         return path.read_bytes()
 
 
-def _encode_png(image: NDArray[np.uint8]) -> bytes:
+def _encode_image(image: NDArray[np.uint8], file_format: str, **options: int) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, format="PNG", compress_level=_PNG_COMPRESS_LEVEL)
+    Image.fromarray(image).save(buffer, format=file_format, **options)
     return buffer.getvalue()

@@ -1,0 +1,62 @@
+"""Fields of other servers' APIs that have no meaning here. Public clients send some of them in every request, and print
+no more than "0 of N" where they are refused: unless the service is strict they are taken, and the answer names them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import cache
+
+logger = logging.getLogger(__name__)
+
+_OF_OPENAI = ("moderation", "partial_images", "style")
+_OF_VLLM_OMNI = (
+    "boundary_ratio",
+    "bot_task",
+    "enable_frame_interpolation",
+    "extra_params",
+    "flow_shift",
+    "frame_interpolation_exp",
+    "frame_interpolation_model_path",
+    "frame_interpolation_scale",
+    "generate_sound",
+    "guidance_scale_2",
+    "infer_align_image_size",
+    "layers",
+    "resolution",
+    "sound_duration",
+    "system_prompt",
+    "true_cfg_scale",
+    "use_system_prompt",
+    "vae_use_slicing",
+    "vae_use_tiling",
+    "video_params",
+)
+_OF_SGLANG = (
+    "diffusers_kwargs",
+    "enable_teacache",
+    "generator_device",
+    "output_compression",
+    "output_path",
+    "output_quality",
+    "reference_url",
+    "rollout",
+    "rollout_sde_type",
+)
+FOREIGN_FIELDS = frozenset((*_OF_OPENAI, *_OF_VLLM_OMNI, *_OF_SGLANG))
+# What they ask for is in every answer: the times of the stages.
+GRANTED_FIELDS = frozenset(("return_stage_metrics",))
+
+
+def suggest_names(name: str, known: Iterable[str]) -> str:
+    """The fields that may be meant by a name that is not known, as the end of an error."""
+    fields = sorted(known)
+    near = get_close_matches(name, fields, n=1, cutoff=0.75)
+    return f"did you mean {near[0]}?" if near else "there are " + ", ".join(fields)
+
+
+@cache
+def log_ignored(name: str) -> None:
+    """Say once in the log of this process that a field has no effect."""
+    logger.info("clients send the field %s, which has no effect here", name)

@@ -1,0 +1,135 @@
+"""Bodies and routes of other servers' clients: what has a meaning here gets it, what has none is taken and named."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from deployments.http.app import create_api
+from tests.deployments.clients import IMAGES, open_client, open_video_client, parse_events
+from tests.deployments.fake_backend import MODELS, WITH_VIDEOS, FakeBackend
+
+# Every field that SGLang's schema of images has, with its default there.
+OF_SGLANG: dict[str, Any] = {
+    "n": 1,
+    "quality": "auto",
+    "response_format": "url",
+    "size": "64x64",
+    "style": "vivid",
+    "background": "auto",
+    "output_format": None,
+    "user": None,
+    "num_inference_steps": None,
+    "guidance_scale": None,
+    "true_cfg_scale": None,
+    "seed": 1024,
+    "generator_device": "cuda",
+    "negative_prompt": None,
+    "output_quality": "default",
+    "output_compression": None,
+    "enable_teacache": False,
+    "rollout": False,
+    "rollout_sde_type": "sde",
+    "diffusers_kwargs": None,
+}
+
+
+async def ask(body: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    async with open_client(FakeBackend()) as http:
+        answer = await http.post(IMAGES, json={"prompt": "a cat", **body, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_the_whole_schema_of_another_server_is_taken() -> None:
+    found = await ask(OF_SGLANG, model="default")
+    assert found["model"] == next(iter(MODELS))
+    assert found["ignored"] == [
+        "enable_teacache",
+        "generator_device",
+        "output_quality",
+        "rollout",
+        "rollout_sde_type",
+        "style",
+    ]
+    head, _, content = found["data"][0]["url"].partition(",")
+    assert head == "data:image/png;base64"
+    assert Image.open(BytesIO(base64.b64decode(content))).size == (64, 64)
+
+
+async def test_nothing_is_ignored_of_a_body_of_ours() -> None:
+    found = await ask({"size": "64x64", "return_stage_metrics": True})
+    assert "ignored" not in found
+    assert set(found["stage_durations"]) == {"encode", "diffuse", "decode"}
+
+
+@pytest.mark.parametrize("name", ["jpeg", "webp"])
+async def test_a_format_and_its_quality_reach_the_worker(name: str) -> None:
+    backend = FakeBackend()
+    async with open_client(backend) as http:
+        body = {"prompt": "a cat", "size": "64x64", "output_format": name, "output_compression": 60, "n": 2}
+        answer = (await http.post(IMAGES, json=body)).json()
+    ((_, inputs),) = backend.seen
+    assert (inputs.output_format, inputs.compression) == (name, 60)
+    assert answer["output_format"] == name
+    formats = [Image.open(BytesIO(base64.b64decode(entry["b64_json"]))).format for entry in answer["data"]]
+    assert formats == [name.upper()] * 2
+
+
+async def test_the_last_events_of_a_stream_name_what_was_ignored() -> None:
+    async with open_client(FakeBackend()) as http:
+        body = {"prompt": "a cat", "size": "64x64", "stream": True, "partial_images": 2}
+        answer = await http.post(IMAGES, json=body)
+    *others, (_, last) = parse_events(answer.text)
+    assert last["ignored"] == ["partial_images"]
+    assert not any("ignored" in data for _, data in others)
+
+
+async def test_a_video_job_names_what_was_ignored() -> None:
+    async with open_video_client(FakeBackend(), None) as http:
+        form = {
+            "prompt": "a cat",
+            "size": "64x64",
+            "num_frames": "5",
+            "flow_shift": "3",
+            "return_stage_metrics": "true",
+        }
+        answer = await http.post("/v1/videos/sync", data=form)
+        refused = await http.post("/v1/videos/sync", data={**form, "flow_shfit": "3"})
+    assert answer.status_code == 200, answer.text
+    assert "did you mean flow_shift?" in refused.json()["error"]["message"]
+
+
+async def test_a_strict_service_refuses_them() -> None:
+    app = create_api(FakeBackend(), WITH_VIDEOS, lenient=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        image = await http.post(IMAGES, json={"prompt": "a cat", "style": "vivid"})
+        video = await http.post("/v1/videos/sync", json={"prompt": "a cat", "flow_shift": 3})
+    assert [answer.status_code for answer in (image, video)] == [422, 422]
+    assert [answer.json()["error"]["param"] for answer in (image, video)] == ["style", "flow_shift"]
+
+
+async def test_routes_that_other_clients_ask() -> None:
+    name = next(iter(MODELS))
+    async with open_client(FakeBackend()) as http:
+        models = (await http.get("/v1/models")).json()["data"]
+        assert (await http.get(f"/v1/models/{name}")).json() == models[0]
+        assert (await http.get("/v1/model_info")).json() == {"model_path": name}
+        assert (await http.get("/model_info")).json() == {"model_path": name}
+        assert (await http.get("/live")).status_code == 200
+        assert (await http.get("/ready")).json() == (await http.get("/health")).json()
+        missing = await http.get("/v1/models/gpt-4o")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_service_that_is_not_ready_lives() -> None:
+    backend = FakeBackend()
+    backend.state = {"status": "starting", "workers": 0}
+    async with open_client(backend) as http:
+        assert [(await http.get(path)).status_code for path in ("/live", "/ready", "/health")] == [200, 503, 503]

@@ -1,0 +1,72 @@
+"""Fields of other servers are taken and named; a name that nobody has is refused, with the one that is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.schemas.edit import EditRequest
+from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored
+from deployments.schemas.image import GenerationRequest, ImageRequest, parse_as
+from deployments.schemas.video import VideoRequest
+from tridentserve.errors import InvalidRequestError
+
+KINDS = (ImageRequest, VideoRequest, EditRequest)
+FOREIGN = [
+    (kind, name)
+    for kind in KINDS
+    for name in sorted(FOREIGN_FIELDS | GRANTED_FIELDS)
+    if name not in kind.model_fields  # some kinds give it a meaning
+]
+
+
+def make_body(kind: type[GenerationRequest], **fields: Any) -> dict[str, Any]:
+    return {"prompt": "a cat", **({"image": b"x"} if kind is EditRequest else {}), **fields}
+
+
+@pytest.mark.parametrize(("kind", "name"), FOREIGN)
+def test_a_field_of_another_server_is_taken_and_named(kind: type[GenerationRequest], name: str) -> None:
+    expected = () if name in GRANTED_FIELDS else (name,)
+    assert parse_as(kind, make_body(kind, **{name: 7})).ignored == expected
+    assert parse_as(kind, make_body(kind, extra_body={name: {"a": 1}})).ignored == expected
+    assert parse_as(kind, make_body(kind, **{name: None})).ignored == (), "a client that sends null asks for nothing"
+    with pytest.raises(InvalidRequestError, match=f"unknown field {name}"):
+        parse_as(kind, make_body(kind, **{name: 7}), lenient=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_inference_step", "num_inference_steps"),
+        ("guidance_scal", "guidance_scale"),
+        ("negativ_prompt", "negative_prompt"),
+        ("prompt ", "prompt"),
+        ("flow_shfit", "flow_shift"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_misspelt_field_is_refused_with_the_one_that_is_meant(
+    kind: type[GenerationRequest], name: str, meant: str
+) -> None:
+    for value in (3, None):
+        with pytest.raises(InvalidRequestError, match=rf"unknown field {name}; did you mean {meant}\?"):
+            parse_as(kind, make_body(kind, **{name: value}))
+
+
+def test_the_log_names_a_field_once(caplog: pytest.LogCaptureFixture) -> None:
+    log_ignored.cache_clear()
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            parse_as(ImageRequest, make_body(ImageRequest, style="vivid", moderation="low"))
+    assert sorted(record.getMessage().split(",")[0] for record in caplog.records) == [
+        "clients send the field moderation",
+        "clients send the field style",
+    ]
+
+
+def test_both_names_of_the_number_of_outputs_count() -> None:
+    assert parse_as(ImageRequest, make_body(ImageRequest, num_outputs_per_prompt=3)).num_outputs == 3
+    assert parse_as(ImageRequest, make_body(ImageRequest, num_outputs_per_prompt=2, n=2)).num_outputs == 2
+    with pytest.raises(InvalidRequestError, match="differs from n"):
+        _ = parse_as(ImageRequest, make_body(ImageRequest, num_outputs_per_prompt=2, n=3)).num_outputs
