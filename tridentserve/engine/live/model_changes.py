@@ -21,8 +21,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
-    from tridentserve.engine.live.spawning.start_options import list_start_options
-from tridentserve.engine.live.weights.host_copies import HostCopies
+    from tridentserve.engine.live.weights.host_copies import HostCopies
 
 T = TypeVar("T")
 # A function of the directory of host copies, the model, and the device that it is served on.

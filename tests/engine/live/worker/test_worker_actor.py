@@ -96,6 +96,8 @@ async def test_all_calls_fit_the_worker() -> None:
     assert worker.called == public_methods(StageWorker) | public_methods(WorkerCalls), "each is called by one of them"
 
 
-def test_the_actor_needs_no_torch() -> None:
-    code = "import sys, tridentserve.engine.live.fleet; print('torch' in sys.modules)"
-    assert output_of([sys.executable, "-c", code]).strip() == "False"
+@pytest.mark.parametrize("module", ["tridentserve.engine.live.fleet", "deployments.serve.start"])
+def test_the_process_that_starts_workers_imports_no_torch(module: str) -> None:
+    """It would take ten seconds before the first worker could begin."""
+    code = f"import sys, {module}; print([name for name in ('torch', 'diffusers') if name in sys.modules])"
+    assert output_of([sys.executable, "-c", code]).strip() == "[]"
