@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from tests.support.processes import output_of
