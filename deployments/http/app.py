@@ -23,6 +23,7 @@ from deployments.http.body import (
     read_json,
     run_until_disconnect,
 )
+from deployments.http.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.errors import install_error_handlers
 from deployments.http.sse import EventStreamResponse
 from deployments.http.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
@@ -42,6 +43,7 @@ _SERVING = ("ready", "degraded")
 _ROUTES = [
     "POST /v1/images/generations",
     "POST /v1/images/edits",
+    *CHAT_ROUTES,
     *VIDEO_ROUTES,
     "DELETE /v1/requests/{request_id}",
     "GET /v1/models",
@@ -101,6 +103,7 @@ def create_api(
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
         return JSONResponse(_describe_images(update, asked))
 
+    add_chat_routes(api, backend, models, max_body_bytes, lenient)
     add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
 
     @api.delete("/v1/requests/{request_id}")

@@ -1,0 +1,85 @@
+"""The body of a chat request that asks for images, as vLLM-Omni's clients send it: the text of the last message of the
+user is the prompt, an image in it is the input image, and the other fields are those of an image request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deployments.schemas.edit import EditRequest
+from deployments.schemas.image import ImageRequest, parse_as
+from tridentserve.errors import InvalidRequestError
+
+# Fields of chats that say nothing about an image.
+_OF_CHATS = frozenset(
+    (
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "metadata",
+        "modalities",
+        "parallel_tool_calls",
+        "presence_penalty",
+        "repetition_penalty",
+        "response_format",
+        "stop",
+        "store",
+        "stream_options",
+        "temperature",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    )
+)
+_MESSAGES = "messages"
+
+
+def parse_chat_request(body: Any, lenient: bool = True) -> tuple[ImageRequest, tuple[str, ...]]:
+    """The request for images (an `EditRequest` where the message has an image), and the fields that have no effect.
+    Raises `InvalidRequestError`, which never repeats a value of the body."""
+    if not isinstance(body, Mapping):
+        raise InvalidRequestError('the body must be an object of named fields, such as {"messages": [...]}')
+    if body.get("stream"):
+        raise InvalidRequestError("stream: must be false here; POST /v1/images/generations streams", "stream")
+    prompt, images = _read_message(body.get(_MESSAGES))
+    of_chats = _OF_CHATS & body.keys() if lenient else frozenset[str]()
+    fields = {name: value for name, value in body.items() if name not in (_MESSAGES, "stream", *of_chats)}
+    if "prompt" in fields:
+        raise InvalidRequestError("prompt: is the text of the last message here", "prompt")
+    fields["prompt"] = prompt
+    kind: type[ImageRequest] = ImageRequest
+    if images:
+        kind, fields["image"] = EditRequest, images
+    request = parse_as(kind, fields, lenient=lenient)
+    sent = {name for name in of_chats if body[name] is not None}
+    return request, tuple(sorted(sent.union(request.ignored)))
+
+
+def _read_message(messages: Any) -> tuple[str, list[Any]]:
+    """The text and the images of the last message of the user."""
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequestError("messages: must be a list with at least one message", _MESSAGES)
+    of_user = [one for one in messages if isinstance(one, Mapping) and one.get("role") == "user"]
+    if not of_user:
+        raise InvalidRequestError('messages: must have one with the role "user"', _MESSAGES)
+    content = of_user[-1].get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list):
+        raise InvalidRequestError("messages: content must be a text, or a list of parts", _MESSAGES)
+    texts: list[str] = []
+    images: list[Any] = []
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "image_url", "image_url": {"url": address}}:
+                images.append(address)
+            case {"type": "image_url", "image_url": str(address)}:
+                images.append(address)
+            case _:
+                raise InvalidRequestError('messages: parts are of type "text" or "image_url"', _MESSAGES)
+    return "\n".join(texts), images
