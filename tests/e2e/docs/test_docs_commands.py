@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import json
 import os
@@ -28,6 +29,7 @@ IMAGES = [line for line in LINES if "/v1/images/generations" in line.text]
 # The line for edits needs a model of its own; `tests/e2e/test_edits.py` runs it.
 EDITS = [line for line in LINES if "/v1/images/edits" in line.text]
 VIDEOS = [line for line in LINES if "/v1/videos" in line.text]
+CHATS = [line for line in LINES if "/v1/chat/completions" in line.text]
 HEALTH = [line for line in LINES if line.text.endswith("/health")]
 
 
@@ -40,7 +42,7 @@ def run_line(line: ShownCommand, service: Service, folder: Path) -> str:
 
 
 def test_no_line_is_left_out() -> None:
-    assert sorted(map(str, LINES)) == sorted(map(str, [*IMAGES, *EDITS, *VIDEOS, *HEALTH]))
+    assert sorted(map(str, LINES)) == sorted(map(str, [*IMAGES, *EDITS, *VIDEOS, *CHATS, *HEALTH]))
     assert len(IMAGES) >= 4
 
 
@@ -66,6 +68,14 @@ def test_videos(service: Service, tmp_path: Path) -> None:
         assert "error" not in (json.loads(printed) if printed else {}) or json.loads(printed)["error"] is None
     assert b"ftyp" in (tmp_path / "fox.mp4").read_bytes()[:16]
     assert http.delete(f"{service.url}/v1/videos/fox").status_code == 200
+
+
+def test_chats(service: Service, tmp_path: Path) -> None:
+    for line in CHATS:
+        (choice,) = json.loads(run_line(line, service, tmp_path))["choices"]
+        (part,) = choice["message"]["content"]
+        content = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+        assert Image.open(io.BytesIO(content)).size == (256, 256)
 
 
 def test_health(service: Service, tmp_path: Path) -> None:
