@@ -49,10 +49,11 @@ FOREIGN_FIELDS = frozenset((*_OF_OPENAI, *_OF_VLLM_OMNI, *_OF_SGLANG))
 GRANTED_FIELDS = frozenset(("return_stage_metrics",))
 
 
-def suggest_names(name: str, known: Iterable[str]) -> str:
-    """The fields that may be meant by a name that is not known, as the end of an error."""
-    fields = sorted(known)
-    near = get_close_matches(name, fields, n=1, cutoff=0.75)
+def suggest_names(name: str, own: Iterable[str]) -> str:
+    """The field that may be meant by a name that is not known, or else all fields that have a meaning (`own`), as the
+    end of an error."""
+    fields = sorted(own)
+    near = get_close_matches(name, [*fields, *sorted(FOREIGN_FIELDS)], n=1, cutoff=0.75)
     return f"did you mean {near[0]}?" if near else "there are " + ", ".join(fields)
 
 

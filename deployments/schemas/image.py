@@ -166,7 +166,7 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
     foreign = (FOREIGN_FIELDS | GRANTED_FIELDS) - known - set(kind.elsewhere) if lenient else frozenset[str]()
     for name in merged:
         if name not in known and name not in foreign:
-            raise _make_unknown_field_error(kind, name, known | foreign)
+            raise _make_unknown_field_error(kind, name)
     fields = {name: value for name, value in merged.items() if value is not None}
     try:
         parsed = kind.model_validate({name: fields[name] for name in fields if name in known}, strict=strict)
@@ -178,10 +178,12 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
     return parsed
 
 
-def _make_unknown_field_error(kind: type[GenerationRequest], name: object, known: set[str]) -> InvalidRequestError:
+def _make_unknown_field_error(kind: type[GenerationRequest], name: object) -> InvalidRequestError:
     shown = show_name(name)
     elsewhere = kind.elsewhere.get(name) if isinstance(name, str) else None
-    return InvalidRequestError(f"unknown field {shown}; {elsewhere or suggest_names(shown, known)}", shown)
+    return InvalidRequestError(
+        f"unknown field {shown}; {elsewhere or suggest_names(shown, [*kind.model_fields, 'extra_body'])}", shown
+    )
 
 
 def _merge_extra_body(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any, Any]:

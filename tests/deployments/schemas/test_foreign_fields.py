@@ -70,3 +70,9 @@ def test_both_names_of_the_number_of_outputs_count() -> None:
     assert parse_as(ImageRequest, make_body(ImageRequest, num_outputs_per_prompt=2, n=2)).num_outputs == 2
     with pytest.raises(InvalidRequestError, match="differs from n"):
         _ = parse_as(ImageRequest, make_body(ImageRequest, num_outputs_per_prompt=2, n=3)).num_outputs
+
+
+def test_a_name_like_no_other_is_refused_with_the_fields_that_have_a_meaning() -> None:
+    with pytest.raises(InvalidRequestError, match="unknown field colour; there are background, ") as caught:
+        parse_as(ImageRequest, make_body(ImageRequest, colour="red"))
+    assert "enable_teacache" not in str(caught.value)

@@ -91,3 +91,15 @@ def test_only_the_job_may_differ(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     before = forked_start._hash_environment()
     monkeypatch.setenv(name, "1")
     assert (forked_start._hash_environment() == before) == (name == "RAY_JOB_ID")
+
+
+def test_changed_code_has_a_server_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that is deployed again, on a cluster of Ray that goes on, does not run what it ran before."""
+    monkeypatch.setattr(forked_start, "_ROOT", str(tmp_path))
+    module = tmp_path / "tridentserve" / "plans.py"
+    module.parent.mkdir()
+    module.write_text("VERSION = 1")
+    before = forked_start._hash_environment()
+    assert forked_start._hash_environment() == before
+    os.utime(module, ns=(1, 1))
+    assert forked_start._hash_environment() != before

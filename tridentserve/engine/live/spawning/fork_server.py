@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -64,13 +65,17 @@ def _fork_workers(listener: socket.socket, raylet: int) -> list[str] | None:
         if listener.fileno() in readable:
             connection, _ = listener.accept()
             with connection:
-                arguments = _fork(connection)
-            if arguments is not None:
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for number in (woken, ended, raylet):
-                    os.close(number)
-                return arguments
+                request, streams, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, _NUM_STREAMS)
+                if not request:  # whoever asked has ended
+                    continue
+                if os.fork() == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for number in (woken, ended, raylet):
+                        os.close(number)
+                    return _become_worker(connection, request, streams)
+            for stream in streams:
+                os.close(stream)
             num_alive += 1
 
 
@@ -83,13 +88,9 @@ def _reap() -> int:
     return count
 
 
-def _fork(connection: socket.socket) -> list[str] | None:
-    """The arguments that came over the connection, in the forked process; None in the server."""
-    request, streams, _, _ = socket.recv_fds(connection, _MAX_REQUEST_BYTES, _NUM_STREAMS)
-    if os.fork():
-        for stream in streams:
-            os.close(stream)
-        return None
+def _become_worker(connection: socket.socket, request: bytes, streams: Sequence[int]) -> list[str]:
+    """The arguments of this process, which was just forked, after it has taken the streams and variables that were
+    sent."""
     # Ray ends a worker together with all processes of its group.
     os.setsid()
     for number, stream in enumerate(streams):

@@ -93,9 +93,10 @@ def _make_folder() -> Path:
 
 def _hash_environment() -> str:
     """Processes with the same are alike when they have imported the same: Ray's node, the interpreter, the folder, the
-    niceness and all variables."""
+    niceness, all variables, and the code, which may be another when a service is deployed again."""
     variables = sorted((name, value) for name, value in os.environ.items() if name != _JOB)
-    alike = [os.getppid(), sys.executable, _ROOT, str(Path.cwd()), os.nice(0), variables]
+    code = sorted((str(path), path.stat().st_mtime_ns) for path in Path(_ROOT, "tridentserve").rglob("*.py"))
+    alike = [os.getppid(), sys.executable, str(Path.cwd()), os.nice(0), variables, code]
     return hashlib.sha256(json.dumps(alike).encode()).hexdigest()[:24]
 
 
