@@ -180,10 +180,9 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
 
 def _make_unknown_field_error(kind: type[GenerationRequest], name: object) -> InvalidRequestError:
     shown = show_name(name)
-    elsewhere = kind.elsewhere.get(name) if isinstance(name, str) else None
-    return InvalidRequestError(
-        f"unknown field {shown}; {elsewhere or suggest_names(shown, [*kind.model_fields, 'extra_body'])}", shown
-    )
+    hint = kind.elsewhere.get(name) if isinstance(name, str) else None
+    hint = hint or suggest_names(shown, [*kind.model_fields, "extra_body"])
+    return InvalidRequestError(f"unknown field {shown}; {hint}", shown)
 
 
 def _merge_extra_body(kind: type[GenerationRequest], body: Mapping[Any, Any]) -> dict[Any, Any]:
