@@ -60,4 +60,4 @@ def suggest_names(name: str, own: Iterable[str]) -> str:
 @cache
 def log_ignored(name: str) -> None:
     """Say once in the log of this process that a field has no effect."""
-    logger.info("clients send the field %s, which has no effect here", name)
+    logger.warning("clients send the field %s, which has no effect here", name)
