@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,13 @@ from fastapi import FastAPI, Request
 
 from deployments.backend import Backend, wait_for_result
 from deployments.http.body import read_fields, run_until_disconnect
+from deployments.http.image_routes import list_data_urls
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.chat import parse_chat_request
-from deployments.schemas.edit import EditRequest, build_edit_request
-from deployments.schemas.image import build_image_request
-from deployments.schemas.image_field import build_beside_loop, count_image_chars
+from deployments.schemas.edit import build_images
+from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.image_field import count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate
 
 CHAT_ROUTES = ("POST /v1/chat/completions",)
@@ -29,12 +29,8 @@ def add_chat_routes(
     @api.post("/v1/chat/completions")
     async def answer_chat(request: Request) -> dict[str, Any]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
-        (asked, ignored), known = parse_chat_request(sent.values, lenient), dict(models)
-        if isinstance(asked, EditRequest):
-            built = await build_beside_loop(lambda: build_edit_request(asked, known), asked.image, sent.arrived_s)
-        else:
-            built = build_image_request(asked, known)
-        updates = backend.generate(*built, with_progress=False)
+        asked, ignored = parse_chat_request(sent.values, lenient)
+        updates = backend.generate(*await build_images(asked, models, sent.arrived_s), with_progress=False)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
         return _describe_chat(update, ignored)
 
@@ -43,16 +39,13 @@ def _describe_chat(update: CompletedUpdate, ignored: tuple[str, ...]) -> dict[st
     """OpenAI's form with all images in one message, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images")}
     facts = {key: about[key] for key in ("stage_durations", "peak_memory_mb")}
-    content = [
-        {"type": "image_url", "image_url": {"url": f"data:image/{update.output_format};base64,{text}"}, **facts}
-        for text in (b64encode(image).decode() for image in update.outputs)
-    ]
+    content = [{"type": "image_url", "image_url": {"url": url}, **facts} for url in list_data_urls(update)]
     message = {"role": "assistant", "content": content}
     return {
         "id": f"chatcmpl-{update.request_id}",
         "object": "chat.completion",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
         "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
-        **({"ignored": list(ignored)} if ignored else {}),
+        **describe_ignored(ignored),
         **about,
     }

@@ -9,10 +9,11 @@ from typing import Any
 from deployments.backend import Backend, closing, raise_failure, wait_for_result
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
-from deployments.schemas.edit import EditRequest, build_edit_request
-from deployments.schemas.image import GenerationRequest, build_image_request, parse_as, parse_image_request
+from deployments.schemas.edit import EditRequest, build_images
+from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
 from deployments.schemas.image_field import build_beside_loop
-from deployments.schemas.model_choice import drop_placeholder, make_unknown_model_error
+from deployments.schemas.model_choice import drop_default_name, make_unknown_model_error
 from deployments.schemas.video import HandleVideoRequest, build_video_request
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -53,21 +54,18 @@ async def _build_request(
 ) -> tuple[RequestSpec, GenerationInputs, dict[str, Any]]:
     """The request for the model that the body names, or else for the first model that takes an image if the body has
     one, or else for the first model; and what the result says of fields that have no effect."""
-    model, known, arrived_s = _choose_model(body, models), dict(models), time.monotonic()
+    model, arrived_s = _choose_model(body, models), time.monotonic()
     if model is not None and model.makes_videos:
-        video = parse_as(HandleVideoRequest, body, lenient=lenient).model_copy(update={"model": model.name})
+        known, video = dict(models), parse_as(HandleVideoRequest, body, lenient=lenient)
+        video = video.model_copy(update={"model": model.name})
         built = await build_beside_loop(lambda: build_video_request(video, known), video.input_reference, arrived_s)
-        return *built, _name_ignored(video)
+        return *built, describe_ignored(video.ignored)
+    image: ImageRequest
     if model is not None and model.takes_image:
-        edit = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
-        built = await build_beside_loop(lambda: build_edit_request(edit, known), edit.image, arrived_s)
-        return *built, _name_ignored(edit)
-    image = parse_image_request(body, lenient)
-    return *build_image_request(image, models), _name_ignored(image)
-
-
-def _name_ignored(request: GenerationRequest) -> dict[str, Any]:
-    return {"ignored": list(request.ignored)} if request.ignored else {}
+        image = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
+    else:
+        image = parse_image_request(body, lenient)
+    return *await build_images(image, models, arrived_s), describe_ignored(image.ignored)
 
 
 def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:
@@ -76,12 +74,15 @@ def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) ->
     fields = {**_as_mapping(_as_mapping(body).get("extra_body")), **_as_mapping(body)}
     name = fields.get("model")
     if isinstance(name, str):
-        name = drop_placeholder(name, models)
+        name = drop_default_name(name, models)
     if not models or (isinstance(name, str) and name not in models):
         raise make_unknown_model_error(models)
     if name is not None:
         return models[name] if isinstance(name, str) else None
-    sent_image = {False: fields.get("image", fields.get("images")), True: fields.get("input_reference")}
+    sent_image = {
+        False: fields.get("image", fields.get("images")),
+        True: fields.get("input_reference", fields.get("image_reference")),
+    }
     from_image = (model for model in models.values() if sent_image[model.makes_videos] is not None)
     return next((model for model in from_image if model.takes_image), next(iter(models.values())))
 

@@ -18,6 +18,7 @@ from deployments.backend import closing, raise_failure
 from deployments.http.body import run_until_disconnect
 from deployments.openai_errors import describe_defect, describe_error
 from deployments.plain_updates import to_plain
+from deployments.schemas.foreign_fields import describe_ignored
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import TridentServeError
 
@@ -102,8 +103,7 @@ def encode_update(update: _StreamedUpdate, kind: str, ignored: Sequence[str] = (
     if not isinstance(update, CompletedUpdate):
         return _encode_event(name, fields)
     images = fields.pop("images")
-    if ignored:
-        fields["ignored"] = list(ignored)
+    fields |= describe_ignored(ignored)
     return b"".join(
         _encode_event(name, {**fields, "index": index, "b64_json": b64encode(image).decode()})
         for index, image in enumerate(images)

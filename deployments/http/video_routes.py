@@ -14,6 +14,7 @@ from deployments.http.body import FORMS, JSON, describe_body, read_fields, run_u
 from deployments.http.video_files import MP4, VideoBytesResponse, VideoFileResponse
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
+from deployments.schemas.foreign_fields import describe_ignored
 from deployments.schemas.image import REQUEST_ID
 from deployments.schemas.image_field import build_beside_loop, count_image_chars
 from deployments.schemas.video import VideoRequest, build_video_request, parse_video_request
@@ -62,7 +63,7 @@ def add_video_routes(
         if videos is None:
             raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
         job = _add_url(await videos.submit(spec, inputs, body.priority), request)
-        return JSONResponse({**job, "ignored": list(body.ignored)} if body.ignored else job)
+        return JSONResponse(job | describe_ignored(body.ignored))
 
     @api.post("/v1/videos/sync", openapi_extra=_BODY)
     async def make_video(request: Request) -> Response:

@@ -12,12 +12,13 @@ from deployments.models.served import ServedModel
 from deployments.schemas.image import (
     ImageRequest,
     add_file_format,
+    build_image_request,
     build_request,
     check_limits,
     make_image_id,
     resolve_size,
 )
-from deployments.schemas.image_field import ImageField, encode_input_image
+from deployments.schemas.image_field import ImageField, build_beside_loop, encode_input_image
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -55,3 +56,15 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
     image, shape = encode_input_image(request.image, model, "image", choose_shape)
     spec, inputs = build_request(request, model, shape, make_image_id())
     return spec, replace(add_file_format(inputs, request), image=image)
+
+
+async def build_images(
+    request: ImageRequest, models: Mapping[str, ServedModel], arrived_s: float
+) -> tuple[RequestSpec, GenerationInputs]:
+    """An edit or another request for images, as the scheduler and the workers get it. The image of an edit is decoded
+    beside the event loop, and the request counts the seconds since `arrived_s` (of the monotonic clock). Raises as
+    `build_edit_request` and `build_image_request` do, and `OverloadedError`."""
+    if not isinstance(request, EditRequest):
+        return build_image_request(request, models)
+    known = dict(models)  # they may change beside the thread
+    return await build_beside_loop(lambda: build_edit_request(request, known), request.image, arrived_s)

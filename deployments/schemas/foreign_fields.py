@@ -57,6 +57,12 @@ def suggest_names(name: str, own: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else "there are " + ", ".join(fields)
 
 
+def describe_ignored(names: Iterable[str]) -> dict[str, list[str]]:
+    """The entry of an answer that names the fields without effect; none where there are none."""
+    found = list(names)
+    return {"ignored": found} if found else {}
+
+
 @cache
 def log_ignored(name: str) -> None:
     """Say once in the log of this process that a field has no effect."""

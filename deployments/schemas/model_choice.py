@@ -13,7 +13,7 @@ _ROUTES = {
     "makes videos": "/v1/videos",
 }
 
-_PLACEHOLDER = "default"
+_DEFAULT_NAME = "default"
 
 
 def choose_model(
@@ -21,7 +21,7 @@ def choose_model(
 ) -> ServedModel:
     """The model of this name, or the first one that fits: each route takes models of one kind only.
     Raises `UnknownModelError`."""
-    name = drop_placeholder(name, models)
+    name = drop_default_name(name, models)
     kind = _name_kind(videos, from_image)
     fitting = {key: model for key, model in models.items() if _name_kind(model.makes_videos, model.takes_image) == kind}
     if name is not None and name in models and name not in fitting:
@@ -36,9 +36,9 @@ def choose_model(
     return next((model for model in fitting.values() if model.takes_image == from_image), next(iter(fitting.values())))
 
 
-def drop_placeholder(name: str | None, models: Mapping[str, ServedModel]) -> str | None:
+def drop_default_name(name: str | None, models: Mapping[str, ServedModel]) -> str | None:
     """None for the name that SGLang's benchmark sends where it was given no model."""
-    return None if name == _PLACEHOLDER and name not in models else name
+    return None if name == _DEFAULT_NAME and name not in models else name
 
 
 def make_unknown_model_error(served: Iterable[str]) -> UnknownModelError:

@@ -64,25 +64,32 @@ def running(service: Service, request_id: str) -> bool:
 
 
 def stopped(service: Service, request_id: str) -> bool:
-    """This request was cancelled, and all its plans have ended: the last was stopped, has failed (one of several
-    workers that was to stop before it had its inputs), or had just done its steps."""
-    decisions = service.decisions()
-    effects = [effect for decision in decisions for effect in decision["effects"]]
-    was_cancelled = any(
-        effect["kind"] == "reject" and effect["request_id"].startswith(request_id + "~") for effect in effects
-    )
-    plans = {
-        effect["plan"]["plan_id"]: effect["plan"]
-        for effect in effects
-        if effect["kind"] == "run"
-        and any(member["request_id"].startswith(request_id + "~") for member in effect["plan"]["members"])
-    }
-    ended = {"plan_stopped": set[int](), "plan_failed": set[int](), "stage_finished": set[int]()}
-    for event in (decision["event"] for decision in decisions if decision["event"]["kind"] in ended):
-        ended[event["kind"]].add(event["plan_id"])
-    done = [plans[plan]["members"] for plan in plans.keys() & ended["stage_finished"]]
-    is_whole = any(member["steps"] and member["steps"][1] == LONG_STEPS for members in done for member in members)
-    return was_cancelled and plans.keys() <= set().union(*ended.values()) and not is_whole
+    """This request was cancelled, the plan that ran for it then was aborted, and all its plans have ended: that one was
+    stopped, has failed (one of several workers that was to stop before it had its inputs), or had just done its
+    steps, which were not the last of the request."""
+    mine = request_id + "~"
+    running, whole = set[int](), set[int]()
+    aborted = was_cancelled = False
+    for decision in service.decisions():
+        event, effects = decision["event"], decision["effects"]
+        if event["kind"] in ("plan_stopped", "plan_failed", "stage_finished"):
+            assert event["kind"] != "stage_finished" or event["plan_id"] not in whole, "its last step was done"
+            running.discard(event["plan_id"])
+        for effect in effects:
+            if effect["kind"] == "run" and (steps := list_steps(effect["plan"], mine)) is not None:
+                running.add(effect["plan"]["plan_id"])
+                whole |= {effect["plan"]["plan_id"]} if steps[1] == LONG_STEPS else set()
+        if any(effect["kind"] == "reject" and effect["request_id"].startswith(mine) for effect in effects):
+            was_cancelled = True
+            aborted = running <= {effect["plan_id"] for effect in effects if effect["kind"] == "abort"}
+    return was_cancelled and aborted and not running
+
+
+def list_steps(plan: dict[str, Any], mine: str) -> list[int] | None:
+    """The first step and the end of a request's denoising in a plan; zeros where it has none, None where the plan is
+    not of this request."""
+    found = [member["steps"] or [0, 0] for member in plan["members"] if member["request_id"].startswith(mine)]
+    return found[0] if found else None
 
 
 def wait_for_stop(service: Service, request_id: str) -> None:

@@ -1,0 +1,79 @@
+"""The routes of images: those that come from a prompt, and edits; as one answer, or as a stream of events."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.backend import Backend, wait_for_result
+from deployments.http.body import FORMS, JSON, describe_body, read_fields, read_json, run_until_disconnect
+from deployments.http.sse import EventStreamResponse
+from deployments.models.served import ServedModel
+from deployments.plain_updates import to_plain
+from deployments.schemas.edit import EditRequest, build_images
+from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
+from deployments.schemas.image_field import count_image_chars
+from tridentserve.engine.live.updates import CompletedUpdate
+
+IMAGE_ROUTES = ("POST /v1/images/generations", "POST /v1/images/edits")
+_IMAGE_BODY = describe_body(ImageRequest, JSON)
+_EDIT_BODY = describe_body(EditRequest, JSON, *FORMS)
+
+
+def add_image_routes(
+    api: FastAPI,
+    backend: Backend,
+    models: Mapping[str, ServedModel],
+    max_body_bytes: int,
+    heartbeat_s: float,
+    lenient: bool,
+) -> None:
+    """Streams send a comment after each `heartbeat_s` without an event."""
+
+    @api.post("/v1/images/generations", openapi_extra=_IMAGE_BODY)
+    async def create_images(request: Request) -> Response:
+        asked = parse_image_request(await read_json(request, max_body_bytes), lenient)
+        return await answer(request, asked, time.monotonic(), "image_generation")
+
+    @api.post("/v1/images/edits", openapi_extra=_EDIT_BODY)
+    async def edit_image(request: Request) -> Response:
+        sent = await read_fields(request, max_body_bytes, count_image_chars(models))
+        asked = parse_as(EditRequest, sent.values, not sent.is_form, lenient)
+        return await answer(request, asked, sent.arrived_s, "image_edit")
+
+    async def answer(request: Request, asked: ImageRequest, arrived_s: float, events: str) -> Response:
+        updates = backend.generate(*await build_images(asked, models, arrived_s), with_progress=asked.stream)
+        if asked.stream:
+            return EventStreamResponse(updates, heartbeat_s, events, asked.ignored)
+        update = await run_until_disconnect(request.receive, wait_for_result(updates))
+        return JSONResponse(_describe_images(update, asked))
+
+
+def _describe_images(update: CompletedUpdate, asked: ImageRequest) -> dict[str, Any]:
+    """OpenAI's form, and in addition all that is known of the request."""
+    about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images", "created")}
+    if asked.response_format == "url":
+        data = [{"url": url} for url in list_data_urls(update)]
+    else:
+        data = [{"b64_json": b64encode(image).decode()} for image in update.outputs]
+    return {
+        "created": update.created_s,
+        "data": data,
+        "output_format": update.output_format,
+        "size": f"{update.shape.width}x{update.shape.height}",
+        "usage": {"peak_memory_mb": about["peak_memory_mb"]},
+        **describe_ignored(asked.ignored),
+        **about,
+    }
+
+
+def list_data_urls(update: CompletedUpdate) -> list[str]:
+    """The images of a result as texts that hold them."""
+    head = f"data:image/{update.output_format};base64,"
+    return [head + b64encode(image).decode() for image in update.outputs]
