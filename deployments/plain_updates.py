@@ -8,8 +8,8 @@
 
 A completed video has "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] instead of "images", and
 "num_frames" and "fps" in addition. A failed request raises an error instead. HTTP answers have the facts of these
-dicts, but hold images as base64 (`deployments.http.image_routes`, `deployments.http.sse`) and a video as the file
-itself.
+dicts, but hold images as base64 (`deployments.http.routes.image_routes`, `deployments.http.sse`) and a video as the
+file itself.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from fastapi import FastAPI
 
 from deployments.backend import Backend, VideoBackend
 from deployments.http.body import MAX_BODY_BYTES
-from deployments.http.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.errors import install_error_handlers
-from deployments.http.image_routes import IMAGE_ROUTES, add_image_routes
-from deployments.http.service_routes import SERVICE_ROUTES, add_service_routes
-from deployments.http.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
+from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
+from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
+from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
+from deployments.http.routes.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
 from deployments.schemas.image import REQUEST_ID
 from tridentserve.errors import RequestNotFoundError

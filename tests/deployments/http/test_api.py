@@ -207,7 +207,7 @@ async def test_health(state: Any, status: int, word: str) -> None:
 
 
 async def test_health_does_not_wait_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.http.service_routes.HEALTH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("deployments.http.routes.service_routes.HEALTH_TIMEOUT_S", 0.01)
     backend = FakeBackend()
     monkeypatch.setattr(backend, "get_health", lambda: asyncio.sleep(60))
     async with open_client(backend) as http:

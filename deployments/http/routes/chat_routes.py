@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 
 from deployments.backend import Backend, wait_for_result
 from deployments.http.body import read_fields, run_until_disconnect
-from deployments.http.image_routes import list_data_urls
+from deployments.http.routes.image_routes import list_data_urls
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.chat import parse_chat_request
