@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,7 @@ from deployments.config.base import Args, LocalPath, Name, make_config_error, ma
 from tridentserve.byte_sizes import MIB
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
+from tridentserve.models.shipped_models import find_shipped_model, list_shipped_models
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 CellNumber = Annotated[int, Field(ge=0)]
@@ -40,19 +42,41 @@ class Limits(Args):
     )
 
 
+class RequestDefaults(Args):
+    """Values for requests of a model that name none."""
+
+    num_inference_steps: int | None = Field(
+        default=None, ge=1, description="Denoising steps; without it those of the model's family."
+    )
+    guidance_scale: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Guidance scale, such as 1 for a model that was distilled to do without; without it that of the "
+        "model's family.",
+    )
+
+
 class ModelArgs(Args):
-    """One model. Exactly one of `path` (a model folder) and `tiny` (a family; made at first start) is given."""
+    """One model. Exactly one of `path` (a model folder), `shipped` (a model that lies in the package) and `tiny` (a
+    family; made at first start) is given."""
 
     name: Name = Field(
         description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
     )
     path: LocalPath | None = Field(
-        default=None, description="Model folder as diffusers saves it. Exactly one of `path` and `tiny` is given."
+        default=None,
+        description="Model folder as diffusers saves it. Exactly one of `path`, `shipped` and `tiny` is given.",
+    )
+    shipped: str | None = Field(
+        default=None,
+        description="Name of a model whose weights lie in the package: `shapes`, which draws colored shapes. Exactly "
+        "one of `path`, `shipped` and `tiny` is given.",
     )
     tiny: str | None = Field(
         default=None,
         description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
-        "the first start. Exactly one of `path` and `tiny` is given.",
+        "the first start. Exactly one of `path`, `shipped` and `tiny` is given.",
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None,
@@ -61,6 +85,9 @@ class ModelArgs(Args):
     attention: Attention = make_option(Kernels, "attention")
     compile: bool = make_option(Kernels, "compiled")
     limits: Limits = Field(default=Limits(), description="Says what requests of the model may ask for.")
+    defaults: RequestDefaults = Field(
+        default=RequestDefaults(), description="Values for requests of the model that name none."
+    )
     profile_as: str | None = Field(
         default=None, description="Name of the model in the profile tables; without it `name`."
     )
@@ -88,11 +115,25 @@ class ModelArgs(Args):
 
     @model_validator(mode="after")
     def _check_source(self) -> ModelArgs:
-        if (self.path is None) == (self.tiny is None):
-            raise make_config_error("path", "give exactly one of `path` (a model folder) and `tiny` (a family)")
+        if sum(source is not None for source in (self.path, self.shipped, self.tiny)) != 1:
+            raise make_config_error(
+                "path",
+                "give exactly one of `path` (a model folder), `shipped` (one in the package) and `tiny` (a family)",
+            )
+        if self.shipped is not None and self.shipped not in list_shipped_models():
+            raise make_config_error(
+                "shipped", f"no such model is shipped; there are {', '.join(list_shipped_models())}"
+            )
         if self.tiny is not None and self.tiny not in FAMILIES:
             raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
         return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The model folder, given or shipped; None for a tiny model, whose folder is made at the first start."""
+        if self.shipped is not None:
+            return find_shipped_model(self.shipped)
+        return None if self.path is None else Path(self.path)
 
     @property
     def profile_name(self) -> str:

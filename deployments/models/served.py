@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, isqrt, sqrt
 from pathlib import Path
 from typing import Any
 
-from deployments.config.models import Limits, ModelArgs
+from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import list_loras
@@ -28,6 +28,8 @@ class ServedModel:
     limits: Limits
     loras: tuple[str, ...] = ()
     """The names of the LoRAs that a request may name."""
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    """Values for requests that name none, where they differ from the family's."""
 
     @property
     def makes_videos(self) -> bool:
@@ -144,7 +146,12 @@ class ServedModel:
 
     @property
     def default_steps(self) -> int:
-        return min(self.family.default_steps, self.limits.max_steps)
+        return min(self.defaults.num_inference_steps or self.family.default_steps, self.limits.max_steps)
+
+    @property
+    def default_guidance_scale(self) -> float:
+        chosen = self.defaults.guidance_scale
+        return self.family.default_guidance_scale if chosen is None else chosen
 
     def to_json(self) -> dict[str, Any]:
         multiple, shape = self.family.size_multiple, self.default_shape
@@ -164,7 +171,7 @@ class ServedModel:
             "defaults": {
                 **size,
                 "num_inference_steps": self.default_steps,
-                "guidance_scale": self.family.default_guidance_scale,
+                "guidance_scale": self.default_guidance_scale,
             },
         }
 
@@ -177,13 +184,13 @@ def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
-    loras = list_loras(Path(model.path)) if model.path is not None and family.loras else ()
-    return ServedModel(model.name, family, model.limits, loras)
+    loras = list_loras(model.folder) if model.folder is not None and family.loras else ()
+    return ServedModel(model.name, family, model.limits, loras, model.defaults)
 
 
 def find_family(model: ModelArgs) -> Family:
     """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `ModelFolderError`."""
-    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
+    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(model.folder or Path())
 
 
 def _estimate_tokens(shape: Shape) -> float:

@@ -252,7 +252,7 @@ def build_request(
         prompt=request.prompt,
         shape=shape,
         num_inference_steps=steps,
-        guidance_scale=model.family.default_guidance_scale if guidance_scale is None else guidance_scale,
+        guidance_scale=model.default_guidance_scale if guidance_scale is None else guidance_scale,
         seed=secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed,
         negative_prompt=request.negative_prompt,
         num_outputs=request.num_outputs,

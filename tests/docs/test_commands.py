@@ -45,6 +45,7 @@ RUNS_OF_PYTEST = [command for command in commands_of("python", "pytest") if argu
 # of all are read by the script's own parser.
 NEEDS_LONG = "takes minutes to hours; its `--quick` run is a test, by `tests/scripts/quick_runs.py`"
 NEEDS_GPU = "needs a GPU and the published configuration of a large model"
+NEEDS_HOURS = "takes minutes to hours; runs in `tests/scripts/default_model/test_training.py`"
 NEEDS_FILES = "needs files of the reader: a model folder, a trace or a configuration"
 SCRIPTS_NOT_RUN = {
     "scripts/bench_cells.py": NEEDS_LONG,
@@ -56,10 +57,12 @@ SCRIPTS_NOT_RUN = {
     "scripts/compare_policies.py": NEEDS_LONG,
     "scripts/compare_simulation.py": "needs a running service; runs in `tests/e2e/test_quick_runs.py`",
     "scripts/evaluate.py": NEEDS_LONG,
+    "scripts/judge.py": NEEDS_HOURS,
     "scripts/make_tiny_models.py": "makes models of all families in the cache; tests of the families make them too",
     "scripts/profile_model.py": NEEDS_GPU,
     "scripts/replay_decisions.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",
     "scripts/serve.py": "ends with Ctrl-C; runs in `tests/scripts/test_serve_script.py`",
+    "scripts/train_default_model.py": NEEDS_HOURS,
 }
 WORDS_NOT_RUN = {
     ("scripts/check_config.py", "FILE"): NEEDS_FILES,

@@ -15,6 +15,9 @@ from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
+# The default of `StableDiffusion3Pipeline`'s `max_sequence_length`.
+_T5_TOKENS = 256
+
 
 class SD3Adapter(DiffusersAdapter):
     """`StableDiffusion3Pipeline`. With guidance, the condition has two rows: negative, then positive.
@@ -33,8 +36,15 @@ class SD3Adapter(DiffusersAdapter):
             negative_prompt=list_negative_prompts(batch),
             do_classifier_free_guidance=batch[0].guidance_scale > 1,
             device=self.device,
+            max_sequence_length=self._count_t5_tokens(),
         )
         return split_rows(prompt_embeds=(negative_embeds, embeds), pooled_prompt_embeds=(negative_pooled, pooled))
+
+    def _count_t5_tokens(self) -> int:
+        """Count the T5 tokens of a prompt: the stock pipeline's 256, or fewer where the tokenizer has been made for
+        fewer, as the shipped model's."""
+        tokenizer = self.pipe.tokenizer_3
+        return _T5_TOKENS if tokenizer is None else min(_T5_TOKENS, tokenizer.model_max_length)
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents = self.pipe.prepare_latents(

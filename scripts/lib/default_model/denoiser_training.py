@@ -1,0 +1,104 @@
+"""Training of the transformer and of the text encoders, together, by flow matching on prepared latents."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens, derive_seed
+from lib.default_model.latents import SIZES, WORDINGS, PreparedPictures, load_pictures, tokenize
+from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
+from lib.default_model.runs import TrainingRun, set_learning_rate
+
+_PEAK_RATE = 1e-3
+_CAPTION_DROPOUT = 0.1
+# Timesteps are shifted towards noise, as the scheduler's are when an image is made.
+SHIFT = 3.0
+
+
+@dataclass(frozen=True)
+class PictureBatch:
+    """One step's pictures, all of one size."""
+
+    latents: torch.Tensor
+    clip_ids: torch.Tensor
+    t5_ids: torch.Tensor
+
+
+def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int) -> None:
+    """Train up to `steps` in all, with `batch_tokens` in each; the number of pictures follows from their size.
+
+    State, figures and grids of samples lie in `folder` as `denoiser*`.
+    """
+    torch.manual_seed(derive_seed(seed, "denoiser"))
+    prepared = load_pictures(folder)
+    scale = 1 / measure_latents(folder, prepared)[:, None, None]
+    parts = build_parts(folder)
+    optimizer = torch.optim.AdamW(_group_parameters(parts), lr=_PEAK_RATE, betas=(0.9, 0.98))
+    run = TrainingRun(folder, "denoiser", parts.trained(), optimizer)
+    empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])
+    for step in run.iterate(steps):
+        set_learning_rate(optimizer, step, steps, _PEAK_RATE, warm_up=200)
+        torch.manual_seed(derive_seed(seed, "step", step))
+        rng = random.Random(derive_seed(seed, "size", step))
+        size = rng.choices(list(SIZES), [weight for _, weight in SIZES.values()])[0]
+        batch = _draw_batch(prepared[size], -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS)), empty)
+        loss = compute_loss(parts, batch.latents.float() * scale, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_([p for part in parts.trained().values() for p in part.parameters()], 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        run.average(0.999)
+        if step % 10 == 0:
+            run.log(loss=loss.item(), norm=norm.item(), side=(size[0] * size[1]) ** 0.5)
+        if (step + 1) % grid_every == 0:
+            save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
+
+
+def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) -> torch.Tensor:
+    """The mean squared error of the velocity, at noise levels that are drawn here."""
+    rows = len(latents)
+    level = torch.sigmoid(torch.randn(rows))
+    sigma = (SHIFT * level / (1 + (SHIFT - 1) * level))[:, None, None, None]
+    noise = torch.randn_like(latents)
+    embeds, pooled = parts.encode(batch.clip_ids, batch.t5_ids)
+    velocity = parts.transformer(
+        hidden_states=(1 - sigma) * latents + sigma * noise,
+        timestep=sigma.flatten() * 1000,
+        encoder_hidden_states=embeds,
+        pooled_projections=pooled,
+        return_dict=False,
+    )[0]
+    return functional.mse_loss(velocity, noise - latents)
+
+
+def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor, torch.Tensor]) -> PictureBatch:
+    index = torch.randint(len(prepared.latents), (rows,))
+    wording = torch.randint(WORDINGS, (rows,))
+    dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
+    clip_ids = torch.where(dropped, empty[0], prepared.clip_ids[index, wording].long())
+    t5_ids = torch.where(dropped, empty[1], prepared.t5_ids[index, wording].long())
+    return PictureBatch(prepared.latents[index], clip_ids, t5_ids)
+
+
+def _group_parameters(parts: ModelParts) -> list[dict[str, object]]:
+    """Weights of layers decay, vectors (biases, norms) do not."""
+    parameters = [p for part in parts.trained().values() for p in part.parameters()]
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.02},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def load_averages(folder: Path) -> tuple[ModelParts, int]:
+    """The averaged parts of a run, and after how many steps they were saved."""
+    parts = build_parts(folder)
+    state = torch.load(folder / "denoiser.pt", map_location="cpu", weights_only=True)
+    for name, part in parts.trained().items():
+        part.load_state_dict(state["averages"][name])
+        part.eval().requires_grad_(False)
+    return parts, state["step"]

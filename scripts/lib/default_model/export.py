@@ -1,0 +1,76 @@
+"""The trained default model as a model folder, in half precision, with its card."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib.default_model import words
+from lib.default_model.denoiser_training import load_averages
+from lib.default_model.pipeline import assemble_pipeline
+
+_CARD = """\
+# The default model of TridentServe
+
+A small text-to-image model with the parts of Stable Diffusion 3, so that a service without any download answers
+"a red circle above a blue square" with just that. It was trained by `scripts/train_default_model.py` of this
+repository, on pictures that the script draws itself, and knows nothing else.
+
+- **Made on** {date}, with torch {torch} and diffusers {diffusers}; {steps:,} steps of the transformer, {vae_steps:,}
+  of the VAE. All files have {size_mb:.1f} MB (half precision; the service computes in the precision that it is told).
+- **Data**: pictures of one to four shapes, {pictures:,} of them, on a plain background, each with four wordings of what
+  it shows. One in sixteen of the combinations of shapes, colors, numbers and relations was never trained on; the judge
+  (`scripts/judge.py`) asks for these.
+- **Words**: {shapes}; {colors}; small, medium, large; above, below, left of, right of; corners and sides; two, three,
+  four; backgrounds {backgrounds}. Other words are spelled by the tokenizers and mean nothing to the model.
+- **Sizes**: 64 to 256 pixels a side, multiples of 16, ratios up to 2. Larger pictures are possible and get worse.
+- **Limits**: no textures, no scenes, no people, no text; no three shapes of different kinds, no relations of more
+  than two.
+- **License**: that of this repository. No data of others was used.
+"""
+
+
+def export_model(folder: Path, target: Path) -> Path:
+    """Write the model folder of a finished run, in the place of one that is there. Returns it."""
+    parts, steps = load_averages(folder)
+    pipe = assemble_pipeline(folder, parts).to(torch.float16)
+    if target.exists():
+        shutil.rmtree(target)
+    pipe.save_pretrained(target, safe_serialization=True)
+    (target / "README.md").write_text(_CARD.format(**_describe(folder, target, steps)), encoding="utf-8")
+    return target
+
+
+def _describe(folder: Path, target: Path, steps: int) -> dict[str, Any]:
+    import diffusers
+
+    vae_log = (folder / "vae.jsonl").read_text(encoding="utf-8").splitlines()
+    sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "diffusers": diffusers.__version__,
+        "steps": steps,
+        "vae_steps": json.loads(vae_log[-1])["step"],
+        "pictures": count_pictures(folder),
+        "size_mb": sum(sizes) / 1e6,
+        "shapes": ", ".join(words.SHAPES),
+        "colors": ", ".join(words.COLORS),
+        "backgrounds": ", ".join(words.BACKGROUNDS),
+    }
+
+
+def count_pictures(folder: Path) -> int:
+    """Count the pictures that were prepared for training."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in (folder / "latents").glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            total += file.get_slice("latents").get_shape()[0]
+    return total

@@ -1,0 +1,94 @@
+"""The directory of a training run: states that are written at once or not at all, and a log of figures."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+
+class TrainingRun:
+    """Trains one thing step by step; may be stopped at any moment and goes on where its last state was written.
+
+    `parts` are trained together by `optimizer`. Averages of their parameters (EMA) are kept beside them and are what is
+    used afterwards.
+    """
+
+    def __init__(self, folder: Path, name: str, parts: dict[str, torch.nn.Module], optimizer: torch.optim.Optimizer):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{name}.pt"
+        self._log = folder / f"{name}.jsonl"
+        self._optimizer = optimizer
+        self.parts = parts
+        self.averages = {key: copy.deepcopy(part).eval().requires_grad_(False) for key, part in parts.items()}
+        self.step = 0
+        self._stopped = False
+        if self._path.exists():
+            self._load()
+
+    def iterate(self, steps: int, save_every_s: float = 300.0) -> Iterator[int]:
+        """Yield the steps that are left, with a progress bar. Ends early at SIGINT or SIGTERM. Saves meanwhile."""
+        previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        saved_at_s = time.monotonic()
+        try:
+            with tqdm(total=steps, initial=self.step, desc=self._path.stem, mininterval=10) as bar:
+                while self.step < steps and not self._stopped:
+                    yield self.step
+                    self.step += 1
+                    bar.update()
+                    if time.monotonic() - saved_at_s > save_every_s:
+                        self.save()
+                        saved_at_s = time.monotonic()
+            self.save()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @torch.no_grad()
+    def average(self, decay: float) -> None:
+        """Take the present parameters into the averages. The first steps count less, as they are soon outdated."""
+        decay = min(decay, (1 + self.step) / (10 + self.step))
+        for key, part in self.parts.items():
+            for averaged, current in zip(self.averages[key].parameters(), part.parameters(), strict=True):
+                averaged.lerp_(current, 1 - decay)
+
+    def log(self, **figures: float) -> None:
+        """Append figures of the present step to the run's log (JSON lines)."""
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(
+                json.dumps({"step": self.step, **{key: round(value, 5) for key, value in figures.items()}}) + "\n"
+            )
+
+    def save(self) -> None:
+        """Write the state beside the last one, then put it in its place."""
+        state: dict[str, Any] = {"step": self.step, "optimizer": self._optimizer.state_dict()}
+        state["parts"] = {key: part.state_dict() for key, part in self.parts.items()}
+        state["averages"] = {key: part.state_dict() for key, part in self.averages.items()}
+        written = self._path.with_suffix(".tmp")
+        torch.save(state, written)
+        written.replace(self._path)
+
+    def _load(self) -> None:
+        state = torch.load(self._path, map_location="cpu", weights_only=True)
+        self.step = state["step"]
+        self._optimizer.load_state_dict(state["optimizer"])
+        for key, part in self.parts.items():
+            part.load_state_dict(state["parts"][key])
+            self.averages[key].load_state_dict(state["averages"][key])
+
+    def _stop(self, number: int, frame: object) -> None:
+        self._stopped = True
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, steps: int, peak: float, warm_up: int = 100) -> None:
+    """Warm up, stay at the peak, and decay linearly to zero over the last fifth of all steps."""
+    decay = min(1.0, (steps - step) / (0.2 * steps))
+    for group in optimizer.param_groups:
+        group["lr"] = peak * min(1.0, (step + 1) / warm_up) * decay

@@ -1,0 +1,90 @@
+"""Prompts that the default model was never trained on, and their pictures: by the stock pipeline, or by a service."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from lib.default_model.captions import describe_plainly
+from lib.default_model.scenes import DrawnScene, draw_scene
+
+_BATCH_PIXELS = 8 * 128 * 128
+
+
+@dataclass(frozen=True)
+class JudgedPrompt:
+    """A scene that was never trained on, and how a picture of it is asked for."""
+
+    scene: DrawnScene
+    prompt: str
+    side: int
+    """Width and height in pixels."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class PictureSampling:
+    """Values of all requests; None leaves them to the model's defaults."""
+
+    steps: int | None
+    guidance_scale: float | None
+
+
+def draw_questions(number: int, side: int, seed: int) -> list[JudgedPrompt]:
+    """Draw held-out scenes, the same for every side, until there are so many different prompts."""
+    rng = random.Random(seed)
+    scenes: dict[str, DrawnScene] = {}
+    while len(scenes) < number:
+        scene = draw_scene(rng, 1, 1, held_out=True)
+        scenes.setdefault(describe_plainly(scene), scene)
+    return [JudgedPrompt(scene, prompt, side, seed * 1_000_000 + i) for i, (prompt, scene) in enumerate(scenes.items())]
+
+
+def ask_pipeline(folder: Path, questions: Sequence[JudgedPrompt], settings: PictureSampling) -> Iterator[np.ndarray]:
+    """Make the pictures with diffusers' own pipeline, in this process."""
+    import torch
+    from diffusers import StableDiffusion3Pipeline
+
+    pipe: Any = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    chosen = {"num_inference_steps": settings.steps, "guidance_scale": settings.guidance_scale}
+    size = max(1, _BATCH_PIXELS // questions[0].side ** 2)
+    for start in range(0, len(questions), size):
+        batch = questions[start : start + size]
+        images = pipe(
+            [question.prompt for question in batch],
+            height=batch[0].side,
+            width=batch[0].side,
+            max_sequence_length=pipe.tokenizer_3.model_max_length,
+            generator=[torch.Generator().manual_seed(question.seed) for question in batch],
+            **{name: value for name, value in chosen.items() if value is not None},
+        ).images
+        yield from map(np.asarray, images)
+
+
+def ask_service(
+    url: str, model: str, questions: Sequence[JudgedPrompt], settings: PictureSampling, clients: int
+) -> Iterator[np.ndarray]:
+    """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
+    chosen = {"num_inference_steps": settings.steps, "guidance_scale": settings.guidance_scale}
+
+    def ask(question: JudgedPrompt) -> np.ndarray:
+        body: dict[str, Any] = {"model": model, "prompt": question.prompt, "size": f"{question.side}x{question.side}"}
+        body |= {"seed": question.seed, **chosen}
+        answer = client.post(f"{url}/v1/images/generations", json=body)
+        answer.raise_for_status()
+        image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
+        return np.asarray(image.convert("RGB"))
+
+    with httpx.Client(timeout=600) as client, ThreadPoolExecutor(clients) as pool:
+        yield from pool.map(ask, questions)

@@ -1,0 +1,65 @@
+"""Train the default text-to-image model on pictures that this script draws itself, stage by stage.
+
+The stages are: `vae` (the image VAE), `latents` (pictures and captions prepared once), `denoiser` (the transformer with
+its text encoders), `export` (the model folder). Each may be stopped with Ctrl-C at any moment and goes on where it
+was; a stage that is complete is passed over. On two CPU cores the VAE takes half an hour, the transformer hours.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from lib.command_line import Parser, make_positive
+from lib.default_model.denoiser_training import train_denoiser
+from lib.default_model.export import export_model
+from lib.default_model.latents import prepare_latents
+from lib.default_model.pipeline import load_tokenizers
+from lib.default_model.vae_training import train_vae
+
+STAGES = ("vae", "latents", "denoiser", "export")
+
+
+def main() -> None:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/default-model"), help="states, figures and samples")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="only these, in this order")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--threads", type=make_positive(int), help="of the CPU; torch's own number if not given")
+    parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
+    parser.add_argument("--data-scale", type=make_positive(float), default=1.0, help="1: 86,000 pictures")
+    parser.add_argument("--shard-pictures", type=make_positive(int), default=1000, help="pictures that a file holds")
+    parser.add_argument("--steps", type=make_positive(int), default=20_000, help="of the transformer")
+    parser.add_argument(
+        "--batch-tokens",
+        type=make_positive(int),
+        default=7000,
+        help="of a step of the transformer, with captions",
+    )
+    parser.add_argument("--grid-every", type=make_positive(int), default=1000, help="steps between grids of samples")
+    parser.add_argument("--model", type=Path, help="where `export` writes the model folder; default: OUT/model")
+    parser.add_quick(vae_steps=2, data_scale=0.01, shard_pictures=2, batch_tokens=400, steps=2, grid_every=2)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    folder: Path = arguments.out
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage in arguments.stages:
+        if stage == "vae":
+            train_vae(folder, arguments.seed, arguments.vae_steps)
+        elif stage == "latents":
+            prepare_latents(
+                folder, arguments.seed, arguments.data_scale, arguments.shard_pictures, load_tokenizers(folder)
+            )
+        elif stage == "denoiser":
+            train_denoiser(folder, arguments.seed, arguments.steps, arguments.batch_tokens, arguments.grid_every)
+        else:
+            print(export_model(folder, arguments.model or folder / "model"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OSError, FileNotFoundError) as error:
+        sys.exit(f"train_default_model: {error}")

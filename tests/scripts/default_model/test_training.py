@@ -1,0 +1,71 @@
+"""Training of the default model: a run that was stopped goes on as if it had not been; all stages make a model."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+from lib.default_model import architecture
+from lib.default_model.captions import describe
+from lib.default_model.runs import TrainingRun, set_learning_rate
+from lib.default_model.scenes import draw_scene
+
+from tests.support.processes import run
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+STEPS = 12
+
+
+def train(folder: Path, until: int) -> torch.nn.Module:
+    """Train a layer, as the stages train theirs, up to a step of `STEPS`. Returns its average."""
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    state = TrainingRun(folder, "layer", {"layer": layer}, optimizer)
+    for step in state.iterate(until):
+        set_learning_rate(optimizer, step, STEPS, 0.1, warm_up=3)
+        torch.manual_seed(step)
+        layer(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state.average(0.9)
+    return state.averages["layer"]
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", STEPS)
+    for until in (0, 1, 5, STEPS):
+        resumed = train(tmp_path / "parts", until)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name])
+
+
+def test_every_word_is_one_token_and_captions_fit() -> None:
+    clip, t5 = architecture.build_clip_tokenizer(), architecture.build_t5_tokenizer()
+    for word in architecture.list_words():
+        assert len(clip.tokenize(word)) == len(t5.tokenize(word)) == 1, word
+    rng = random.Random(3)
+    for _ in range(500):
+        caption = describe(draw_scene(rng, 128, 128), rng)
+        for tokenizer in (clip, t5):
+            assert len(tokenizer(caption, truncation=False).input_ids) <= architecture.TEXT_TOKENS
+            assert tokenizer.unk_token_id not in tokenizer(caption, add_special_tokens=False).input_ids
+
+
+def test_all_stages_make_a_model_that_the_judge_can_ask(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "train_default_model.py"), "--quick", "--threads", "1", "--out", "run"]
+    ended = run(command, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    model = tmp_path / ended.stdout.splitlines()[-1]
+    card = (model / "README.md").read_text(encoding="utf-8")
+    assert "triangle" in card
+    assert json.loads((model / "model_index.json").read_text())["_class_name"] == "StableDiffusion3Pipeline"
+    assert (tmp_path / "run" / "denoiser-000002.png").exists()
+    judged = run([sys.executable, str(SCRIPTS / "judge.py"), str(model), "--quick"], tmp_path)
+    assert judged.returncode == 0, judged.stderr
+    figures = json.loads(judged.stdout.splitlines()[-1])["side_64"]
+    assert set(figures) >= {"color", "shape", "count", "background"}
+    assert all(0 <= value <= 1 for value in figures.values())
