@@ -10,9 +10,8 @@ OutputFormat = Literal["png", "jpeg", "webp", "mp4", "frames"]
 
 # Behaviour of a request that is predicted to be late when it arrives.
 OnLate = Literal["wait", "refuse"]
-# A request counts so many times as much as one of the next lower priority, from -MAX_PRIORITY to MAX_PRIORITY.
-PRIORITY_FACTOR = 4.0
-MAX_PRIORITY = 5
+# A request counts so many times as much as one of the next lower priority, up to so many steps either way.
+_PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 
 # The LoRA, and the id of a request that must run alone.
 BatchKey = tuple[str | None, str | None]
@@ -68,8 +67,7 @@ class RequestSpec:
     @property
     def weight(self) -> float:
         """Its weight beside that of a request of priority 0."""
-        priority: int = min(max(self.priority, -MAX_PRIORITY), MAX_PRIORITY)
-        return float(PRIORITY_FACTOR**priority)
+        return float(_PRIORITY_FACTOR ** min(max(self.priority, -_MOST_STEPS), _MOST_STEPS))
 
     @property
     def batch_key(self) -> BatchKey:

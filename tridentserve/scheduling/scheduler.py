@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tridentserve.cells.summary import CellSummary
 from tridentserve.cluster import WorkerSpec
-from tridentserve.errors import InvalidRequestError, ProfileError, TridentServeError, make_error
+from tridentserve.errors import ProfileError, TridentServeError
 from tridentserve.options import options
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import (
@@ -136,15 +136,15 @@ class Scheduler:
         """The load of its workers and what waits for them, for whoever chooses among schedulers."""
         return summarize_load(self._pool.list_views(), self._ledger.pending.values(), self._stage_times, now_s)
 
-    def quote(self, spec: RequestSpec, now_s: float) -> Quote | None:
-        """The prediction for a request that would arrive now; None where nothing can be predicted. It changes
-        nothing. Raises `InvalidRequestError` for a request that would be refused."""
+    def quote(self, spec: RequestSpec, now_s: float) -> Quote | ev.Reject | None:
+        """The prediction for a request that would arrive now, or its refusal; None where nothing can be predicted. It
+        changes nothing that is decided."""
         if (refusal := self._find_refusal(spec)) is not None:
-            raise make_error(refusal.code, refusal.reason)
+            return refusal
         try:
             slo_s = self._times.slo_s(spec)
         except ProfileError as error:
-            raise InvalidRequestError(str(error)) from None
+            return ev.Reject(spec.request_id, "invalid_request", str(error))
         return self._predictor.quote(spec, slo_s, now_s) if self._predictor is not None else None
 
     def list_outlooks(self, now_s: float) -> Mapping[str, Outlook]:
@@ -208,9 +208,8 @@ class Scheduler:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
         if self._predictor is not None:
             quote = self._predictor.predict_arrival(spec, slo_s, now_s)
-            if spec.on_late == "refuse" and quote is not None and (late := quote.explain_late(spec, slo_s, now_s)):
-                predicted_s = quote.finish_s - now_s + spec.waited_s
-                return [ev.Reject(spec.request_id, "deadline_missed", late, predicted_s)]
+            if spec.on_late == "refuse" and quote is not None and quote.is_late:
+                return [ev.Reject(spec.request_id, "deadline_missed", quote.describe(), quote.seconds)]
             self._predictor.note_arrival(spec, slo_s, now_s, quote)
         request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
         self._ledger.requests[spec.request_id] = request

@@ -32,23 +32,27 @@ _LEAST_S = 0.001
 class Quote:
     """The prediction for one request."""
 
-    finish_s: float
-    """The time at which it is expected to end, on the scheduler's clock."""
-    estimated_s: float
-    """Seconds from now to its end before experience corrects them."""
-    crowding: Crowding
-    """The crowd that it comes into."""
+    seconds: float
+    """Seconds from its arrival to its end."""
+    slo_s: float
+    """Seconds from its arrival to its deadline."""
     is_guess: bool
     """True where no request of this kind has ended yet, or where the rehearsal was cut short."""
+    estimated_s: float
+    """Seconds from when the scheduler got it to its end, before experience corrects them."""
+    crowding: Crowding
+    """The crowd that it comes into."""
 
-    def explain_late(self, spec: RequestSpec, slo_s: float, now_s: float) -> str | None:
-        """A sentence about a request that came now and is predicted to be late; None for others."""
-        seconds = self.finish_s - now_s + spec.waited_s
-        if seconds <= slo_s:
-            return None
+    @property
+    def is_late(self) -> bool:
+        """True when it is predicted to end after its deadline."""
+        return self.seconds > self.slo_s
+
+    def describe(self) -> str:
+        """A sentence about a request that is late."""
         guess = ", as far as the profile alone tells" if self.is_guess else ""
-        after = f"{seconds - slo_s:.2f} s after its deadline"
-        return f"it is predicted to end {seconds:.2f} s after its arrival{guess}, {after}"
+        after = f"{self.seconds - self.slo_s:.2f} s after its deadline"
+        return f"it is predicted to end {self.seconds:.2f} s after its arrival{guess}, {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,6 @@ class _OpenPrediction:
 
     spec: RequestSpec
     quote: Quote
-    predicted_s: float
-    """Seconds from its arrival to its end, as predicted."""
     is_typical: bool = True
     """Nothing has gone wrong with it so far."""
 
@@ -110,8 +112,9 @@ class Predictor:
             end_s, is_cut_short = rehearsal.ends_s.get(spec.request_id), rehearsal.is_cut_short
         estimated_s = end_s - now_s if end_s is not None else alone_s + crowd.estimate_wait_s(spec, request.deadline_s)
         estimated_s, crowding, kind = max(_LEAST_S, estimated_s), crowd.measure(spec, alone_s), name_kind(spec)
-        finish_s = now_s + self._experience.correct(kind, crowding, estimated_s)
-        return Quote(finish_s, estimated_s, crowding, is_cut_short or not self._experience.knows(kind))
+        seconds = spec.waited_s + self._experience.correct(kind, crowding, estimated_s)
+        is_guess = is_cut_short or not self._experience.knows(kind)
+        return Quote(seconds, slo_s, is_guess, estimated_s, crowding)
 
     def list_outlooks(self, now_s: float) -> Mapping[str, Outlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
@@ -160,8 +163,7 @@ class Predictor:
         """A request was accepted, with this prediction."""
         self._arrivals.append((now_s, spec, max(0.0, slo_s - spec.waited_s)))
         if quote is not None:
-            predicted_s = quote.finish_s - now_s + spec.waited_s
-            self._open[spec.request_id] = _OpenPrediction(spec, quote, predicted_s)
+            self._open[spec.request_id] = _OpenPrediction(spec, quote)
 
     def follow(self, effects: list[ev.Effect]) -> list[ev.Effect]:
         """The effects of an event, each `Finish` with what was predicted for its request."""
@@ -179,7 +181,7 @@ class Predictor:
                     actual_s = effect.latency_s - known.spec.waited_s
                     quote = known.quote
                     self._experience.note(name_kind(known.spec), quote.crowding, quote.estimated_s, actual_s)
-                return replace(effect, predicted_s=known.predicted_s)
+                return replace(effect, predicted_s=known.quote.seconds)
             case ev.Reject():
                 self._open.pop(effect.request_id, None)
             case ev.Requeue():
