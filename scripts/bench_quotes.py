@@ -192,7 +192,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--jitter",
         type=parse_not_negative,
-        default=0.0,
+        default=SimulationOptions().jitter,
         help="relative deviation of simulated stage times (default %(default)s)",
     )
     parser.add_argument(

@@ -19,7 +19,7 @@ from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import Replanner, StageTimes
 from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
-from tridentserve.scheduling.prediction.scene_builder import SharingRules
+from tridentserve.scheduling.prediction.rehearsal import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
 
@@ -212,7 +212,8 @@ def _make_scheduler(
 ) -> Scheduler:
     scheduler = replace(options.scheduler, decode_order=policy.decode_order)
     dispatch = options.dispatch
-    sharing = SharingRules(dispatch.min_efficiency, dispatch.objective.horizon, dispatch.max_degree)
+    values = dispatch.objective
+    sharing = SharingRules(dispatch.min_efficiency, values.horizon, values.spare, values.hopeless, dispatch.max_degree)
     return Scheduler(workers, placement, times, policy.dispatcher, scheduler, replanner, sharing)
 
 

@@ -59,7 +59,7 @@ def summarize(results: Sequence[ReplayResult], duration_s: float) -> dict[str, A
 
 
 def _measure_predictions(completed: Sequence[ReplayResult]) -> dict[str, float | None]:
-    """How good the predictions of latencies were, where the service made any: the median of predicted over actual
+    """The quality of the predictions of latencies, where the service made any: the median of predicted over actual
     seconds, and the shares of the requests whose prediction was within 10 and 30 % of its true latency."""
     pairs = [(result.facts.predicted_s, result.facts.latency_s or result.latency_s) for result in completed]
     ratios = [predicted_s / actual_s for predicted_s, actual_s in pairs if predicted_s is not None and actual_s > 0]

@@ -32,8 +32,8 @@ from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
-from tridentserve.scheduling.prediction.predictor import Outlook, Predictor, Quote
-from tridentserve.scheduling.prediction.scene_builder import SharingRules
+from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
+from tridentserve.scheduling.prediction.rehearsal import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
 from tridentserve.scheduling.workers.shared_cores import SharedCores
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
@@ -147,7 +147,7 @@ class Scheduler:
             return ev.Reject(spec.request_id, "invalid_request", str(error))
         return self._predictor.quote(spec, slo_s, now_s) if self._predictor is not None else None
 
-    def list_outlooks(self, now_s: float) -> Mapping[str, Outlook]:
+    def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of the requests that have not ended, by request. It changes nothing."""
         return self._predictor.list_outlooks(now_s) if self._predictor is not None else {}
 

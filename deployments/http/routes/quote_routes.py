@@ -24,4 +24,6 @@ def add_quote_routes(
 
     @api.post("/v1/quotes", openapi_extra=_BODY)
     async def quote_requests(request: Request) -> dict[str, Any]:
+        """An entry for each size, number of steps and quality that the body names. Whatever the body asks for, it is
+        one call of the scheduler's process, which looks at its books once for each entry."""
         return await quote(backend, models, await read_json(request, max_body_bytes), lenient)

@@ -18,12 +18,12 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
 from tridentserve.scheduling.prediction.experience import Crowding, Experience
 from tridentserve.scheduling.prediction.predictor import Quote
-from tridentserve.scheduling.prediction.scene_builder import SharingRules
+from tridentserve.scheduling.prediction.rehearsal import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType
 from tridentserve.testing import FixedTimes, make_cluster, make_request
 
-SHARING = SharingRules(min_efficiency=0.8, horizon=0.25, max_degree=1)
+SHARING = SharingRules(min_efficiency=0.8, horizon=0.25, spare=0.1, hopeless=1e-3, max_degree=1)
 KIND = ("m", make_request("x").shape, 4, 1)
 
 
@@ -111,7 +111,8 @@ def test_a_request_that_would_be_late_is_refused_at_once_with_its_time() -> None
     spec = make_request("late", slo_s=alone.seconds / 2)
     (reject,) = scheduler.on(ev.RequestArrived(replace(spec, on_late="refuse")), 0.0)
     assert isinstance(reject, ev.Reject)
-    assert (reject.code, reject.predicted_s) == ("deadline_missed", pytest.approx(alone.seconds))
+    assert reject.code == "deadline_missed"
+    assert reject.predicted_s == pytest.approx(alone.seconds)
     assert scheduler.on(ev.RequestArrived(spec), 0.0) == []  # it waits
     assert scheduler.num_pending == 1
     in_time = make_request("fine", slo_s=1000.0)

@@ -51,7 +51,7 @@ class ClientRequest:
     """The request was decoded in tiles."""
     latest: Update | None = None
     prospect: Prospect | None = None
-    """What was predicted last of an unfinished request that a client watches."""
+    """The latest prediction for an unfinished request that a client watches."""
     comparable: GenerationInputs = field(init=False)
     """Inputs that another request must have to be the same one."""
 

@@ -14,7 +14,7 @@ from tridentserve.scheduling.prediction.scene_builder import SceneBuilder
 _MOST_REQUESTS = 600
 
 
-class Crowd:
+class RequestCrowd:
     """The requests that have not ended at `now_s`, summed up by model."""
 
     def __init__(self, ledger: Ledger, builder: SceneBuilder, now_s: float, without: str | None = None) -> None:

@@ -22,7 +22,7 @@ _Vector = tuple[float, float, float]
 
 
 class Crowding(NamedTuple):
-    """How crowded the workers are when a request comes."""
+    """The measure in which workers are crowded when a request comes."""
 
     backlog: float
     """Seconds of work of each worker, over the seconds that the request takes alone."""
@@ -34,7 +34,7 @@ class Crowding(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Fit:
+class _RatioFit:
     """A linear fit of the logarithm of actual over estimated seconds: recursive least squares, with forgetting."""
 
     weights: _Vector
@@ -72,9 +72,9 @@ def _make_vector(values: Sequence[float]) -> _Vector:
     return values[0], values[1], values[2]
 
 
-def _make_fit(weights: _Vector = (0.0, 0.0, 0.0)) -> _Fit:
+def _make_fit(weights: _Vector = (0.0, 0.0, 0.0)) -> _RatioFit:
     constant, other = _CONSTANT / _NOISE, _WEIGHT / _NOISE
-    return _Fit(weights, ((constant, 0.0, 0.0), (0.0, other, 0.0), (0.0, 0.0, other)))
+    return _RatioFit(weights, ((constant, 0.0, 0.0), (0.0, other, 0.0), (0.0, 0.0, other)))
 
 
 class Experience:
@@ -83,8 +83,8 @@ class Experience:
     kind begins with what is known of its model."""
 
     def __init__(self) -> None:
-        self._kinds: dict[RequestKind, _Fit] = {}
-        self._models: dict[str, _Fit] = {}
+        self._kinds: dict[RequestKind, _RatioFit] = {}
+        self._models: dict[str, _RatioFit] = {}
 
     def note(self, kind: RequestKind, crowding: Crowding, estimated_s: float, actual_s: float) -> None:
         """A request has ended, which came into this crowd."""

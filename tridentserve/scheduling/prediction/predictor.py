@@ -12,10 +12,10 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, name_kind
-from tridentserve.scheduling.prediction.crowd import Crowd
+from tridentserve.scheduling.prediction.crowd import RequestCrowd
 from tridentserve.scheduling.prediction.experience import Crowding, Experience
-from tridentserve.scheduling.prediction.rehearsal import Rehearsal
-from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder, SharingRules
+from tridentserve.scheduling.prediction.rehearsal import Rehearsal, SharingRules
+from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder
 from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
@@ -56,7 +56,7 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RequestOutlook:
     """The prospect of a request that has not ended."""
 
     queue_position: int
@@ -105,7 +105,7 @@ class Predictor:
         if costs is None or not builder.can_run(spec.model):
             return None
         request = PendingRequest(spec, now_s - spec.waited_s, now_s - spec.waited_s + slo_s)
-        crowd, alone_s = Crowd(self._ledger, builder, now_s), costs.alone_s(spec.num_inference_steps, True)
+        crowd, alone_s = RequestCrowd(self._ledger, builder, now_s), costs.alone_s(spec.num_inference_steps, True)
         end_s, is_cut_short = None, False
         if builder.num_workers <= _MOST_REHEARSED:
             rehearsal = self._rehearse(builder, [request], now_s)
@@ -116,16 +116,16 @@ class Predictor:
         is_guess = is_cut_short or not self._experience.knows(kind)
         return Quote(seconds, slo_s, is_guess, estimated_s, crowding)
 
-    def list_outlooks(self, now_s: float) -> Mapping[str, Outlook]:
+    def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
         builder = self._make_builder(now_s)
         ends_s: Mapping[str, float] = {}
         if builder.num_workers <= _MOST_REHEARSED:
             ends_s = self._rehearse(builder, [], now_s).ends_s
-        crowd = Crowd(self._ledger, builder, now_s)
+        crowd = RequestCrowd(self._ledger, builder, now_s)
         in_order = sorted(self._ledger.pending.values(), key=lambda each: (each.deadline_s, each.spec.request_id))
         positions = {each.spec.request_id: position for position, each in enumerate(in_order)}
-        outlooks: dict[str, Outlook] = {}
+        outlooks: dict[str, RequestOutlook] = {}
         for name, request in self._ledger.requests.items():
             spec = request.spec
             if (costs := builder.find_costs(spec)) is None:
@@ -137,7 +137,7 @@ class Predictor:
                 left_s += crowd.estimate_wait_s(spec, request.deadline_s) if name in positions else 0.0
             crowding = crowd.measure(spec, costs.alone_s(spec.num_inference_steps, True))
             left_s = self._experience.correct(name_kind(spec), crowding, max(_LEAST_S, left_s))
-            outlooks[name] = Outlook(positions.get(name, 0), now_s + left_s)
+            outlooks[name] = RequestOutlook(positions.get(name, 0), now_s + left_s)
         return outlooks
 
     @staticmethod

@@ -9,95 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-from tridentserve.scheduling.prediction.costs import RequestCosts
+from tridentserve.scheduling.prediction.scene import RehearsalScene, Rehearsed, SharingRules
 
 # What is left of D is rehearsed in segments of about this part of it, or of a second where that is longer.
 _SEGMENTS = 4
-_LEAST_SEGMENT_S = 1.0
+_SECOND_S = 1.0
 # More requests than there are idle workers, and a few, are not looked at in one moment.
 _MORE = 4
 # The default policy's values (`dispatch.candidates.values`).
-_SPARE = 0.1
-_HOPELESS = 1e-3
 _FULL_LOAD = 0.9
 _LEAST_S = 1e-6
 # No rehearsal has more events.
 _MOST_EVENTS = 250
 
 
-@dataclass(slots=True)
-class Rehearsed:
-    """A request in a rehearsal."""
-
-    name: str
-    costs: RequestCosts
-    pools: tuple[int, ...]
-    """The pools whose workers hold its D."""
-    decodes_in: frozenset[int]
-    """Those of them that hold C too."""
-    steps: int
-    """Denoising steps that are left."""
-    encodes: bool
-    """E is to be done."""
-    deadline_s: float
-    patience_s: float
-    """Seconds from its arrival to the deadline."""
-    weight: float
-    decoders: int
-    """The queue of C where D's workers do not hold it."""
-    is_late: bool = False
-    """It cannot be in time any more."""
-
-    def best_finish_s(self, now_s: float, widest: int) -> float:
-        """The earliest end if it had any workers now."""
-        costs = self.costs
-        return now_s + min(
-            costs.denoise_s(k, self.steps, self.encodes) + costs.decode[k][1] for k in costs.step_s if k <= widest
-        )
-
-
-@dataclass(slots=True)
-class RehearsedPool:
-    """Workers with one placement, which hold D of some model."""
-
-    idle: int
-    widest: int
-    """The most workers that a node of it has."""
-
-
-@dataclass(slots=True)
-class Scene:
-    """All that a rehearsal begins with."""
-
-    now_s: float
-    pools: Sequence[RehearsedPool]
-    decoders: Sequence[list[float]]
-    """For each queue of lone C's the times at which its workers are free."""
-    waiting: list[Rehearsed]
-    events: list[tuple[float, int, Callable[[float], None]]] = field(default_factory=list)
-    """What is under way, by the time of its end."""
-    load: float = 0.0
-    """The worker-seconds that the latest arrivals need over those that there were."""
-    room: int | None = None
-    """Workers that may still begin to denoise, where workers share cores; None: all."""
-
-
 class Rehearsal:
     """One rehearsal; it uses its scene up."""
 
-    def __init__(self, scene: Scene, min_efficiency: float, horizon: float) -> None:
-        """`horizon`: `ValueOptions.horizon` of the policy."""
+    def __init__(self, scene: RehearsalScene, rules: SharingRules) -> None:
         self._scene = scene
-        self._asked = min(min_efficiency, scene.load / _FULL_LOAD)
-        self._min_efficiency = min_efficiency
+        self._rules = rules
+        self._asked = min(rules.min_efficiency, scene.load / _FULL_LOAD)
         self._number = 0
         self.ends_s: dict[str, float] = {}
         """The end of each request that has ended so far."""
         patience_s = [each.patience_s for each in scene.waiting]
-        self._horizon_s = max(_LEAST_S, horizon * (sum(patience_s) / len(patience_s) if patience_s else 1.0))
+        self._horizon_s = max(_LEAST_S, rules.horizon * (sum(patience_s) / len(patience_s) if patience_s else 1.0))
         widest = max((pool.widest for pool in scene.pools), default=1)
         self._is_calm = all(each.best_finish_s(scene.now_s, widest) <= each.deadline_s for each in scene.waiting)
         self.is_cut_short = False
@@ -278,11 +217,11 @@ class Rehearsal:
         best_finish_s = min(finish_s for _, finish_s, _ in ways)
         left_s = request.deadline_s - now_s
         if best_finish_s > request.deadline_s:
-            urgency = _HOPELESS / (1 + math.log1p(least))
+            urgency = self._rules.hopeless / (1 + math.log1p(least))
             allowed = [way for way in ways if way[0] == costs.optimal] or ways[:1]
         else:
             in_time = [way for way in ways if way[1] <= request.deadline_s]
-            latest_s = now_s + (1 - _SPARE) * left_s
+            latest_s = now_s + (1 - self._rules.spare) * left_s
             frugal = [way for way in in_time if self._asked * way[2] <= least * (1 + 1e-9) and way[1] <= latest_s]
             allowed = frugal or in_time
             if self._is_calm:
@@ -295,8 +234,8 @@ class Rehearsal:
     def _start(self, request: Rehearsed, pool: int, degree: int, now_s: float) -> None:
         step_s = request.costs.step_s[degree]
         steps = request.steps
-        if step_s > 0 and steps * step_s > _LEAST_SEGMENT_S:
-            steps = min(steps, max(1, round(_LEAST_SEGMENT_S / step_s), math.ceil(request.steps / _SEGMENTS)))
+        if step_s > 0 and steps * step_s > _SECOND_S:
+            steps = min(steps, max(1, round(_SECOND_S / step_s), math.ceil(request.steps / _SEGMENTS)))
         seconds = request.costs.denoise_s(degree, steps, request.encodes)
         request.steps -= steps
         request.encodes = False

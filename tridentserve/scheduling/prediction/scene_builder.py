@@ -13,22 +13,19 @@ from tridentserve.protocols import PendingRequest, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, RequestKind, estimate_costs, name_kind
-from tridentserve.scheduling.prediction.rehearsal import Rehearsal, Rehearsed, RehearsedPool, Scene
+from tridentserve.scheduling.prediction.rehearsal import (
+    Rehearsal,
+    RehearsalScene,
+    Rehearsed,
+    RehearsedPool,
+    SharingRules,
+)
 from tridentserve.scheduling.runs import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
 # Costs are looked up again after this time: what stages take is learned meanwhile.
 _COSTS_KEPT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class SharingRules:
-    """The options of a policy that say how it shares workers among requests."""
-
-    min_efficiency: float
-    horizon: float
-    max_degree: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class ExpectedArrival:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ModelWorkers:
     """The workers of a model."""
 
     pools: tuple[int, ...]
@@ -100,7 +97,7 @@ class SceneBuilder:
         self._index = {replicas: index for index, replicas in enumerate(self._held)}
         self._widest = [_find_widest(self._members[replicas]) for replicas in self._held]
         self._decoders: list[list[float]] = []
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _ModelWorkers] = {}
 
     def count_workers(self, model: str) -> int:
         """The live workers that hold D of this model."""
@@ -143,8 +140,8 @@ class SceneBuilder:
             RehearsedPool(len(self._members[replicas]), widest)
             for replicas, widest in zip(self._held, self._widest, strict=True)
         ]
-        scene = Scene(self._now_s, pools, self._decoders, waiting, load=load, room=self._find_room())
-        rehearsal = Rehearsal(scene, rules.min_efficiency, rules.horizon)
+        scene = RehearsalScene(self._now_s, pools, self._decoders, waiting, load=load, room=self._find_room())
+        rehearsal = Rehearsal(scene, rules)
         self._add_running(rehearsal, pools)
         rehearsal.expect(self._rehearse_arrival(arrival) for arrival in future)
         return rehearsal
@@ -244,7 +241,7 @@ class SceneBuilder:
             decoders=place.decoders,
         )
 
-    def _find_place(self, model: str) -> _Place:
+    def _find_place(self, model: str) -> _ModelWorkers:
         if (place := self._places.get(model)) is None:
             replica, diffuse = Replica(model, Stage.DECODE), Replica(model, Stage.DIFFUSE)
             able = [
@@ -254,7 +251,7 @@ class SceneBuilder:
                 for view in members
             ]
             pools = tuple(index for replicas, index in self._index.items() if diffuse in replicas)
-            place = self._places[model] = _Place(
+            place = self._places[model] = _ModelWorkers(
                 pools,
                 frozenset(index for index in pools if replica in self._held[index]),
                 max((self._widest[index] for index in pools), default=1),
