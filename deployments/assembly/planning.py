@@ -19,7 +19,7 @@ from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import Replanner, StageTimes
 from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
-from tridentserve.scheduling.prediction.rehearsal import SharingRules
+from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
 

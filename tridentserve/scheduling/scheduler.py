@@ -33,7 +33,7 @@ from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE,
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
 from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
-from tridentserve.scheduling.prediction.rehearsal import SharingRules
+from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
 from tridentserve.scheduling.workers.shared_cores import SharedCores
 from tridentserve.scheduling.workers.worker_pool import WorkerPool

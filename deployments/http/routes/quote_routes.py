@@ -20,7 +20,8 @@ _BODY = describe_body(QuoteRequest, JSON)
 def add_quote_routes(
     api: FastAPI, backend: Backend, models: Mapping[str, ServedModel], max_body_bytes: int, lenient: bool
 ) -> None:
-    """Nothing is started, and nothing is kept free for the request."""
+    """Nothing is started, and nothing is kept free for the request. The Python handle answers the same, by its method
+    `quote`."""
 
     @api.post("/v1/quotes", openapi_extra=_BODY)
     async def quote_requests(request: Request) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
 from tridentserve.scheduling.prediction.experience import Crowding, Experience
 from tridentserve.scheduling.prediction.predictor import Quote
-from tridentserve.scheduling.prediction.rehearsal import SharingRules
+from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType
 from tridentserve.testing import FixedTimes, make_cluster, make_request

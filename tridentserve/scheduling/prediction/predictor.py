@@ -14,7 +14,8 @@ from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, name_kind
 from tridentserve.scheduling.prediction.crowd import RequestCrowd
 from tridentserve.scheduling.prediction.experience import Crowding, Experience
-from tridentserve.scheduling.prediction.rehearsal import Rehearsal, SharingRules
+from tridentserve.scheduling.prediction.rehearsal import Rehearsal
+from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder
 from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
