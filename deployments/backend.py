@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import TridentServeError, make_error
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
 
 U = TypeVar("U")
 
@@ -29,6 +31,10 @@ class Backend(Protocol):
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a request. The result is False when the request is unknown or has ended."""
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        """The prediction for each of these requests, if it alone came now; its refusal where it could never run; None
+        where nothing can be predicted. Nothing is started."""
 
     async def get_health(self) -> dict[str, Any]:
         """The state of the service as `GET /health` answers it: "status" is "ready", "degraded" (some workers are
@@ -85,7 +91,7 @@ async def raise_failure(
     async with closing(updates):
         async for update in updates:
             if isinstance(update, FailedUpdate):
-                raise make_error(update.code, update.message, update.param)
+                raise make_error(update.code, update.message, update.param, update.predicted_s)
             yield update
             if isinstance(update, CompletedUpdate):
                 return

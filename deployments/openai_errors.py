@@ -21,8 +21,10 @@ def describe_problem(message: str, status: int, code: str, param: str | None = N
 
 
 def describe_error(error: TridentServeError) -> dict[str, Any]:
-    """An exception of the service."""
-    return describe_problem(str(error), error.http_status, error.code, getattr(error, "param", None))
+    """An exception of the service; that of a request which would be late names the predicted seconds in addition."""
+    described = describe_problem(str(error), error.http_status, error.code, getattr(error, "param", None))
+    predicted_s = getattr(error, "predicted_s", None)
+    return described if predicted_s is None else {**described, "predicted_s": predicted_s}
 
 
 def describe_failure(code: str, message: str, param: str | None = None) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Updates of a request as plain dicts, the form that callers of the Python handle get:
 
-    {"type": "queued", "request_id"}
-    {"type": "progress", "request_id", "step", "num_steps"}
+    {"type": "queued", "request_id", "queue_position", "eta_s"}
+    {"type": "progress", "request_id", "step", "num_steps", "queue_position", "eta_s"}
     {"type": "completed", "request_id", "model", "images": [bytes of files], "seed", "width", "height", "created",
      "queue_s", "latency_s", "slo_s", "slo_met", "retries", "stage_durations": {"encode", "diffuse", "decode"},
-     "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb", "tiled"}
+     "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb", "tiled",
+     "predicted_s"}
 
 A completed video has "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] instead of "images", and
 "num_frames" and "fps" in addition. A failed request raises an error instead. HTTP answers have the facts of these
@@ -35,12 +36,16 @@ def to_plain(update: QueuedUpdate | ProgressUpdate | CompletedUpdate) -> dict[st
     """The plain form of an update."""
     match update:
         case QueuedUpdate():
-            return {"type": "queued", "request_id": update.request_id}
+            return {"type": "queued", "request_id": update.request_id, **_describe_prospect(update)}
         case ProgressUpdate():
-            steps = {"step": update.step, "num_steps": update.num_steps}
+            steps = {"step": update.step, "num_steps": update.num_steps, **_describe_prospect(update)}
             return {"type": "progress", "request_id": update.request_id, **steps}
         case CompletedUpdate():
             return {"type": "completed", **_describe_result(update)}
+
+
+def _describe_prospect(update: QueuedUpdate | ProgressUpdate) -> dict[str, Any]:
+    return {"queue_position": update.queue_position, "eta_s": update.eta_s}
 
 
 def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
@@ -62,6 +67,7 @@ def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
         "timeline": [_describe_span(span) for span in update.timeline],
         "peak_memory_mb": update.peak_memory_bytes / MIB,
         "tiled": update.tiled,
+        "predicted_s": update.predicted_s,
         **video,
     }
 

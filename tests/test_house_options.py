@@ -53,6 +53,7 @@ _HOMONYMS = {
             "traces/workloads/arrivals.py",
             "traces/workloads/named.py",
             "scripts/bench_dispatch.py",
+            "scripts/bench_quotes.py",
             "scripts/compare_policies.py",
             "scripts/compare_simulation.py",
             "scripts/demo_preemption.py",
@@ -63,8 +64,8 @@ _HOMONYMS = {
         "seeds of other draws than the jitter of a simulation: traces, snapshots, images",
     ),
     "gpus": (
-        {"scripts/bench_cells.py", "scripts/bench_dispatch.py"},
-        "clusters that need several schedulers, and the sizes of a table",
+        {"scripts/bench_cells.py", "scripts/bench_dispatch.py", "scripts/bench_quotes.py"},
+        "clusters that need several schedulers, the sizes of a table, and the cluster of predictions",
     ),
     "name": (
         {

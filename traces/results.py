@@ -40,6 +40,8 @@ class AnswerFacts(BaseModel):
     queue_s: float | None = None
     latency_s: float | None = None
     """The service's own figure: seconds from when its scheduler got the request until it had the last report."""
+    predicted_s: float | None = None
+    """The latency that the service predicted when the request came."""
     peak_memory_mb: float | None = None
 
 
@@ -92,6 +94,7 @@ def simulated_result(
     slo_s: float | None = None,
     queue_s: float | None = None,
     peak_memory_mb: float | None = None,
+    predicted_s: float | None = None,
     timeline: Sequence[TimelineEntry] = (),
 ) -> ReplayResult:
     """The result of a request that was simulated: sent exactly when it was due, answered (or failed) after `latency_s`.
@@ -109,5 +112,6 @@ def simulated_result(
         slo_s=slo_s,
         queue_s=queue_s,
         peak_memory_mb=peak_memory_mb,
+        predicted_s=predicted_s,
     )
     return ReplayResult(request, model, request.request_id, request.timestamp_s, 0.0, latency_s, None, error, facts)

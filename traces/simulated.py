@@ -78,6 +78,7 @@ def _make_result(request: TraceRequest, ended: RequestResult, peak_bytes: int, d
         slo_s=ended.slo_s,
         queue_s=None if ended.start_s is None else ended.start_s - ended.arrival_s,
         peak_memory_mb=peak_bytes / MIB if peak_bytes else None,
+        predicted_s=ended.predicted_s,
         timeline=[
             TimelineEntry(
                 stage=run.stage.value,

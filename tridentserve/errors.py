@@ -85,10 +85,15 @@ class PlacementError(ConfigError):
 
 
 class DeadlineMissedError(TridentServeError):
-    """A policy has refused a request, because its deadline was out of reach."""
+    """A request was refused, because its deadline was out of reach; `predicted_s` are the seconds from its arrival to
+    its end that were predicted, None where a policy has refused it."""
 
     http_status = 503
     code = "deadline_missed"
+
+    def __init__(self, message: str, predicted_s: float | None = None) -> None:
+        super().__init__(message)
+        self.predicted_s = predicted_s
 
 
 class TraceError(TridentServeError):
@@ -146,7 +151,12 @@ def http_status_of(code: str) -> int:
     return find_error_class(code).http_status
 
 
-def make_error(code: str, message: str, param: str | None = None) -> TridentServeError:
-    """An error of the class with this code; `param` is used where the class names a field at fault."""
+def make_error(
+    code: str, message: str, param: str | None = None, predicted_s: float | None = None
+) -> TridentServeError:
+    """An error of the class with this code; `param` is used where the class names a field at fault, `predicted_s` where
+    it is about a deadline."""
     kind = find_error_class(code)
+    if issubclass(kind, DeadlineMissedError):
+        return kind(message, predicted_s)
     return kind(message, param) if issubclass(kind, InvalidRequestError) else kind(message)

@@ -8,6 +8,11 @@ from typing import Literal
 # The result that a client gets: a PNG file per image; an MP4 file, or the frames as an array, per video.
 OutputFormat = Literal["png", "jpeg", "webp", "mp4", "frames"]
 
+# Behaviour of a request that is predicted to be late when it arrives.
+OnLate = Literal["wait", "refuse"]
+# A request counts so many times as much as one of the next lower priority, up to so many steps either way.
+_PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
+
 # The LoRA, and the id of a request that must run alone.
 BatchKey = tuple[str | None, str | None]
 
@@ -52,8 +57,17 @@ class RequestSpec:
     """Name of the LoRA. Only requests with the same one share forward passes of D."""
     alone: bool = False
     """It shares no forward pass, because a batch that it was in has failed."""
+    priority: int = 0
+    """Requests of a higher priority go first where the policy weighs requests."""
+    on_late: OnLate = "wait"
+    """`refuse`: it ends at its arrival, without a result, where it is predicted to end after its deadline."""
     waited_s: float = field(default=0.0, compare=False)
     """Seconds from its arrival until the scheduler got it. Requests that differ only in this are equal."""
+
+    @property
+    def weight(self) -> float:
+        """Its weight beside that of a request of priority 0."""
+        return float(_PRIORITY_FACTOR ** min(max(self.priority, -_MOST_STEPS), _MOST_STEPS))
 
     @property
     def batch_key(self) -> BatchKey:

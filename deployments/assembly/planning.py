@@ -19,6 +19,7 @@ from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import Replanner, StageTimes
 from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
+from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
 
@@ -210,7 +211,10 @@ def _make_scheduler(
     replanner: Replanner | None,
 ) -> Scheduler:
     scheduler = replace(options.scheduler, decode_order=policy.decode_order)
-    return Scheduler(workers, placement, times, policy.dispatcher, scheduler, replanner)
+    dispatch = options.dispatch
+    values = dispatch.objective
+    sharing = SharingRules(dispatch.min_efficiency, values.horizon, values.spare, values.hopeless, dispatch.max_degree)
+    return Scheduler(workers, placement, times, policy.dispatcher, scheduler, replanner, sharing)
 
 
 def _follows_load(options: ServiceOptions, policy: Policy, is_planned: bool) -> bool:

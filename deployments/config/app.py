@@ -72,6 +72,7 @@ class SchedulerArgs(Args):
         description="Number of schedulers, each with a part of the nodes (a cell) and the requests that are sent "
         "there. One is enough for hundreds of workers.",
     )
+    predict_every_s: float | None = make_option(SchedulerOptions, "predict_every_s")
 
 
 class HandoffArgs(Args):

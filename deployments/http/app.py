@@ -13,6 +13,7 @@ from deployments.http.body import MAX_BODY_BYTES
 from deployments.http.errors import install_error_handlers
 from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
+from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
 from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
 from deployments.http.routes.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
@@ -24,6 +25,7 @@ _ROUTES = (
     *IMAGE_ROUTES,
     *CHAT_ROUTES,
     *VIDEO_ROUTES,
+    *QUOTE_ROUTES,
     "DELETE /v1/requests/{request_id}",
     *SERVICE_ROUTES,
     "GET /openapi.json",
@@ -53,6 +55,7 @@ def create_api(
     add_image_routes(api, backend, models, max_body_bytes, heartbeat_s, lenient)
     add_chat_routes(api, backend, models, max_body_bytes, lenient)
     add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
+    add_quote_routes(api, backend, models, max_body_bytes, lenient)
     add_service_routes(api, backend, models)
 
     @api.delete("/v1/requests/{request_id}")

@@ -14,6 +14,7 @@ from deployments.schemas.foreign_fields import describe_ignored
 from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
 from deployments.schemas.image_field import build_beside_loop
 from deployments.schemas.model_choice import drop_default_name, make_unknown_model_error
+from deployments.schemas.quote import build_alternatives, describe_quotes, parse_quote_request
 from deployments.schemas.video import HandleVideoRequest, build_video_request
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -47,6 +48,17 @@ async def generate_stream(
     async with closing(raise_failure(backend.generate(spec, inputs))) as updates:
         async for update in updates:
             yield to_plain(update) | (ignored if isinstance(update, CompletedUpdate) else {})
+
+
+async def quote(
+    backend: Backend, models: Mapping[str, ServedModel], body: Mapping[str, Any], lenient: bool = True
+) -> dict[str, Any]:
+    """When a request would be finished if it were made now: the answer of `POST /v1/quotes`, whose fields `body` has.
+    Raises as `generate` does."""
+    asked = parse_quote_request(body, lenient)
+    alternatives = build_alternatives(asked, models)
+    quotes = await backend.quote([each.spec for each in alternatives])
+    return describe_quotes(alternatives, quotes) | describe_ignored(asked.ignored)
 
 
 async def _build_request(

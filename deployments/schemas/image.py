@@ -20,12 +20,14 @@ from deployments.schemas.fields import show_name
 from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored, suggest_names
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.requests import GenerationInputs, OnLate, RequestSpec, Shape
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MAX_SEED = 2**63 - 1
 MAX_GUIDANCE_SCALE = 100.0
 MAX_SLO_MS = 86_400_000.0
+MAX_PRIORITY = 1000
+_TIERS = {"priority": 1, "flex": -1}
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _RANDOM_SEEDS = 2**53  # every one of them survives a JSON parser that holds numbers as doubles
 
@@ -93,6 +95,22 @@ class GenerationRequest(BaseModel):
         gt=0,
         le=MAX_SLO_MS,
         description="Milliseconds from arrival to the deadline of the result. The default is the service's.",
+    )
+    on_late: OnLate = Field(
+        default="wait",
+        description="`refuse` answers at once with status 503, and the predicted time, if the request is predicted to "
+        "end after its deadline; `wait` serves it in any case.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Requests of a higher priority go first: from -5 to 5 one counts four times as much as one of the "
+        "step below; beyond that it only orders video jobs that wait for the scheduler.",
+    )
+    service_tier: Literal["auto", "default", "flex", "priority"] = Field(
+        default="auto",
+        description="OpenAI's field: `priority` adds 1 to the priority, `flex` takes 1 away.",
     )
     request_id: Annotated[PlainText, AfterValidator(_check_request_id)] | None = Field(
         default=None,
@@ -247,6 +265,8 @@ def build_request(
         num_outputs=request.num_outputs,
         slo_s=None if request.slo_ms is None else request.slo_ms / 1000,
         lora=request.lora,
+        priority=request.priority + _TIERS.get(request.service_tier, 0),
+        on_late=request.on_late,
     )
     inputs = GenerationInputs(
         prompt=request.prompt,

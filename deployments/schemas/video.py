@@ -27,7 +27,6 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 MAX_FPS = 120.0
 MAX_SECONDS = 3600.0
-MAX_PRIORITY = 1000
 _IMAGE_FIELD = "input_reference"
 
 
@@ -54,12 +53,6 @@ class VideoRequest(GenerationRequest):
     )
     seconds: Annotated[float, BeforeValidator(_parse_number), Field(gt=0, le=MAX_SECONDS)] | None = Field(
         default=None, description="The length in seconds. It has no effect if `num_frames` is given."
-    )
-    priority: int = Field(
-        default=0,
-        ge=-MAX_PRIORITY,
-        le=MAX_PRIORITY,
-        description="The job with the higher priority starts first where two jobs wait for the scheduler.",
     )
     output_format: Literal["mp4"] = Field(default="mp4", description="The format of the files.")
     other_names: ClassVar[Mapping[str, str]] = {"image_reference": _IMAGE_FIELD}
@@ -100,19 +93,20 @@ def build_video_request(
     fps = request.fps or float(model.default_fps)
     image, shape = None, model.default_shape
     if request.input_reference is None:
-        shape = _choose_shape(request, model, fps, shape)
+        shape = choose_shape(request, model, fps, shape)
     else:
         image, shape = encode_input_image(
             request.input_reference,
             model,
             _IMAGE_FIELD,
-            lambda width, height: _choose_shape(request, model, fps, model.choose_shape_like(width, height)),
+            lambda width, height: choose_shape(request, model, fps, model.choose_shape_like(width, height)),
         )
     spec, inputs = build_request(request, model, shape, f"video_{uuid.uuid4().hex}")
     return spec, replace(inputs, fps=fps, output_format=request.output_format, image=image)
 
 
-def _choose_shape(request: VideoRequest, model: ServedModel, fps: float, default: Shape) -> Shape:
+def choose_shape(request: VideoRequest, model: ServedModel, fps: float, default: Shape) -> Shape:
+    """The requested shape, with the size of `default` where none is named. Raises `InvalidRequestError`."""
     width, height, param = resolve_size(request, default)
     check_size(width, height, param, model)
     return Shape(height=height, width=width, num_frames=_choose_num_frames(request, model, fps, width * height))

@@ -23,8 +23,8 @@ from tridentserve.errors import TridentServeError
 
 @serve.ingress()
 class ApiDeployment:
-    """The HTTP routes, and for Python handles `generate` and `generate_stream`, which take and return plain dicts
-    (docs/api.md)."""
+    """The HTTP routes, and for Python handles `generate`, `generate_stream` and `quote`, which take and return plain
+    dicts (docs/api.md)."""
 
     def __init__(
         self, schedulers: list[DeploymentHandle[Any]], args: AppArgs, videos: DeploymentHandle[Any] | None
@@ -46,6 +46,11 @@ class ApiDeployment:
         """See `deployments.http.python_handle.generate`."""
         with _raise_plain_errors():
             return await handle_api.generate(self._backend, self._models, body, self._lenient)
+
+    async def quote(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """See `deployments.http.python_handle.quote`."""
+        with _raise_plain_errors():
+            return await handle_api.quote(self._backend, self._models, body, self._lenient)
 
     async def generate_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See `deployments.http.python_handle.generate_stream`."""

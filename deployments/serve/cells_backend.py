@@ -23,6 +23,8 @@ from tridentserve.engine.live.updates import CompletedUpdate, QueuedUpdate, Upda
 from tridentserve.errors import OverloadedError, ProfileError
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.estimation.request_work import RequestWork, estimate_work
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
 
 # A cell whose scheduler does not answer for so long is treated as lost.
 _SILENCE_S = 30.0
@@ -108,6 +110,16 @@ class CellsBackend:
         """Stop a request in the cell that has it."""
         return True in await self._ask_all(lambda cell: cell.cancel(request_id))
 
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        """Each by the cell to which the request would be sent now."""
+        self._follow()
+        return [await self._quote(spec) for spec in specs]
+
+    async def _quote(self, spec: RequestSpec) -> Quote | Reject | None:
+        cell = await self._wait_for_choice(lambda: self._router.find_best(spec))
+        (quote,) = await self._cells[cell].quote([spec])
+        return quote
+
     async def get_health(self) -> dict[str, Any]:
         """The health of all cells together, and that of each."""
         answers = await self._ask_all(lambda cell: cell.get_health())
@@ -130,11 +142,15 @@ class CellsBackend:
             for cell in self._open.get(spec.request_id, ()):
                 if cell not in self._lost:  # sent there a moment ago
                     return cell
+        return await self._wait_for_choice(lambda: self._router.choose(spec))
+
+    async def _wait_for_choice(self, choose: Callable[[], int]) -> int:
+        """A choice of the router, which may know no cell for a while. Raises `OverloadedError`."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 while True:
                     try:
-                        return self._router.choose(spec)
+                        return choose()
                     except OverloadedError as error:
                         refusal = error
                     self._has_news.clear()

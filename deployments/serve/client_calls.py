@@ -14,6 +14,8 @@ from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.errors import InvalidRequestError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,8 @@ class RequestService(Protocol):
     def has_request(self, request_id: str) -> bool: ...
 
     def cancel(self, request_id: str) -> bool: ...
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]: ...
 
     async def summarize_load(self) -> CellSummary: ...
 
@@ -91,6 +95,10 @@ class ClientCalls:
     async def cancel(self, request_id: str) -> bool:
         """Stop a request for all its clients. False when it is unknown or has ended."""
         return self._gate.service.cancel(request_id)
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        """The prediction for each of these requests, if it alone came now."""
+        return await self._gate.service.quote(specs)
 
     async def summarize_load(self) -> CellSummary:
         """The load, with all requests that this replica has made before."""

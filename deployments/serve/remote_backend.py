@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from tridentserve.engine.live.channels.channel import Channel, ChannelError
 from tridentserve.engine.live.channels.opening import LazyChannel, connect
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
 
 
 class RemoteBackend:
@@ -60,6 +62,10 @@ class RemoteBackend:
 
     async def cancel(self, request_id: str) -> bool:
         return bool(await self._ask("cancel", request_id))
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        quotes: list[Quote | Reject | None] = await self._ask("quote", list(specs))
+        return quotes
 
     async def has_request(self, request_id: str) -> bool:
         """True when a request with this id is joined, if it is made again."""

@@ -8,7 +8,7 @@ The engine is imported when the replica starts: the processes that only have a c
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ from tridentserve.engine.live.updates import FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
 from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
 
 if TYPE_CHECKING:
     from deployments.model_updates.reconciler import ModelReconciler
@@ -136,6 +138,10 @@ class SchedulerDeployment:
     def cancel(self, request_id: str) -> bool:
         """See `LiveEngine`."""
         return self._require_engine().cancel(request_id)
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        """See `LiveEngine`."""
+        return await self._require_engine().quote(specs)
 
     async def summarize_load(self) -> CellSummary:
         """See `LiveEngine`. Models that are being removed are left out, as they take no new requests."""

@@ -15,13 +15,13 @@ from deployments.videos.model_absence import REFUSALS, ModelAbsences
 from deployments.videos.retention import VideoRetention
 from deployments.videos.store import VideoJob
 from deployments.videos.store_thread import StoreThread
-from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate
 from tridentserve.errors import OverloadedError, TridentServeError, VideoStorageError, WorkerError
 
 logger = logging.getLogger(__name__)
 
 _RESULT_FIELDS = (
-    *("seed", "queue_s", "latency_s", "slo_s", "slo_met", "retries"),
+    *("seed", "queue_s", "latency_s", "slo_s", "slo_met", "predicted_s", "retries"),
     *("stage_durations", "timeline", "peak_memory_mb"),
 )
 """Fields of a result that the store keeps, in addition to those of the request."""
@@ -39,6 +39,8 @@ class JobRun:
     task: asyncio.Task[None] | None = None
     steps_done: int = 0
     """Denoising steps that are done."""
+    update: QueuedUpdate | ProgressUpdate | None = None
+    """The latest update of the scheduler's, with the prospects of the job."""
     began: bool = False
     """The scheduler has accepted the request."""
     is_made: bool = False
@@ -128,6 +130,7 @@ class JobRunner:
                 if isinstance(update, CompletedUpdate | FailedUpdate):
                     return update
                 run.began = True
+                run.update = update
                 if isinstance(update, ProgressUpdate):
                     run.steps_done = update.step
                     self._absences.mark_present(job.spec.model)

@@ -117,7 +117,8 @@ class VideoJobs:
         return job
 
     def _describe(self, job: VideoJob) -> dict[str, Any]:
-        return describe_job(job, self._worker.count_steps(job), self._options.retention_s)
+        prospects = self._worker.find_prospects(job)
+        return describe_job(job, self._worker.count_steps(job), self._options.retention_s, prospects)
 
 
 def choose_storage_url(options: VideosArgs, data_dir: Path) -> str:

@@ -7,8 +7,11 @@ from typing import Any
 from deployments.videos.store import VideoJob
 
 
-def describe_job(job: VideoJob, steps_done: int, retention_s: float) -> dict[str, Any]:
-    """OpenAI's video object, and in addition all that is known of the job. The HTTP routes add its `url`."""
+def describe_job(
+    job: VideoJob, steps_done: int, retention_s: float, prospects: tuple[int | None, float | None] = (None, None)
+) -> dict[str, Any]:
+    """OpenAI's video object, and in addition all that is known of the job: of one that has not ended also its
+    `prospects`, the position in the queue and the seconds that are left. The HTTP routes add its `url`."""
     shape, fps = job.spec.shape, job.inputs.fps or 1.0
     view: dict[str, Any] = {
         "id": job.job_id,
@@ -31,6 +34,8 @@ def describe_job(job: VideoJob, steps_done: int, retention_s: float) -> dict[str
         "priority": job.priority,
         "request_id": job.job_id,
     }
+    if job.ended_s is None:
+        view["queue_position"], view["eta_s"] = prospects
     if job.ended_s is not None:
         view["expires_at"] = int(job.ended_s + retention_s)
     if job.state == "completed" and job.ended_s is not None and job.result is not None:

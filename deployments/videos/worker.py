@@ -83,6 +83,12 @@ class VideoWorker:
         run = self._runs.get(job.number)
         return job.steps_done if run is None else run.steps_done
 
+    def find_prospects(self, job: VideoJob) -> tuple[int | None, float | None]:
+        """The number of jobs and other requests that go before a job in the scheduler, and the seconds until it is
+        predicted to end; None where that is not known."""
+        run = self._runs.get(job.number)
+        return (None, None) if run is None or run.update is None else (run.update.queue_position, run.update.eta_s)
+
     async def _work(self) -> None:
         while True:
             self._wake.clear()

@@ -75,7 +75,7 @@ def build_problem(
 ) -> tuple[list[Members], Problem]:
     """The classes of identical requests, by earliest deadline, and the members of each. Each of `required` that has a
     group now is a class of its own, which must get one; they are the first of their work. `weights`: by model, what
-    values are multiplied by."""
+    values are multiplied by in addition to the requests' own weights."""
     first = {request.spec.request_id for request in required}
     found: list[tuple[Members, Mapping[GroupKind, float], bool]] = []
     for work, requests in waiting.items():
@@ -93,7 +93,7 @@ def build_problem(
     share = tick.program.order_share
     classes: list[RequestClass] = []
     for rank, (members, values, is_required) in enumerate(found):
-        weight, order = weights[members.work.model], 1 + share * (1 - rank / len(found))
+        weight, order = weights[members.work.model] * members.work.weight, 1 + share * (1 - rank / len(found))
         weighed = {group: weight * value * order for group, value in values.items()}
         classes.append(RequestClass(len(members.requests), weighed, is_required))
     return [members for members, _, _ in found], Problem(tuple(classes), tick.idle)

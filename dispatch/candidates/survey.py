@@ -104,7 +104,7 @@ class Surveyor:
         return known
 
     def _survey(self, work: Work) -> Survey:
-        of_one_step = self._survey_one_step(work._replace(num_steps=1))
+        of_one_step = self._survey_one_step(work._replace(num_steps=1, weight=1.0))
         if isinstance(of_one_step, str):
             return Survey((), (of_one_step,))
         candidates: list[Candidate] = []

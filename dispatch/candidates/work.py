@@ -21,18 +21,22 @@ class Work(NamedTuple):
     needs_encode: bool
     batch: int = 1
     batch_key: BatchKey = (None, None)
+    weight: float = 1.0
+    """The weight that the requests have by their priority."""
 
     @classmethod
     def from_spec(cls, spec: RequestSpec) -> Work:
         steps = spec.num_inference_steps
-        return cls(spec.model, spec.shape, spec.num_outputs, steps, needs_encode=True, batch_key=spec.batch_key)
+        key = spec.batch_key
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, True, batch_key=key, weight=spec.weight)
 
     @classmethod
     def from_pending(cls, pending: PendingRequest) -> Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, not pending.encoded, 1, spec.batch_key)
+        encode, key = not pending.encoded, spec.batch_key
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, encode, 1, key, spec.weight)
 
     def count_outputs_at_once(self, stage: Stage) -> int:
         """The number of outputs that a call of a stage makes: a batch is decoded one member after the other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,9 @@ from tridentserve.errors import RequestCancelledError
 from tridentserve.models.families import FAMILIES
 from tridentserve.plans import StageSpan
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.experience import Crowding
+from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.stages import Stage
 
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
@@ -109,10 +112,22 @@ class FakeBackend:
             self.deleted.add(request_id)
         return request_id in self.running
 
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        """A tenth of a second for each step; the deadline is a second, where there is no other. Nothing is known of
+        sides above 128, and none of 32 can be made."""
+        return [_quote(spec) for spec in specs]
+
     async def get_health(self) -> dict[str, Any]:
         if isinstance(self.state, Exception):
             raise self.state
         return self.state
+
+
+def _quote(spec: RequestSpec) -> Quote | Reject | None:
+    if spec.shape.width == 32:
+        return Reject(spec.request_id, "invalid_request", "too small")
+    seconds = spec.num_inference_steps / 10
+    return None if spec.shape.width > 128 else Quote(seconds, spec.slo_s or 1.0, False, seconds, Crowding(0.0, 0.0))
 
 
 def make_completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:

@@ -23,6 +23,7 @@ WITH_RAY = (
     "bench_control_plane",
     "bench_engine",
     "bench_overhead",
+    "bench_quotes",
     "bench_requests",
     "compare_policies",
     "compare_simulation",

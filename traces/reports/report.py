@@ -50,11 +50,26 @@ def summarize(results: Sequence[ReplayResult], duration_s: float) -> dict[str, A
         "peak_memory_mb": max(memory, default=None),
         **_compute_stage_statistics(completed),
         "queue_mean": fmean(queue) if queue else None,
+        **_measure_predictions(completed),
         "send_lateness_p99": compute_percentile(lateness, 99),
         "send_lateness_max": max(lateness, default=None),
         "diffuse_degrees": _diffuse_degrees(completed),
         "errors": dict(Counter(str(result.error) for result in failed).most_common(5)),
     }
+
+
+def _measure_predictions(completed: Sequence[ReplayResult]) -> dict[str, float | None]:
+    """The quality of the predictions of latencies, where the service made any: the median of predicted over actual
+    seconds, and the shares of the requests whose prediction was within 10 and 30 % of its true latency."""
+    pairs = [(result.facts.predicted_s, result.facts.latency_s or result.latency_s) for result in completed]
+    ratios = [predicted_s / actual_s for predicted_s, actual_s in pairs if predicted_s is not None and actual_s > 0]
+    shares = {
+        f"predicted_within_{percent}": sum(abs(ratio - 1) <= percent / 100 for ratio in ratios) / len(ratios)
+        if ratios
+        else None
+        for percent in (10, 30)
+    }
+    return {"predicted_requests": len(ratios), "prediction_ratio_p50": compute_percentile(ratios, 50), **shares}
 
 
 def compute_percentile(values: Sequence[float], percent: float) -> float | None:

@@ -68,9 +68,7 @@ class CellRouter:
     def choose(self, spec: RequestSpec) -> int:
         """The cell of a request, which counts as sent there. Raises `OverloadedError` when no cell serves its model at
         the moment."""
-        serving = [cell for cell, known in self._cells.items() if spec.model in known.summary.models]
-        if not serving:
-            raise OverloadedError(f"no cell serves {spec.model} at the moment; ask again later")
+        serving = self._list_serving(spec.model)
         if len(serving) > MOST_COMPARED:
             serving = self._random.sample(serving, 2)
         work = self._estimate(spec)
@@ -79,6 +77,18 @@ class CellRouter:
         known.sent.append((spec.model, work))
         known.num_sent += 1
         return chosen
+
+    def find_best(self, spec: RequestSpec) -> int:
+        """The cell that is predicted to finish a request first, to which nothing is sent. Raises as `choose` does."""
+        work = self._estimate(spec)
+        return min(self._list_serving(spec.model), key=lambda cell: self._quote(cell, spec.model, work))
+
+    def _list_serving(self, model: str) -> list[int]:
+        """The cells that serve a model; at least one. Raises `OverloadedError`."""
+        serving = [cell for cell, known in self._cells.items() if model in known.summary.models]
+        if not serving:
+            raise OverloadedError(f"no cell serves {model} at the moment; ask again later")
+        return serving
 
     def _quote(self, cell: int, model: str, work: RequestWork) -> tuple[float, float]:
         """Seconds until the cell would have finished the request, and the work of each of its workers."""

@@ -228,6 +228,8 @@ class Finish:
     latency_s: float
     slo_s: float
     reason: str
+    predicted_s: float | None = None
+    """Seconds from arrival to the end that were predicted when it arrived; None where nothing was."""
     kind: Literal["finish"] = "finish"
 
 
@@ -239,6 +241,8 @@ class Reject:
     code: str
     """Code of a class in `tridentserve.errors`."""
     reason: str
+    predicted_s: float | None = None
+    """Seconds from arrival to its end that were predicted, where it is refused because of that."""
     kind: Literal["reject"] = "reject"
 
 

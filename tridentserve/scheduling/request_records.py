@@ -41,6 +41,8 @@ class RequestRecord:
     """Seconds from arrival to the result; None without one."""
     slo_s: float | None = None
     """Seconds from arrival to the deadline; None before the end."""
+    predicted_s: float | None = None
+    """Seconds from arrival to its end that were predicted when it arrived; None where nothing was."""
     error_code: str | None = None
     """Code of a class in `tridentserve.errors` when it ended without a result."""
     error: str | None = None
@@ -128,7 +130,9 @@ class RequestRecords:
             case ev.Finish():
                 record.state = RequestState.COMPLETED
                 record.latency_s, record.slo_s = effect.latency_s, effect.slo_s
+                record.predicted_s = effect.predicted_s
             case ev.Reject():
                 cancelled = effect.code == "cancelled"
                 record.state = RequestState.CANCELLED if cancelled else RequestState.FAILED
                 record.error_code, record.error = effect.code, effect.reason
+                record.predicted_s = effect.predicted_s

@@ -32,6 +32,8 @@ from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
+from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
+from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
 from tridentserve.scheduling.workers.shared_cores import SharedCores
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
@@ -79,6 +81,12 @@ class SchedulerOptions:
         description="Number of denoising steps between two checkpoints, instead of the seconds; it has no effect where "
         "these are 0.",
     )
+    predict_every_s: float | None = Field(
+        default=0.1,
+        ge=0,
+        description="Shortest time between two arrivals whose end is predicted, in seconds, for the record of how good "
+        "predictions are, from which they learn; null: none. Quotes and `on_late` are answered in any case.",
+    )
 
 
 class Scheduler:
@@ -92,8 +100,10 @@ class Scheduler:
         dispatcher: Dispatcher,
         options: SchedulerOptions | None = None,
         replanner: Replanner | None = None,
+        sharing: SharingRules | None = None,
     ) -> None:
-        """Without a replanner the placement stays as it is."""
+        """Without a replanner the placement stays as it is. `sharing`: how the policy shares workers, by which the ends
+        of requests are predicted; without it none is."""
         options = options or SchedulerOptions()
         self._pool = WorkerPool(workers, placement)
         self._ledger = Ledger(self._pool, options.max_retries)
@@ -111,6 +121,9 @@ class Scheduler:
             DecodeQueue(self._pool, times, options.decode_order),
             CheckpointSchedule(self._pool, options.checkpoint_s, options.checkpoint_steps),
         )
+        self._predictor: Predictor | None = None
+        if sharing is not None:
+            self._predictor = Predictor(self._ledger, self._pool, times, sharing, options.predict_every_s)
         # Why requests of a kind can never run, None where they can; until the placement changes.
         self._why_not: dict[tuple[str, object, int], str | None] = {}
 
@@ -123,6 +136,21 @@ class Scheduler:
         """The load of its workers and what waits for them, for whoever chooses among schedulers."""
         return summarize_load(self._pool.list_views(), self._ledger.pending.values(), self._stage_times, now_s)
 
+    def quote(self, spec: RequestSpec, now_s: float) -> Quote | ev.Reject | None:
+        """The prediction for a request that would arrive now, or its refusal; None where nothing can be predicted. It
+        changes nothing that is decided."""
+        if (refusal := self._find_refusal(spec)) is not None:
+            return refusal
+        try:
+            slo_s = self._times.slo_s(spec)
+        except ProfileError as error:
+            return ev.Reject(spec.request_id, "invalid_request", str(error))
+        return self._predictor.quote(spec, slo_s, now_s) if self._predictor is not None else None
+
+    def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
+        """The prospects of the requests that have not ended, by request. It changes nothing."""
+        return self._predictor.list_outlooks(now_s) if self._predictor is not None else {}
+
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`
         when a tick's policy fails: what it holds has been decided before, the next tick may do better."""
@@ -130,7 +158,8 @@ class Scheduler:
         if isinstance(event, ev.CheckpointSaved):
             return effects  # it moves nobody
         effects += self._runner.send_due(now_s)
-        return effects + self._models.take_due()
+        effects += self._models.take_due()
+        return self._predictor.follow(effects) if self._predictor is not None else effects
 
     def _take_in(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         match event:
@@ -171,26 +200,37 @@ class Scheduler:
     def _accept(self, spec: RequestSpec, now_s: float) -> list[ev.Effect]:
         if spec.request_id in self._ledger.requests:
             return []  # the engine lets clients of the same id join; nothing new to decide
-        if (refusal := self._models.find_refusal(spec.request_id, spec.model)) is not None:
+        if (refusal := self._find_refusal(spec)) is not None:
             return [refusal]
-        key = (spec.model, spec.shape, spec.num_outputs)
-        if key not in self._why_not:
-            try:
-                self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.list_idle_views())
-            except Exception as error:  # a policy that is a plug-in must not end the scheduler
-                return [ev.Reject(spec.request_id, TridentServeError.code, f"the dispatch policy failed: {error!r}")]
-        if (why_not := self._why_not[key]) is not None:
-            return [ev.Reject(spec.request_id, "invalid_request", why_not)]
         try:
             slo_s = self._times.slo_s(spec)
         except ProfileError as error:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
+        if self._predictor is not None:
+            quote = self._predictor.predict_arrival(spec, slo_s, now_s)
+            if spec.on_late == "refuse" and quote is not None and quote.is_late:
+                return [ev.Reject(spec.request_id, "deadline_missed", quote.describe(), quote.seconds)]
+            self._predictor.note_arrival(spec, slo_s, now_s, quote)
         request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
         self._ledger.requests[spec.request_id] = request
         self._ledger.wait(request)
         if self._replanner is not None:
             self._replanner.arrived(spec, now_s)
         return []
+
+    def _find_refusal(self, spec: RequestSpec) -> ev.Reject | None:
+        """The refusal of a request that cannot be served, now or ever; None for others."""
+        if (refusal := self._models.find_refusal(spec.request_id, spec.model)) is not None:
+            return refusal
+        key = (spec.model, spec.shape, spec.num_outputs)
+        if key not in self._why_not:
+            try:
+                self._why_not[key] = self._dispatcher.can_ever_run(spec, self._pool.list_idle_views())
+            except Exception as error:  # a policy that is a plug-in must not end the scheduler
+                return ev.Reject(spec.request_id, TridentServeError.code, f"the dispatch policy failed: {error!r}")
+        if (why_not := self._why_not[key]) is not None:
+            return ev.Reject(spec.request_id, "invalid_request", why_not)
+        return None
 
     def _cancel(self, request_id: str) -> list[ev.Effect]:
         request = self._ledger.requests.get(request_id)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from deployments.http.app import create_api
 from deployments.schemas.edit import EditRequest
 from deployments.schemas.image import ImageRequest
+from deployments.schemas.quote import QuoteRequest
 from deployments.schemas.video import HandleVideoRequest, VideoRequest
 from tests.deployments.fake_backend import MODELS, FakeBackend
 
@@ -31,6 +32,12 @@ def test_every_field_of_an_edit_is_documented() -> None:
     assert set(rows) == (EditRequest.model_fields.keys() - ImageRequest.model_fields.keys()) | {"model", "size"}
 
 
+def test_every_list_of_a_quote_is_documented() -> None:
+    section = TEXT.partition("## POST /v1/quotes")[2].partition("## The other routes")[0]
+    rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)
+    assert set(rows) == QuoteRequest.model_fields.keys() - VideoRequest.model_fields.keys() - {"stream"}
+
+
 def test_every_route_is_documented() -> None:
     paths = create_api(FakeBackend(), MODELS).openapi()["paths"]
     routes = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
@@ -38,7 +45,7 @@ def test_every_route_is_documented() -> None:
     assert routes | {"GET /openapi.json"} == set(re.findall(r"`((?:GET|POST|DELETE) /\S*)`", TEXT))
 
 
-@pytest.mark.parametrize("schema", [ImageRequest, EditRequest, VideoRequest, HandleVideoRequest])
+@pytest.mark.parametrize("schema", [ImageRequest, EditRequest, VideoRequest, HandleVideoRequest, QuoteRequest])
 def test_every_field_has_a_description_in_openapi(schema: type[BaseModel]) -> None:
     for name, field in schema.model_json_schema()["properties"].items():
         described = [form["description"] for form in (field, *field.get("anyOf", ())) if "description" in form]

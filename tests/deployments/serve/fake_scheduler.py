@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,8 @@ from tridentserve.engine.live.channels.channel import Channel, ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import Update
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
 
 
 def as_ray_does(error: Exception) -> Exception:
@@ -43,6 +45,9 @@ class FakeService:
         if self.has_request(request_id):
             self.backend.deleted.add(request_id)
         return self.has_request(request_id)
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | Reject | None]:
+        return await self.backend.quote(specs)
 
     async def summarize_load(self) -> CellSummary:
         return self.summary

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.request_records import RequestRecord
@@ -16,6 +16,15 @@ from tridentserve.scheduling.request_records import RequestRecord
 # Results are kept in the memory of the Scheduler's process where they are files that came with a report: up to this
 # number of bytes in all. The oldest go first.
 MAX_KEPT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A prediction for a request, as it was at one time."""
+
+    queue_position: int
+    end_s: float
+    """The time at which it is predicted to end, on the scheduler's clock."""
 
 
 @dataclass(slots=True)
@@ -41,6 +50,8 @@ class ClientRequest:
     tiled: bool = False
     """The request was decoded in tiles."""
     latest: Update | None = None
+    prospect: Prospect | None = None
+    """The latest prediction for an unfinished request that a client watches."""
     comparable: GenerationInputs = field(init=False)
     """Inputs that another request must have to be the same one."""
 
@@ -63,8 +74,10 @@ class ClientRequest:
 
     def publish(self, update: Update) -> None:
         """Pass an update to all clients that wait for it; a client that joins later begins with the latest one."""
+        is_first = self.latest is None
         self.latest = update
-        for inbox in self.watchers if isinstance(update, ProgressUpdate) else self.waiters:
+        is_progress = isinstance(update, ProgressUpdate) or (isinstance(update, QueuedUpdate) and not is_first)
+        for inbox in self.watchers if is_progress else self.waiters:
             inbox.put_nowait(update)
 
     def join(self, with_progress: bool = True) -> asyncio.Queue[Update]:
@@ -104,6 +117,7 @@ class ClientRequest:
             timeline=tuple(span.shift(clock_offset_s) for span in record.timeline),
             peak_memory_bytes=self.peak_memory_bytes,
             tiled=self.tiled,
+            predicted_s=record.predicted_s,
             fps=self.inputs.fps,
         )
 
@@ -122,6 +136,10 @@ class ClientRequests:
     @property
     def num_unfinished(self) -> int:
         return len(self._unfinished)
+
+    def list_watched(self) -> list[ClientRequest]:
+        """The unfinished requests whose progress some client wants to hear of."""
+        return [request for request in self._unfinished.values() if request.watchers]
 
     def find_joinable(self, request_id: str) -> ClientRequest | None:
         return self._joinable.get(request_id)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
@@ -21,14 +22,16 @@ from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
 from tridentserve.engine.live.plan_calls import PeakEstimator
 from tridentserve.engine.live.plan_driver import PlanDriver
+from tridentserve.engine.live.prospects.teller import ProspectTeller
 from tridentserve.engine.live.spawning.spawner import Spawner
-from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, QueuedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import StageMemory
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.request_records import RequestRecord, RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler
 
@@ -72,7 +75,8 @@ class LiveEngine:
             self._clock_offset_s,
             PeakEstimator(memory),
         )
-        self._reporter: asyncio.Task[None] | None = None
+        self._prospects = ProspectTeller(scheduler, self._core, self._requests, self._is_waiting)
+        self._tasks: list[asyncio.Task[None]] = []
 
     # Called by the service.
 
@@ -93,11 +97,12 @@ class LiveEngine:
         """Start the scheduler and all workers; returns when all can take plans."""
         self._core.start()
         await self._fleet.start()
-        self._reporter = self._loop.create_task(self._report_metrics())
+        self._tasks = [self._loop.create_task(work) for work in (self._report_metrics(), self._prospects.run())]
 
     async def stop(self) -> None:
-        if self._reporter is not None:
-            self._reporter.cancel()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
             self._report_now()
         await self._fleet.stop()
         self._core.stop()
@@ -132,6 +137,8 @@ class LiveEngine:
         if with_progress and not request.watchers:
             self._driver.watch_request(request)
         inbox = request.join(with_progress)
+        if with_progress:
+            self._prospects.wake()
         try:
             while True:
                 updates = [await inbox.get()]
@@ -152,6 +159,15 @@ class LiveEngine:
         """The load with all requests that have arrived so far, as `CellRouter` compares it."""
         scheduler, core = self._scheduler, self._core
         return await asyncio.wrap_future(core.call(lambda: scheduler.summarize_load(core.now_s())))
+
+    async def quote(self, specs: Sequence[RequestSpec]) -> list[Quote | ev.Reject | None]:
+        """The prediction for each of these requests, if it alone came now; its refusal; None where nothing can be
+        predicted. Ticks go on between two of them."""
+        scheduler, core = self._scheduler, self._core
+        return [
+            await asyncio.wrap_future(core.call(partial(lambda spec: scheduler.quote(spec, core.now_s()), spec)))
+            for spec in specs
+        ]
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request for all its clients. False when it is unknown or has ended."""
@@ -212,7 +228,7 @@ class LiveEngine:
         if record.state is RequestState.COMPLETED:
             return request.make_result(record, self._clock_offset_s)
         code, message = record.error_code or TridentServeError.code, record.error or "no reason given"
-        return FailedUpdate(request.spec.request_id, code, message)
+        return FailedUpdate(request.spec.request_id, code, message, predicted_s=record.predicted_s)
 
     def _set_placement(self, effect: ev.Place) -> None:
         logger.info("new placement: %s", effect.reason)
@@ -226,8 +242,11 @@ class LiveEngine:
 
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
         if self._requests.find_unfinished(request.key) is not None:
-            spec = request.spec
-            request.publish(ProgressUpdate(spec.request_id, steps_done, spec.num_inference_steps))
+            request.publish(self._prospects.make_progress(request, steps_done))
+
+    def _is_waiting(self, request: ClientRequest) -> bool:
+        record = self._records.records.get(request.key)
+        return record is not None and record.state is RequestState.QUEUED
 
     def _on_joined(self, config: WorkerConfig) -> None:
         self._core.post(ev.WorkerJoined(config.spec, config.incarnation))

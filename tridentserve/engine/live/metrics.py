@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Ray drops a gauge that is not set for a while: levels are reported again this often.
 GAUGE_PERIOD_S = 2.0
+_RATIOS = [0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 2, 4]
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
 
 
@@ -192,6 +193,12 @@ class EngineMetrics:
             boundaries=_SECONDS,
             tag_keys=("model",),
         )
+        self._prediction = Histogram(
+            "tridentserve_prediction_ratio",
+            "Predicted over actual seconds from arrival to result of completed requests whose end was predicted.",
+            boundaries=_RATIOS,
+            tag_keys=("model",),
+        )
         self._queue = Gauge("tridentserve_queue_length", "Requests that wait to be dispatched.")
         self._running = Gauge("tridentserve_running_requests", "Requests that have been dispatched and have not ended.")
         self._workers = Gauge("tridentserve_workers_alive", "Workers that are ready.")
@@ -211,6 +218,8 @@ class EngineMetrics:
         self._count(self._requests, model=model, state=record.state.value)
         if record.state is RequestState.COMPLETED and record.latency_s is not None:
             self._latency.observe(record.latency_s, tags={"model": model})
+            if record.predicted_s is not None and record.latency_s > 0:
+                self._prediction.observe(record.predicted_s / record.latency_s, tags={"model": model})
         if record.state is not RequestState.CANCELLED and record.error_code != "invalid_request":
             self._count(self._slo, model=model, met=str(record.slo_met).lower())
 

@@ -1,5 +1,6 @@
-"""The updates that a client of one request gets, in this order: one `QueuedUpdate`, any number of `ProgressUpdate`, and
-at the end one `CompletedUpdate` or one `FailedUpdate`.
+"""The updates that a client of one request gets, in this order: a `QueuedUpdate`, which comes again with other
+prospects while the request waits, any number of `ProgressUpdate`, and at the end one `CompletedUpdate` or one
+`FailedUpdate`.
 
 The service turns them into the forms that clients see (JSON, plain dicts, OpenAI's errors) at its outer edge only.
 """
@@ -16,9 +17,13 @@ from tridentserve.requests import OutputFormat, Shape
 
 @dataclass(frozen=True, slots=True)
 class QueuedUpdate:
-    """The request has been accepted."""
+    """The request has been accepted, and waits."""
 
     request_id: str
+    queue_position: int | None = None
+    """Number of requests that wait and go before it; None as long as that is not known."""
+    eta_s: float | None = None
+    """Seconds until it is predicted to end; None as long as nothing is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,10 @@ class ProgressUpdate:
     """Denoising steps that are done. The number falls when the request resumes from an earlier state."""
     num_steps: int
     """Denoising steps that the request asks for."""
+    queue_position: int | None = None
+    """See `QueuedUpdate`; 0 while it runs."""
+    eta_s: float | None = None
+    """See `QueuedUpdate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class CompletedUpdate:
     """Largest memory that a worker used while it ran a plan of the request."""
     tiled: bool
     """The outputs were decoded in tiles, because memory was short."""
+    predicted_s: float | None = None
+    """Seconds from arrival to the result that were predicted at the arrival; None where nothing was."""
     fps: float | None = None
     """Frames per second of a video; None for an image."""
 
@@ -77,6 +88,8 @@ class FailedUpdate:
     message: str
     param: str | None = None
     """Field of the request that is at fault, if one is."""
+    predicted_s: float | None = None
+    """Seconds from arrival to the result that were predicted, where the request is refused because of that."""
 
 
 Update = QueuedUpdate | ProgressUpdate | CompletedUpdate | FailedUpdate

@@ -40,6 +40,7 @@ class _Entry:
     decode: WorkerId | None = None
     error: str | None = None
     start_s: float | None = None
+    predicted_s: float | None = None
     timeline: list[StageSpan] = field(default_factory=list)
     saved_timeline: list[StageSpan] = field(default_factory=list)
 
@@ -113,7 +114,7 @@ class Recorder:
         self._ended += 1
         entry.end_s = self._last_s = now_s
         if isinstance(effect, ev.Finish):
-            entry.outcome, entry.slo_s = FINISHED, effect.slo_s
+            entry.outcome, entry.slo_s, entry.predicted_s = FINISHED, effect.slo_s, effect.predicted_s
         else:
             entry.outcome, entry.slo_s, entry.error = effect.code, entry.spec.slo_s, effect.reason
         if self._on_progress is not None:
@@ -169,6 +170,7 @@ class Recorder:
                 entry.error,
                 entry.start_s,
                 tuple(entry.timeline),
+                entry.predicted_s,
             )
             for entry in self._entries.values()
         ]

@@ -38,6 +38,8 @@ class RequestResult:
     """The time at which its first stage since its last retry began; None when none has ended."""
     timeline: tuple[StageSpan, ...] = ()
     """Its stages as they ran since its last retry, when plans are kept."""
+    predicted_s: float | None = None
+    """The latency that was predicted when it arrived; None where none was."""
 
     @property
     def latency_s(self) -> float | None:

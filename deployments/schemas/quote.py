@@ -1,0 +1,143 @@
+"""The body of a quote: a request that is not made, with the sizes, steps and qualities that are to be compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from deployments.models.served import ServedModel
+from deployments.schemas.image import PlainText, build_request, check_limits, parse_as, resolve_size
+from deployments.schemas.model_choice import check_size, drop_default_name, make_unknown_model_error
+from deployments.schemas.video import VideoRequest, choose_shape
+from tridentserve.errors import InvalidRequestError
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.scheduling.events import Reject
+from tridentserve.scheduling.prediction.predictor import Quote
+
+# A quote takes the scheduler some milliseconds.
+MAX_QUOTES = 16
+Quality = Literal["exact"]
+
+
+class QuoteRequest(VideoRequest):
+    """The body of `POST /v1/quotes`: the fields of a request for images or a video that matter to its time, and lists
+    of what is to be compared."""
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("image", "images", "input_reference"), "a quote depends on the size alone: give size, not the image"
+    )
+
+    prompt: PlainText = Field(default="", description="The field has no effect here.")
+    sizes: list[PlainText] | None = Field(
+        default=None, min_length=1, description="Sizes to quote, as `WxH`, in place of `size`."
+    )
+    steps: list[int] | None = Field(
+        default=None,
+        min_length=1,
+        description="Numbers of denoising steps to quote, in place of `num_inference_steps`.",
+    )
+    qualities: list[Quality] = Field(
+        default=["exact"],
+        min_length=1,
+        description="Qualities to quote. There is one: `exact`, the result that the stock pipeline would give.",
+    )
+    stream: bool = Field(default=False, description="The field has no effect here.")
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of the requests that are quoted."""
+
+    quality: Quality
+    spec: RequestSpec
+
+
+def parse_quote_request(body: Any, lenient: bool = True) -> QuoteRequest:
+    """The body with `extra_body` merged in. Raises as `parse_as` does."""
+    return parse_as(QuoteRequest, body, lenient=lenient)
+
+
+def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel]) -> list[Alternative]:
+    """Each quality at each size with each number of steps. The default model is the first one. Raises
+    `InvalidRequestError`, or its subclass `UnknownModelError`."""
+    name = drop_default_name(request.model, models)
+    if not models or (name is not None and name not in models):
+        raise make_unknown_model_error(models)
+    model = next(iter(models.values())) if name is None else models[name]
+    if request.sizes is not None and (request.size is not None or request.width is not None):
+        raise InvalidRequestError("sizes: give either sizes or one size", "sizes")
+    if request.steps is not None and request.num_inference_steps is not None:
+        raise InvalidRequestError("steps: give either steps or num_inference_steps", "steps")
+    sizes: list[str | None] = [*request.sizes] if request.sizes is not None else [request.size]
+    steps: list[int | None] = [*request.steps] if request.steps is not None else [request.num_inference_steps]
+    qualities = list(dict.fromkeys(request.qualities))
+    if len(qualities) * len(sizes) * len(steps) > MAX_QUOTES:
+        raise InvalidRequestError(
+            f"sizes: at most {MAX_QUOTES} combinations of qualities, sizes and steps are quoted at once", "sizes"
+        )
+    return [
+        Alternative(quality, _build_spec(request, size, number, model))
+        for quality, size, number in product(qualities, sizes, steps)
+    ]
+
+
+def _build_spec(request: QuoteRequest, size: str | None, steps: int | None, model: ServedModel) -> RequestSpec:
+    if steps is not None and steps < 1:
+        raise InvalidRequestError("steps: each must be at least 1", "steps")
+    one = request.model_copy(update={"size": size, "num_inference_steps": steps})
+    check_limits(one, model)
+    if model.makes_videos:
+        shape = choose_shape(one, model, one.fps or float(model.default_fps), model.default_shape)
+    else:
+        width, height, param = resolve_size(one, Shape(model.default_side, model.default_side))
+        check_size(width, height, param, model)
+        shape = Shape(height=height, width=width)
+    spec, _ = build_request(one, model, shape, "quote")
+    return spec
+
+
+def describe_quotes(alternatives: Sequence[Alternative], quotes: Sequence[Quote | Reject | None]) -> dict[str, Any]:
+    """The answer: one entry for each alternative."""
+    now_s = time.time()
+    entries = [_describe_quote(each, quote, now_s) for each, quote in zip(alternatives, quotes, strict=True)]
+    return {"object": "list", "created": int(now_s), "data": entries}
+
+
+def _describe_quote(alternative: Alternative, quote: Quote | Reject | None, now_s: float) -> dict[str, Any]:
+    spec = alternative.spec
+    shape = spec.shape
+    about: dict[str, Any] = {
+        "object": "quote",
+        "model": spec.model,
+        "quality": alternative.quality,
+        "size": f"{shape.width}x{shape.height}",
+        "num_frames": shape.num_frames,
+        "num_inference_steps": spec.num_inference_steps,
+        "n": spec.num_outputs,
+        "predicted_s": None,
+        "finish_at": None,
+        "slo_s": spec.slo_s,
+        "slo_met": None,
+        "is_guess": None,
+        "error": None,
+    }
+    match quote:
+        case Reject():
+            about["error"] = {"code": quote.code, "message": quote.reason}
+        case Quote():
+            about |= {
+                "predicted_s": quote.seconds,
+                "finish_at": now_s + quote.seconds,
+                "slo_s": quote.slo_s,
+                "slo_met": not quote.is_late,
+                "is_guess": quote.is_guess,
+            }
+        case None:
+            about["error"] = {"code": "no_prediction", "message": "no live worker could run it at the moment"}
+    return about

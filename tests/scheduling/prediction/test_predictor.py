@@ -1,0 +1,153 @@
+"""Predictions beside what happens, what they learn, and that asking for them changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.simulated import SimulatedEngine
+from tridentserve.plans import PlacementPlan, StageSpan
+from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, WorkerView
+from tridentserve.requests import RequestSpec
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
+from tridentserve.scheduling.prediction.experience import Crowding, Experience
+from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.prediction.scene import SharingRules
+from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
+from tridentserve.stages import PlacementType
+from tridentserve.testing import FixedTimes, make_cluster, make_request
+
+SHARING = SharingRules(min_efficiency=0.8, horizon=0.25, spare=0.1, hopeless=1e-3, max_degree=1)
+KIND = ("m", make_request("x").shape, 4, 1)
+
+
+class FirstDeadlineFirst:
+    """Each idle worker gets the waiting request with the earliest deadline, which it runs to its end."""
+
+    def decide(self, view: ClusterView) -> Decisions:
+        waiting = sorted(view.pending, key=lambda each: (each.deadline_s, each.spec.request_id))
+        idle = [worker for worker in view.workers if worker.idle]
+        return Decisions([_assign(request, worker) for request, worker in zip(waiting, idle, strict=False)])
+
+    def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
+        return None
+
+
+def _assign(request: PendingRequest, worker: WorkerView) -> Assignment:
+    where = (worker.worker_id,)
+    return Assignment((request.spec.request_id,), PlacementType.EDC, where, where, where, 0.0, "first deadline")
+
+
+def _make(num_workers: int, times: FixedTimes | None = None) -> tuple[Scheduler, list[WorkerSpec], PlacementPlan]:
+    workers, placement = make_cluster({f"w{number}": "EDC" for number in range(num_workers)}, 1 << 40)
+    options = SchedulerOptions(predict_every_s=0.0)
+    scheduler = Scheduler(workers, placement, times or FixedTimes(), FirstDeadlineFirst(), options, sharing=SHARING)
+    return scheduler, workers, placement
+
+
+def _feed(scheduler: Scheduler, workers: Sequence[WorkerSpec], asks: bool = False) -> Iterator[LogEntry]:
+    """Requests come one a second, and each plan takes three; `asks`: quotes are asked for in between."""
+    specs = [make_request(f"r{number}", slo_s=8.0 + number % 3) for number in range(12)]
+    specs[7] = replace(specs[7], on_late="refuse", slo_s=0.5)
+    events: list[tuple[float, ev.Event]] = [(0.0, ev.WorkerJoined(worker)) for worker in workers]
+    events += [(1.0 + number, ev.RequestArrived(spec)) for number, spec in enumerate(specs)]
+    ends: list[tuple[float, ev.Event]] = []
+    while events or ends:
+        events.sort(key=lambda each: each[0])
+        ends.sort(key=lambda each: each[0])
+        now_s, event = (ends if not events or (ends and ends[0][0] <= events[0][0]) else events).pop(0)
+        for one in (event, ev.Tick()):
+            if asks:
+                scheduler.quote(make_request("asked", slo_s=5.0), now_s)
+                scheduler.list_outlooks(now_s)
+            effects = scheduler.on(one, now_s)
+            yield LogEntry(now_s, one, effects)
+            for effect in effects:
+                if isinstance(effect, ev.RunPlan):
+                    plan = effect.plan
+                    spans = tuple(StageSpan(stage, now_s, now_s + 3.0, plan.workers) for stage in plan.stages)
+                    ends.append((now_s + 3.0, ev.StageFinished(plan.plan_id, spans)))
+
+
+@given(st.lists(st.floats(0.0, 3.0), min_size=1, max_size=8), st.integers(1, 3))
+def test_a_prediction_is_what_happens_where_nothing_comes_later(gaps_s: list[float], num_workers: int) -> None:
+    """All arrive before the last one, whose deadline is after theirs, so that nobody overtakes it."""
+    scheduler, workers, placement = _make(num_workers)
+    engine = SimulatedEngine(scheduler, workers, placement, FixedTimes())
+    now_s, arrivals = 0.0, []
+    for number, gap_s in enumerate(gaps_s):
+        now_s += gap_s
+        arrivals.append((now_s, make_request(f"r{number}", slo_s=1000.0 + 10 * number)))
+    result = engine.run(arrivals)
+    last = result.requests[-1]
+    # A tick comes a few milliseconds after the last one, which a rehearsal leaves out.
+    assert result.requests[0].predicted_s == pytest.approx(result.requests[0].latency_s, rel=0.01)
+    # The experience of the first ones is that rehearsals are right, so it stays so.
+    assert last.predicted_s == pytest.approx(last.latency_s, rel=0.03)
+
+
+def test_questions_change_nothing_and_a_log_replays() -> None:
+    scheduler, workers, _ = _make(2)
+    plain = list(_feed(scheduler, workers))
+    asked = list(_feed(_make(2)[0], workers, asks=True))
+    assert plain == asked
+    read = [decode_entry(encode_entry(entry)) for entry in plain]
+    assert all(entry.effects == again for entry, again in replay(read, _make(2)[0]))
+
+
+def test_a_request_that_would_be_late_is_refused_at_once_with_its_time() -> None:
+    scheduler, workers, _ = _make(1)
+    for worker in workers:
+        scheduler.on(ev.WorkerJoined(worker), 0.0)
+    alone = scheduler.quote(make_request("q", slo_s=1000.0), 0.0)
+    assert isinstance(alone, Quote)
+    assert (alone.is_late, alone.is_guess) == (False, True)
+    spec = make_request("late", slo_s=alone.seconds / 2)
+    (reject,) = scheduler.on(ev.RequestArrived(replace(spec, on_late="refuse")), 0.0)
+    assert isinstance(reject, ev.Reject)
+    assert reject.code == "deadline_missed"
+    assert reject.predicted_s == pytest.approx(alone.seconds)
+    assert scheduler.on(ev.RequestArrived(spec), 0.0) == []  # it waits
+    assert scheduler.num_pending == 1
+    in_time = make_request("fine", slo_s=1000.0)
+    assert scheduler.on(ev.RequestArrived(replace(in_time, on_late="refuse")), 0.0) == []
+
+
+def test_positions_follow_deadlines() -> None:
+    scheduler, workers, _ = _make(1)
+    for worker in workers:
+        scheduler.on(ev.WorkerJoined(worker), 0.0)
+    for name, slo_s in (("a", 300.0), ("b", 100.0), ("c", 200.0)):
+        scheduler.on(ev.RequestArrived(make_request(name, slo_s=slo_s)), 0.0)
+    outlooks = scheduler.list_outlooks(0.0)
+    assert {name: outlook.queue_position for name, outlook in outlooks.items()} == {"a": 2, "b": 0, "c": 1}
+    assert outlooks["b"].finish_s < outlooks["c"].finish_s < outlooks["a"].finish_s
+    scheduler.on(ev.Tick(), 0.0)
+    outlooks = scheduler.list_outlooks(0.0)
+    assert {name: outlook.queue_position for name, outlook in outlooks.items()} == {"a": 1, "b": 0, "c": 0}
+
+
+@given(st.floats(0.2, 5.0), st.floats(-0.4, 0.4))
+def test_experience_finds_the_ratio_and_its_growth_with_the_crowd(ratio: float, slope: float) -> None:
+    experience = Experience()
+    for number in range(60):
+        crowding = Crowding(number % 5 / 4, 1.0)
+        experience.note(KIND, crowding, 2.0, 2.0 * ratio * (1 + slope * crowding.backlog))
+    for backlog in (0.0, 0.5, 1.0):
+        expected_s = 3.0 * ratio * (1 + slope * backlog)
+        assert experience.correct(KIND, Crowding(backlog, 1.0), 3.0) == pytest.approx(expected_s, rel=0.1)
+
+
+def test_a_new_kind_begins_with_the_experience_of_its_model() -> None:
+    experience, other = Experience(), ("m", make_request("y").shape, 50, 1)
+    for _ in range(20):
+        experience.note(KIND, Crowding(0.0, 0.0), 1.0, 2.0)
+    assert not experience.knows(other)
+    assert experience.correct(other, Crowding(0.0, 0.0), 10.0) == pytest.approx(20.0, rel=0.05)
+    assert experience.correct(("n", *other[1:]), Crowding(0.0, 0.0), 10.0) == 10.0

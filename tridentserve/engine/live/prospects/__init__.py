@@ -1,0 +1,1 @@
+"""The prospects of requests, for the clients that watch them."""
