@@ -14,6 +14,7 @@ from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.errors import InvalidRequestError, TridentServeError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class RequestService(Protocol):
     def cancel(self, request_id: str) -> bool: ...
 
     async def summarize_load(self) -> CellSummary: ...
+
+    async def describe_cluster(self, after: int) -> ClusterState: ...
 
 
 class ClientGate:
@@ -95,6 +98,10 @@ class ClientCalls:
     async def summarize_load(self) -> CellSummary:
         """The load, with all requests that this replica has made before."""
         return await self._gate.service.summarize_load()
+
+    async def describe_cluster(self, after: int) -> ClusterState:
+        """The state of the cluster, with the stages that have ended after this number."""
+        return await self._gate.service.describe_cluster(after)
 
     def _end_all_later(self) -> None:
         """The replica is gone."""

@@ -33,6 +33,8 @@ from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE,
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
 from tridentserve.scheduling.runs import LazyViews, Request
+from tridentserve.scheduling.watching.cluster_state import ClusterState
+from tridentserve.scheduling.watching.describing import describe_present
 from tridentserve.scheduling.workers.shared_cores import SharedCores
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
@@ -122,6 +124,10 @@ class Scheduler:
     def summarize_load(self, now_s: float) -> CellSummary:
         """The load of its workers and what waits for them, for whoever chooses among schedulers."""
         return summarize_load(self._pool.list_views(), self._ledger.pending.values(), self._stage_times, now_s)
+
+    def describe_cluster(self, now_s: float) -> ClusterState:
+        """What its workers have been given and what waits, for whoever watches."""
+        return describe_present(self._pool, self._ledger, now_s)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`
