@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
+from deployments.console.cluster_watch import ClusterWatch
 from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
@@ -36,7 +37,7 @@ class RequestService(Protocol):
 
     async def summarize_load(self) -> CellSummary: ...
 
-    async def describe_cluster(self, after: int) -> ClusterState: ...
+    async def describe_cluster(self) -> ClusterState: ...
 
 
 class ClientGate:
@@ -44,6 +45,7 @@ class ClientGate:
 
     def __init__(self, service: RequestService) -> None:
         self.service = service
+        self.watch = ClusterWatch(service.describe_cluster)
         self.open_calls: set[str] = set()
         self.references: dict[str, tuple[ClientCalls, tuple[Any, ...]]] = {}
         """Ray's references to the outputs of a call that has ended, until its caller, one of those, takes them."""
@@ -101,7 +103,7 @@ class ClientCalls:
 
     async def describe_cluster(self, after: int) -> ClusterState:
         """The state of the cluster, with the stages that have ended after this number."""
-        return await self._gate.service.describe_cluster(after)
+        return await self._gate.watch.describe(after)
 
     def _end_all_later(self) -> None:
         """The replica is gone."""

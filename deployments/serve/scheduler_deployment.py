@@ -18,7 +18,6 @@ from ray.util import get_node_ip_address
 from deployments.assembly.cell_args import name_workers, take_cell
 from deployments.config.app import AppArgs
 from deployments.config.live import apply_user_config, name_scheduler
-from deployments.console.cluster_watch import ClusterWatch
 from deployments.model_updates.catalogue import Catalogue
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
 from deployments.serve.client_calls import ClientGate
@@ -58,7 +57,6 @@ class SchedulerDeployment:
         self._reconciler: ModelReconciler | None = None
         self._images = ImageBudget(MAX_HELD_BYTES)
         self._gate = ClientGate(self)
-        self._watch = ClusterWatch(lambda: self._require_engine().describe_cluster())
         self._listener: ChannelListener | None = None
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -146,9 +144,9 @@ class SchedulerDeployment:
         taken = {model.name for model in self._reconciler.catalogue.latest.models} if self._reconciler else set()
         return CellSummary({model: load for model, load in summary.models.items() if model in taken})
 
-    async def describe_cluster(self, after: int) -> ClusterState:
-        """See `LiveEngine`. The scheduler is asked at most once a second, however many ask."""
-        return await self._watch.describe(after)
+    async def describe_cluster(self) -> ClusterState:
+        """See `LiveEngine`."""
+        return await self._require_engine().describe_cluster()
 
     async def get_health(self) -> dict[str, Any]:
         alive = self._require_engine().list_live_workers()

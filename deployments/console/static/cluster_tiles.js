@@ -40,15 +40,15 @@ function showQueue(state) {
     element.replaceChildren(make("p", { class: "quiet" }, "Nothing waits and nothing runs."));
     return;
   }
-  const head = ["Model", "Size", "Waiting", "Running", "Longest"].map((name, index) =>
-    make("th", { scope: "col", class: index > 1 ? "number" : "" }, name),
+  const head = ["Class", "Waiting", "Running", "Longest"].map((name, index) =>
+    make("th", { scope: "col", class: index > 0 ? "number" : "" }, name),
   );
   const rows = state.classes.map((entry) => {
     const longest = entry.oldest_s === null ? "" : formatSeconds(state.now_s - entry.oldest_s);
     const figures = [entry.waiting, entry.running, longest].map((figure) =>
       make("td", { class: "number" }, String(figure)),
     );
-    return make("tr", {}, make("td", {}, entry.model), make("td", {}, entry.size), ...figures);
+    return make("tr", {}, make("td", {}, `${entry.model} ${entry.size}`), ...figures);
   });
   const table = make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
   element.replaceChildren(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Queue by class" }, table));

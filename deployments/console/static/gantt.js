@@ -8,12 +8,14 @@ import { formatCount, formatSeconds, shorten } from "./format.js";
 /** @typedef {{key: string, kind: string, text: string, title: string, start_s: number, end_s: number}} Bar */
 
 /** Seconds that a track shows before and after now. The style of `.mark` has their ratio. */
-const BEFORE_S = 40;
-const AFTER_S = 20;
+const BEFORE_S = 30;
+const AFTER_S = 15;
 const WINDOW_S = BEFORE_S + AFTER_S;
 /** Of larger clusters the nodes are closed at first. */
 const MAX_OPEN_WORKERS = 48;
 const FRAME_MS = 100;
+/** The width of a letter on a bar; one that has no room for its text has none. */
+const LETTER_PX = 9;
 
 export class Gantt {
   /** @param {() => number} now the service's clock */
@@ -98,12 +100,17 @@ export class Gantt {
     if (placement instanceof HTMLElement) setText(placement, worker.placement);
     const band = track?.firstElementChild;
     if (!(band instanceof HTMLElement)) return;
+    const perSecond = band.clientWidth / WINDOW_S;
     reconcile(
       band,
       bars,
       (bar) => bar.key,
-      (bar) => make("div", { class: `bar ${bar.kind}`, title: bar.title }, bar.text),
-      (element, bar) => this.place(element, bar.start_s, bar.end_s),
+      (bar) => make("div", { class: `bar ${bar.kind}`, title: bar.title }),
+      (element, bar) => {
+        this.place(element, bar.start_s, bar.end_s);
+        const hasRoom = (bar.end_s - bar.start_s) * perSecond >= LETTER_PX * bar.text.length + 4;
+        setText(element, hasRoom ? bar.text : "");
+      },
     );
   }
 

@@ -5,53 +5,75 @@ import { formatCount, formatSeconds } from "./format.js";
 
 /** @typedef {import("./types.js").Facts} Facts */
 /** @typedef {import("./types.js").Span} Span */
-/** @typedef {{kind: string, label: string, start_s: number, end_s: number}} Part */
+/** @typedef {{kind: string, label: string, bars: [number, number][]}} Row its bars begin and end at these times */
 
 const NAMES = { encode: "E encode", diffuse: "D diffuse", decode: "C decode" };
 const KINDS = { encode: "e", diffuse: "d", decode: "c" };
-// Shorter gaps between two stages are not told: stages of one plan follow each other at once.
-const MIN_GAP_S = 0.0005;
+/** Shorter gaps are told together. */
+const MIN_GAP_S = 0.02;
 
 /**
- * The parts of a request's time, in order and without gaps.
+ * The parts of a request's time: a row for each stage on the same workers, and for each wait. All together are its
+ * latency.
  * @param {Facts} facts
- * @returns {Part[]}
+ * @returns {Row[]}
  */
-export function listParts(facts) {
+export function listRows(facts) {
   const spans = [...(facts.timeline ?? [])].sort((a, b) => a.start_s - b.start_s);
   const first = spans[0];
   if (first === undefined) return [];
   const arrival = first.start_s - facts.queue_s;
-  /** @type {Part[]} */
-  const parts = [];
+  /** @type {Row[]} */
+  const rows = [];
+  /** @type {Row} */
+  const gaps = { kind: "wait", label: "between plans", bars: [] };
   let clock = arrival;
-  let before = /** @type {Span | null} */ (null);
+  /** @type {Span[]} */
+  let group = [];
+  const endGroup = () => {
+    const [span] = group;
+    if (span === undefined) return;
+    rows.push({ kind: KINDS[span.stage], label: nameGroup(group), bars: group.map((one) => [one.start_s, one.end_s]) });
+    group = [];
+  };
   for (const span of spans) {
-    if (span.start_s - clock > MIN_GAP_S) {
-      parts.push({ kind: "wait", label: nameGap(before, span), start_s: clock, end_s: span.start_s });
+    const before = group[group.length - 1];
+    const continues = before !== undefined && isAlike(before, span);
+    if (!continues) endGroup();
+    if (span.start_s > clock) {
+      if (continues || span.start_s - clock < MIN_GAP_S) gaps.bars.push([clock, span.start_s]);
+      else rows.push({ kind: "wait", label: nameGap(before, span), bars: [[clock, span.start_s]] });
     }
-    parts.push({ kind: KINDS[span.stage], label: nameSpan(span), start_s: span.start_s, end_s: span.end_s });
+    group.push(span);
     clock = Math.max(clock, span.end_s);
-    before = span;
   }
+  endGroup();
   const end = arrival + (facts.latency_s ?? 0);
-  if (end - clock > MIN_GAP_S) {
-    parts.push({ kind: "wait", label: "writing and sending the file", start_s: clock, end_s: end });
-  }
-  return parts;
+  if (end > clock) rows.push({ kind: "wait", label: "writing and sending the file", bars: [[clock, end]] });
+  if (gaps.bars.length > 0) rows.push(gaps);
+  return rows;
 }
 
-/** @param {Span | null} before @param {Span} span */
+/** @param {Span} a @param {Span} b */
+function isAlike(a, b) {
+  return a.stage === b.stage && a.workers.join() === b.workers.join();
+}
+
+/** @param {Span | undefined} before @param {Span} span */
 function nameGap(before, span) {
-  if (before === null) return "waited for workers";
+  if (before === undefined) return "waited for workers";
   const [from, to] = [before.workers[0], span.workers[0]];
-  return from === to ? `waited on ${to}` : `transfer ${from} → ${to}, and waiting`;
+  return from === to ? `waited on ${to}` : `transfer ${from} → ${to} and wait`;
 }
 
-/** @param {Span} span */
-function nameSpan(span) {
-  const steps = span.steps ? `, ${formatCount(span.steps, "step")}` : "";
-  return `${NAMES[span.stage]} on ${span.workers.join(", ")} (degree ${span.degree}${steps})`;
+/** @param {Span[]} group */
+function nameGroup(group) {
+  const [span] = group;
+  if (span === undefined) return "";
+  const steps = group.reduce((sum, one) => sum + (one.steps ?? 0), 0);
+  const plans = group.length > 1 ? ` in ${group.length} plans` : "";
+  const degree = span.degree > 1 ? `, degree ${span.degree}` : "";
+  return `${NAMES[span.stage]} on ${span.workers.join(", ")}${degree}${steps ? `, ${formatCount(steps, "step")}` : ""}${plans}`;
 }
 
 /**
@@ -59,24 +81,27 @@ function nameSpan(span) {
  * @returns {HTMLElement}
  */
 export function drawTimeline(facts) {
-  const parts = listParts(facts);
-  const first = parts[0];
+  const rows = listRows(facts);
   const list = make("ol", { class: "timeline", "aria-label": "Timeline" });
-  if (first === undefined) return list;
-  const begin = first.start_s;
-  const total = Math.max(...parts.map((part) => part.end_s), begin + 1e-6) - begin;
-  for (const part of parts) {
-    const bar = make("i", { class: part.kind });
-    bar.style.left = `${(100 * (part.start_s - begin)) / total}%`;
-    bar.style.width = `${(100 * (part.end_s - part.start_s)) / total}%`;
-    const line = make("span", { class: "line", "aria-hidden": "true" }, bar);
+  const times = rows.flatMap((row) => row.bars.flat());
+  const begin = Math.min(...times);
+  const total = Math.max(...times, begin + 1e-6) - begin;
+  for (const row of rows) {
+    const line = make("span", { class: "line", "aria-hidden": "true" });
+    let seconds = 0;
+    for (const [start, end] of row.bars) {
+      const bar = make("i", { class: row.kind });
+      bar.style.left = `${(100 * (start - begin)) / total}%`;
+      bar.style.width = `${(100 * (end - start)) / total}%`;
+      line.append(bar);
+      seconds += end - start;
+    }
     if (facts.slo_s !== null && facts.slo_s < total) {
       const mark = make("i", { class: "deadline", title: "deadline" });
       mark.style.left = `${(100 * facts.slo_s) / total}%`;
       line.append(mark);
     }
-    const seconds = make("span", { class: "seconds" }, formatSeconds(part.end_s - part.start_s));
-    list.append(make("li", {}, make("span", {}, part.label), line, seconds));
+    list.append(make("li", {}, make("span", {}, row.label), line, make("span", { class: "seconds" }, formatSeconds(seconds))));
   }
   return list;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,8 @@ class _FeedResponse(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with suppress(ClientDisconnect):
             await run_until_disconnect(receive, self._send_all(send))
-        except ClientDisconnect:
-            pass
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

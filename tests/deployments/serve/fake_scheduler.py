@@ -15,6 +15,7 @@ from tridentserve.engine.live.channels.channel import Channel, ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import Update
 from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 
 def as_ray_does(error: Exception) -> Exception:
@@ -46,6 +47,9 @@ class FakeService:
 
     async def summarize_load(self) -> CellSummary:
         return self.summary
+
+    async def describe_cluster(self) -> ClusterState:
+        return await self.backend.describe_cluster()
 
 
 class FakeHandle:

@@ -166,7 +166,9 @@ def test_states_of_cells_add_up_and_a_lost_cell_keeps_its_place() -> None:
         stage = EndedStage(number, 1, MODEL, "E", (name,), ("r",), 0.0, 1.0)
         worker = WatchedWorker(name, "n", True, "m:EDC")
         attainment = {MODEL: Attainment(1, 2)}
-        return ClusterState(float(number), (worker,), num_requests=3, attainment=attainment, ended=(stage,), cursor=(number,))
+        return ClusterState(
+            float(number), (worker,), num_requests=3, attainment=attainment, ended=(stage,), cursor=(number,)
+        )
 
     both = combine_states([make_state("a", 5), make_state("b", 9)], (0, 0))
     assert [worker.worker_id for worker in both.workers] == ["a", "b"]

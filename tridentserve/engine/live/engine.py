@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from tridentserve.cells.summary import CellSummary
-from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
+from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests, find_request_id
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
@@ -160,7 +160,8 @@ class LiveEngine:
         """The state of the cluster in seconds of the Unix clock, with what has ended in the last minute."""
         scheduler, core = self._scheduler, self._core
         present = await asyncio.wrap_future(core.call(lambda: scheduler.describe_cluster(core.now_s())))
-        return self._history.complete(present, self._driver.handoff_levels).shift(self._clock_offset_s)
+        state = self._history.complete(present, self._driver.handoff_levels)
+        return state.shift(self._clock_offset_s).rename_requests(find_request_id)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request for all its clients. False when it is unknown or has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tridentserve.plans import WorkerId
@@ -30,6 +30,9 @@ class GivenPlan:
 
     def shift(self, by_s: float) -> GivenPlan:
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
+
+    def rename_requests(self, name: Callable[[str], str]) -> GivenPlan:
+        return replace(self, request_ids=tuple(map(name, self.request_ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,18 @@ class ClusterState:
             notices=tuple(notice.shift(by_s) for notice in self.notices),
             ended=tuple(stage.shift(by_s) for stage in self.ended),
         )
+
+    def rename_requests(self, name: Callable[[str], str]) -> ClusterState:
+        """The same state with other ids of requests: an engine gives the scheduler ids of its own."""
+        workers = tuple(
+            replace(worker, plans=tuple(plan.rename_requests(name) for plan in worker.plans))
+            if worker.plans
+            else worker
+            for worker in self.workers
+        )
+        requests = tuple(replace(request, request_id=name(request.request_id)) for request in self.requests)
+        ended = tuple(replace(stage, request_ids=tuple(map(name, stage.request_ids))) for stage in self.ended)
+        return replace(self, workers=workers, requests=requests, ended=ended)
 
 
 def combine_states(states: Iterable[ClusterState | None], cursor: tuple[int, ...]) -> ClusterState:

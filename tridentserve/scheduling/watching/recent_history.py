@@ -97,7 +97,9 @@ class RecentHistory:
             case ev.Place():
                 self._notices.append(ClusterNotice(now_s, "placement", effect.reason))
             case ev.Requeue():
-                self._notices.append(ClusterNotice(now_s, "requeue", f"{effect.request_id} waits again: {effect.reason}"))
+                model = self._models.get(effect.request_id, "a model")
+                text = f"a request of {model} waits again: {effect.reason}"
+                self._notices.append(ClusterNotice(now_s, "requeue", text))
             case ev.Finish():
                 self._note_end(effect.request_id, now_s, effect.latency_s <= effect.slo_s)
             case ev.Reject():
