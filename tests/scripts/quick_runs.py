@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 # Those that `tests/e2e/test_quick_runs.py` runs, since they need Ray or a service, and those without.
 WITH_RAY = (
     "bench_batching",
+    "bench_console",
     "bench_control_plane",
     "bench_engine",
     "bench_overhead",

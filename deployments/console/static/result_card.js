@@ -84,7 +84,10 @@ export class ResultCard {
     if (job.error) throw new ServiceError(job.error.message, job.error.code);
     this.blank.remove();
     const source = locate(`v1/videos/${encodeURIComponent(job.id)}/content`);
-    this.pictures.append(make("video", { src: source, controls: true, loop: true, muted: true, "aria-label": job.prompt }));
+    const autoplay = !window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const video = make("video", { src: source, controls: true, autoplay, loop: true, "aria-label": job.prompt });
+    video.muted = true; // the attribute alone mutes no video that a script has made, and browsers start none with sound
+    this.pictures.append(video);
     const [width = 0, height = 0] = job.size.split("x").map(Number);
     this.explain(/** @type {Facts} */ ({ ...job, request_id: job.id, width, height }));
   }

@@ -26,7 +26,7 @@ export function listRows(facts) {
   /** @type {Row[]} */
   const rows = [];
   /** @type {Row} */
-  const gaps = { kind: "wait", label: "between plans", bars: [] };
+  const gaps = { kind: "wait", label: "shorter waits, between plans", bars: [] };
   let clock = arrival;
   /** @type {Span[]} */
   let group = [];
@@ -112,10 +112,10 @@ export function drawTimeline(facts) {
  * @returns {HTMLElement}
  */
 export function drawFacts(facts) {
-  const slo = facts.slo_s === null ? "" : ` of ${formatSeconds(facts.slo_s)}`;
+  const slo = facts.slo_s === null ? "" : `${formatSeconds(facts.slo_s)}, `;
   const rows = {
     Latency: facts.latency_s === null ? "unknown" : formatSeconds(facts.latency_s),
-    Deadline: facts.slo_met ? `met${slo}` : `missed${slo}`,
+    Deadline: `${slo}${facts.slo_met ? "met" : "missed"}`,
     Seed: String(facts.seed),
     Size: `${facts.width}x${facts.height}`,
     Memory: `${Math.round(facts.peak_memory_mb)} MiB at most${facts.tiled ? ", decoded in tiles" : ""}`,

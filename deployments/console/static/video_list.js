@@ -81,7 +81,8 @@ export class VideoList {
     const item = [...this.list.children].find((child) => /** @type {HTMLElement} */ (child).dataset["key"] === job.id);
     if (item === undefined || item.querySelector("video")) return;
     const source = locate(`v1/videos/${encodeURIComponent(job.id)}/content`);
-    const video = make("video", { src: source, controls: true, autoplay: true, loop: true, muted: true, "aria-label": job.prompt });
+    const video = make("video", { src: source, controls: true, autoplay: true, loop: true, "aria-label": job.prompt });
+    video.muted = true;
     item.append(video);
     item.querySelector(".play")?.toggleAttribute("hidden", true);
     video.focus();
