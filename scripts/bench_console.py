@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What open consoles cost the requests of a service: latency of images with and without many event streams.
+"""Costs of open consoles for the requests of a service: latency of images with and without many event streams.
 
 The service is a whole one with the workers and the placement of the quickstart, and one replica of Api. One client asks
 for images, one after another: by turns while nobody watches, and while `--consoles` streams of the live state of the
@@ -46,8 +46,8 @@ _OPEN_S = 60.0
 
 
 @dataclass
-class Turn:
-    """What was measured while a number of consoles were open, in all rounds."""
+class ConsoleTurns:
+    """The measures of all rounds while a number of consoles were open."""
 
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -103,8 +103,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def _measure_all(url: str, options: argparse.Namespace) -> dict[bool, Turn]:
-    turns = {False: Turn(), True: Turn()}
+async def _measure_all(url: str, options: argparse.Namespace) -> dict[bool, ConsoleTurns]:
+    turns = {False: ConsoleTurns(), True: ConsoleTurns()}
     # Not through a proxy of the environment: the service is on this machine.
     async with httpx.AsyncClient(base_url=url, timeout=600.0, trust_env=False) as client:
         await _ask(client, options, 0)
@@ -116,7 +116,9 @@ async def _measure_all(url: str, options: argparse.Namespace) -> dict[bool, Turn
     return turns
 
 
-async def _measure(client: httpx.AsyncClient, url: str, options: argparse.Namespace, turn: Turn, watched: bool) -> None:
+async def _measure(
+    client: httpx.AsyncClient, url: str, options: argparse.Namespace, turn: ConsoleTurns, watched: bool
+) -> None:
     async with _open_consoles(url, options.consoles if watched else 0) as readers:
         bytes_before, events_before = _count(readers)
         cpu_before, began_s = read_cpu_seconds(), time.perf_counter()
@@ -162,7 +164,7 @@ def _count(readers: Sequence[_Reader]) -> tuple[int, int]:
     return sum(reader.num_bytes for reader in readers), sum(reader.num_events for reader in readers)
 
 
-def _summarize(turns: dict[bool, Turn]) -> dict[str, Any]:
+def _summarize(turns: dict[bool, ConsoleTurns]) -> dict[str, Any]:
     alone, watched = turns[False], turns[True]
     figures: dict[str, Any] = {
         "requests": len(alone.latencies_s),

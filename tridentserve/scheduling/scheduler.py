@@ -126,7 +126,7 @@ class Scheduler:
         return summarize_load(self._pool.list_views(), self._ledger.pending.values(), self._stage_times, now_s)
 
     def describe_cluster(self, now_s: float) -> ClusterState:
-        """What its workers have been given and what waits, for whoever watches."""
+        """The state of its workers and requests, for whoever watches."""
         return describe_present(self._pool, self._ledger, now_s)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:

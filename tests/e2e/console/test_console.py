@@ -88,10 +88,10 @@ async def test_a_video_is_a_job_that_plays_in_place_and_is_removed(console: Cons
     await console.fill("tiny-wan", prompt="a film", size="64x64", steps=2, frames=5)
     card = await console.submit()
     await card.locator("video").wait_for()
-    await console.page.wait_for_function("document.querySelector('.result video').videoWidth === 64")
+    await console.wait_for("document.querySelector('.result video').videoWidth === 64")
     job = console.page.locator("#video-list li", has_text="a film").first
     await job.locator("button", has_text="Play").click()
-    await console.page.wait_for_function("document.querySelector('#video-list video').readyState >= 2")
+    await console.wait_for("document.querySelector('#video-list video').readyState >= 2")
     await job.locator("button", has_text="Remove").click()
     await job.wait_for(state="detached")
 

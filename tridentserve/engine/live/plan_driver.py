@@ -156,7 +156,7 @@ class PlanDriver:
         self, given: _GivenPlan, rank: int, report: PlanReport, outputs: Mapping[str, tuple[Any, ...]]
     ) -> None:
         """The report of one worker; the outputs of the plan are files, or references to them."""
-        self.handoff_levels[given.plan.workers[rank]] = HandoffLevel(report.handoff_used_bytes, report.handoff_bytes)
+        self.handoff_levels[given.plan.workers[rank]] = HandoffLevel(report.buffer_used_bytes, report.buffer_bytes)
         for request_id, files in outputs.items():
             if (request := given.requests.get(request_id)) is not None:
                 request.outputs = files

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from tridentserve.plans import WorkerId
 
 # Of the unfinished requests so many are told one by one, and of the classes so many: the others are counted only.
-MAX_REQUESTS = 200
-MAX_CLASSES = 50
+MAX_TOLD_REQUESTS = 200
+MAX_TOLD_CLASSES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPlan:
+class WatchedPlan:
     """A plan that a worker has been given and has not reported. All times are on one clock: the scheduler's inside it,
     the Unix clock in what others see."""
 
@@ -28,10 +28,10 @@ class GivenPlan:
     end_s: float
     """The time at which it is expected to end."""
 
-    def shift(self, by_s: float) -> GivenPlan:
+    def shift(self, by_s: float) -> WatchedPlan:
         return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
-    def rename_requests(self, name: Callable[[str], str]) -> GivenPlan:
+    def rename_requests(self, name: Callable[[str], str]) -> WatchedPlan:
         return replace(self, request_ids=tuple(map(name, self.request_ids)))
 
 
@@ -52,7 +52,7 @@ class WatchedWorker:
     alive: bool
     placement: str
     """The replicas that it is meant to hold, such as `tiny-sd3:EDC`."""
-    plans: tuple[GivenPlan, ...] = ()
+    plans: tuple[WatchedPlan, ...] = ()
     """The plans that it has, in the order in which it runs them."""
     reserved_until_s: float | None = None
     """The expected end of the D for which it is kept free; None where it is not."""
@@ -88,7 +88,7 @@ class WatchedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestClass:
+class WatchedClass:
     """The unfinished requests of one model and size."""
 
     model: str
@@ -98,7 +98,7 @@ class RequestClass:
     oldest_s: float | None
     """The arrival of the one that has waited longest; None where none waits."""
 
-    def shift(self, by_s: float) -> RequestClass:
+    def shift(self, by_s: float) -> WatchedClass:
         return replace(self, oldest_s=None if self.oldest_s is None else self.oldest_s + by_s)
 
 
@@ -151,10 +151,10 @@ class ClusterState:
     """The time at which it was so."""
     workers: tuple[WatchedWorker, ...] = ()
     requests: tuple[WatchedRequest, ...] = ()
-    """The unfinished requests, the oldest first; of many, the first `MAX_REQUESTS`."""
+    """The unfinished requests, the oldest first; of many, the first `MAX_TOLD_REQUESTS`."""
     num_requests: int = 0
     """All unfinished requests."""
-    classes: tuple[RequestClass, ...] = ()
+    classes: tuple[WatchedClass, ...] = ()
     attainment: Mapping[str, Attainment] = field(default_factory=dict)
     """By model, of the last `ATTAINMENT_S`."""
     notices: tuple[ClusterNotice, ...] = ()
@@ -202,9 +202,9 @@ def combine_states(states: Iterable[ClusterState | None], cursor: tuple[int, ...
     return ClusterState(
         now_s=max((state.now_s for state in found), default=0.0),
         workers=tuple(worker for state in found for worker in state.workers),
-        requests=tuple(request for state in found for request in state.requests)[:MAX_REQUESTS],
+        requests=tuple(request for state in found for request in state.requests)[:MAX_TOLD_REQUESTS],
         num_requests=sum(state.num_requests for state in found),
-        classes=tuple(entry for state in found for entry in state.classes)[:MAX_CLASSES],
+        classes=tuple(entry for state in found for entry in state.classes)[:MAX_TOLD_CLASSES],
         attainment=attainment,
         notices=tuple(sorted((notice for state in found for notice in state.notices), key=lambda notice: notice.at_s)),
         ended=tuple(stage for state in found for stage in state.ended),

@@ -10,11 +10,11 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.watching.cluster_state import (
-    MAX_CLASSES,
-    MAX_REQUESTS,
+    MAX_TOLD_CLASSES,
+    MAX_TOLD_REQUESTS,
     ClusterState,
-    GivenPlan,
-    RequestClass,
+    WatchedClass,
+    WatchedPlan,
     WatchedRequest,
     WatchedWorker,
 )
@@ -27,7 +27,7 @@ def describe_present(pool: WorkerPool, ledger: Ledger, now_s: float) -> ClusterS
     return ClusterState(
         now_s=now_s,
         workers=tuple(_describe_worker(pool, ledger, spec, alive) for spec, alive in pool.list_all()),
-        requests=tuple(_describe_request(request) for request in islice(requests.values(), MAX_REQUESTS)),
+        requests=tuple(_describe_request(request) for request in islice(requests.values(), MAX_TOLD_REQUESTS)),
         num_requests=len(requests),
         classes=_count_classes(requests.values()),
     )
@@ -38,7 +38,7 @@ def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: 
     for plan_id, start_s, end_s in pool.list_given_plans(spec.worker_id):
         if (plan := ledger.find_plan(plan_id)) is not None:
             stages = "".join(stage.letter for stage in plan.stages)
-            plans.append(GivenPlan(plan_id, plan.model, stages, plan.degree, plan.request_ids, start_s, end_s))
+            plans.append(WatchedPlan(plan_id, plan.model, stages, plan.degree, plan.request_ids, start_s, end_s))
     return WatchedWorker(
         worker_id=spec.worker_id,
         node_id=spec.node_id,
@@ -63,7 +63,7 @@ def _describe_request(request: Request) -> WatchedRequest:
     )
 
 
-def _count_classes(requests: Iterable[Request]) -> tuple[RequestClass, ...]:
+def _count_classes(requests: Iterable[Request]) -> tuple[WatchedClass, ...]:
     """The classes with most requests, those with most waiting requests first."""
     waiting: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     running: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -75,8 +75,8 @@ def _count_classes(requests: Iterable[Request]) -> tuple[RequestClass, ...]:
             running[key] += 1
     keys = sorted({*waiting, *running}, key=lambda key: (-len(waiting[key]), -running[key], key))
     return tuple(
-        RequestClass(model, size, len(waited), running[model, size], min(waited, default=None))
-        for model, size in keys[:MAX_CLASSES]
+        WatchedClass(model, size, len(waited), running[model, size], min(waited, default=None))
+        for model, size in keys[:MAX_TOLD_CLASSES]
         for waited in [waiting[model, size]]
     )
 

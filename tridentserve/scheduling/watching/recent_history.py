@@ -1,4 +1,4 @@
-"""What has happened lately to the scheduler of one cell, for whoever watches the cluster: all of it is bounded."""
+"""The recent past of one cell: stages, placements, requests on time. All of it is bounded."""
 
 from __future__ import annotations
 

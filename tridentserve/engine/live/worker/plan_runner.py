@@ -247,8 +247,8 @@ class PlanRunner:
             peak_growth_bytes=peak.growth_bytes,
             expected_peak_bytes=running.expected.num_bytes,
             tiled=execution.tiled,
-            handoff_used_bytes=self._handoff.used_bytes,
-            handoff_bytes=self._handoff.capacity_bytes,
+            buffer_used_bytes=self._handoff.used_bytes,
+            buffer_bytes=self._handoff.capacity_bytes,
         )
 
     def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:
