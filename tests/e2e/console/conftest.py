@@ -54,7 +54,7 @@ class Console:
         page.on("request", lambda request: self.addresses.add(request.url))
 
     async def wait_for(self, condition: str) -> None:
-        """Wait until an expression is true. Playwright's own way evaluates text in the page, which its policy forbids."""
+        """Wait until an expression is true. Playwright's own way is forbidden by the page's policy."""
         await until(lambda: self.page.evaluate(condition), condition, every_s=0.05)
 
     async def fill(self, model: str, **fields: str | int) -> None:
