@@ -62,13 +62,17 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-test: install
+# TypeScript and axe-core, for the tests of the console; without npm or a registry these are skipped, and say so.
+tests/e2e/console/node_modules/.installed: tests/e2e/console/package-lock.json
+	if command -v npm > /dev/null; then npm ci --silent --no-audit --no-fund --fetch-timeout=20000 --fetch-retries=1 --prefix tests/e2e/console && touch $@ || true; fi
+
+test: install tests/e2e/console/node_modules/.installed
 	$(BIN)/python -m tests
 
-test-all: install
+test-all: install tests/e2e/console/node_modules/.installed
 	$(BIN)/python -m tests --all
 
-test-random: install
+test-random: install tests/e2e/console/node_modules/.installed
 	$(BIN)/python -m tests --shuffle $(if $(SEED),--seed $(SEED))
 
 fuzz: install

@@ -12,6 +12,7 @@ from tridentserve.errors import TridentServeError, make_error
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 U = TypeVar("U")
 
@@ -39,6 +40,10 @@ class Backend(Protocol):
     async def get_health(self) -> dict[str, Any]:
         """The state of the service as `GET /health` answers it: "status" is "ready", "degraded" (some workers are
         missing) or another word for a service that cannot take requests, "workers" is the number of ready workers."""
+
+    async def describe_cluster(self, cursor: tuple[int, ...]) -> ClusterState:
+        """The state of the cluster, with what has ended since the state with this `cursor`; with an empty one, of the
+        last minute. Raises a `TridentServeError` when no scheduler answers."""
 
 
 class VideoBackend(Protocol):

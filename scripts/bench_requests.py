@@ -17,7 +17,6 @@ import asyncio
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,6 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import httpx
 import yaml
+from lib.bench.cpu_times import PROCESS_KINDS, read_cpu_seconds
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, parse_not_negative, parse_whole_number
 from lib.local_service import run_local_service
@@ -37,16 +37,6 @@ from lib.local_service import run_local_service
 from deployments.config.app import AppArgs
 
 _QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# Parts of the names of processes, in the order in which they are looked for.
-_KINDS = {
-    "Scheduler": "scheduler",
-    ":Api": "api",
-    "Proxy": "proxy",
-    "/haproxy": "proxy",
-    "StageWorker": "workers",
-    "raylet": "raylet",
-}
 _WARM_UP = 8
 
 
@@ -94,20 +84,20 @@ async def _measure_all(url: str, options: argparse.Namespace) -> tuple[dict[str,
 
 
 async def _measure_idle(seconds: float) -> dict[str, float]:
-    before, began_s = _read_cpu_seconds(), time.perf_counter()
+    before, began_s = read_cpu_seconds(), time.perf_counter()
     await asyncio.sleep(seconds)
-    passed_s, after = time.perf_counter() - began_s, _read_cpu_seconds()
-    return {kind: round(1000 * (after[kind] - before[kind]) / passed_s, 2) for kind in _KINDS.values()}
+    passed_s, after = time.perf_counter() - began_s, read_cpu_seconds()
+    return {kind: round(1000 * (after[kind] - before[kind]) / passed_s, 2) for kind in PROCESS_KINDS}
 
 
 async def _measure(
     client: httpx.AsyncClient, options: argparse.Namespace, idle: dict[str, float], steps: int, stream: bool
 ) -> dict[str, Any]:
-    before, began_s = _read_cpu_seconds(), time.perf_counter()
+    before, began_s = read_cpu_seconds(), time.perf_counter()
     await _ask_all(client, options.requests, options.clients, steps, stream)
-    seconds, after = time.perf_counter() - began_s, _read_cpu_seconds()
+    seconds, after = time.perf_counter() - began_s, read_cpu_seconds()
     rate = options.requests / seconds
-    cpu_ms = {kind: round(1000 * (after[kind] - before[kind]) / options.requests, 2) for kind in _KINDS.values()}
+    cpu_ms = {kind: round(1000 * (after[kind] - before[kind]) / options.requests, 2) for kind in PROCESS_KINDS}
     net_ms = {kind: round(cpu_ms[kind] - idle[kind] / rate, 2) for kind in cpu_ms}
     print(f"{steps:>5} {'yes' if stream else 'no':>6} {rate:>6.1f}  {_join(cpu_ms)}; net: {_join(net_ms)}", flush=True)
     return {
@@ -135,24 +125,6 @@ async def _ask_all(client: httpx.AsyncClient, requests: int, clients: int, steps
                 raise SystemExit(f"a stream ended without an image: {answer.text[-300:]}")
 
     await asyncio.gather(*(ask() for _ in range(clients)))
-
-
-def _read_cpu_seconds() -> dict[str, float]:
-    """The CPU time so far of the processes of each kind on this machine, dead ones left out."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            name = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-            # The fields behind the command in brackets, which may have spaces; user and system time are 12th and 13th.
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        kind = next((kind for part, kind in _KINDS.items() if part in name), None)
-        if kind is not None:
-            found[kind] += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return found
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from deployments.backend import Backend, VideoBackend
 from deployments.http.body import MAX_BODY_BYTES
 from deployments.http.errors import install_error_handlers
 from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
+from deployments.http.routes.console_routes import CONSOLE_ROUTES, add_console_routes
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
 from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
 from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
@@ -28,6 +29,7 @@ _ROUTES = (
     *QUOTE_ROUTES,
     "DELETE /v1/requests/{request_id}",
     *SERVICE_ROUTES,
+    *CONSOLE_ROUTES,
     "GET /openapi.json",
 )
 
@@ -66,8 +68,6 @@ def create_api(
             raise RequestNotFoundError("no unfinished request has this id")
         return {"id": request_id, "object": "request.deleted", "deleted": True}
 
-    @api.get("/")
-    async def about() -> dict[str, Any]:
-        return {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
-
+    about = {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
+    add_console_routes(api, backend, about, heartbeat_s)
     return api

@@ -25,6 +25,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.estimation.request_work import RequestWork, estimate_work
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState, combine_states
 
 # A cell whose scheduler does not answer for so long is treated as lost.
 _SILENCE_S = 30.0
@@ -124,6 +125,16 @@ class CellsBackend:
         """The health of all cells together, and that of each."""
         answers = await self._ask_all(lambda cell: cell.get_health())
         return combine_health([answer if isinstance(answer, dict) else {} for answer in answers], self._num_workers)
+
+    async def describe_cluster(self, cursor: tuple[int, ...]) -> ClusterState:
+        """The state of all cells that answer."""
+        known = cursor or (0,) * len(self._cells)
+        after = dict(zip(self._cells, known, strict=True))
+        answers = await self._ask_all(lambda cell: cell.describe_cluster((after[cell],)))
+        states = [answer if isinstance(answer, ClusterState) else None for answer in answers]
+        if not any(states):
+            raise LostCallError("no scheduler answers at the moment")
+        return combine_states(states, known)
 
     async def close(self) -> None:
         """Ask for no loads any more."""

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
+from deployments.console.cluster_watch import ClusterWatch
 from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
@@ -16,6 +17,7 @@ from tridentserve.errors import InvalidRequestError, TridentServeError, WorkerEr
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +41,15 @@ class RequestService(Protocol):
 
     async def summarize_load(self) -> CellSummary: ...
 
+    async def describe_cluster(self) -> ClusterState: ...
+
 
 class ClientGate:
     """All calls of all replicas, and the outputs that are too large for a channel."""
 
     def __init__(self, service: RequestService) -> None:
         self.service = service
+        self.watch = ClusterWatch(service.describe_cluster)
         self.open_calls: set[str] = set()
         self.references: dict[str, tuple[ClientCalls, tuple[Any, ...]]] = {}
         """Ray's references to the outputs of a call that has ended, until its caller, one of those, takes them."""
@@ -103,6 +108,10 @@ class ClientCalls:
     async def summarize_load(self) -> CellSummary:
         """The load, with all requests that this replica has made before."""
         return await self._gate.service.summarize_load()
+
+    async def describe_cluster(self, after: int) -> ClusterState:
+        """The state of the cluster, with the stages that have ended after this number."""
+        return await self._gate.watch.describe(after)
 
     def _end_all_later(self) -> None:
         """The replica is gone."""

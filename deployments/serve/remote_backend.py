@@ -17,6 +17,7 @@ from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Upda
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 
 class RemoteBackend:
@@ -75,6 +76,10 @@ class RemoteBackend:
         """The load of the scheduler, with all requests that were made from here before this call."""
         summary: CellSummary = await self._ask("summarize_load")
         return summary
+
+    async def describe_cluster(self, cursor: tuple[int, ...]) -> ClusterState:
+        state: ClusterState = await self._ask("describe_cluster", cursor[0] if cursor else 0)
+        return state
 
     async def _ask(self, name: str, *args: Any) -> Any:
         with translate_call_errors():

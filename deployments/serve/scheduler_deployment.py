@@ -31,6 +31,7 @@ from tridentserve.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 if TYPE_CHECKING:
     from deployments.model_updates.reconciler import ModelReconciler
@@ -148,6 +149,10 @@ class SchedulerDeployment:
         summary = await self._require_engine().summarize_load()
         taken = {model.name for model in self._reconciler.catalogue.latest.models} if self._reconciler else set()
         return CellSummary({model: load for model, load in summary.models.items() if model in taken})
+
+    async def describe_cluster(self) -> ClusterState:
+        """See `LiveEngine`."""
+        return await self._require_engine().describe_cluster()
 
     async def get_health(self) -> dict[str, Any]:
         alive = self._require_engine().list_live_workers()

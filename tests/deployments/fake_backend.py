@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import Image
@@ -23,6 +23,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.experience import Crowding
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 from tridentserve.stages import Stage
 
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
@@ -60,6 +61,8 @@ class FakeBackend:
     seen: list[tuple[RequestSpec, GenerationInputs]] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
+    cluster: ClusterState | Exception = field(default_factory=lambda: ClusterState(now_s=1000.0, cursor=(0,)))
+    num_described: int = 0
 
     async def generate(
         self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
@@ -116,6 +119,12 @@ class FakeBackend:
         """A tenth of a second for each step; the deadline is a second, where there is no other. Nothing is known of
         sides above 128, and none of 32 can be made."""
         return [_quote(spec) for spec in specs]
+
+    async def describe_cluster(self, cursor: tuple[int, ...] = ()) -> ClusterState:
+        self.num_described += 1
+        if isinstance(self.cluster, Exception):
+            raise self.cluster
+        return replace(self.cluster, ended=tuple(stage for stage in self.cluster.ended if (stage.number,) > cursor))
 
     async def get_health(self) -> dict[str, Any]:
         if isinstance(self.state, Exception):

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 # Those that `tests/e2e/test_quick_runs.py` runs, since they need Ray or a service, and those without.
 WITH_RAY = (
     "bench_batching",
+    "bench_console",
     "bench_control_plane",
     "bench_engine",
     "bench_overhead",
@@ -38,7 +39,7 @@ _SIGNED = re.compile(
     r"rows\.\d+\.(behind|net_cpu_ms\..*|scheduler_bytes_per_request)|pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)"
 )
 # Nothing may end in the half second that a quick run looks at.
-_MAY_BE_ZERO = re.compile(r"shift\..*_per_s")
+_MAY_BE_ZERO = re.compile(r"shift\..*_per_s|(events|bytes)_per_s")
 _POSITIVE = re.compile(r".*(_s|_ms|ratio|speedup.*|kept.*|per_s)(\.\*)?")
 
 

@@ -35,6 +35,8 @@ from tridentserve.scheduling.model_states import ModelStates
 from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
+from tridentserve.scheduling.watching.cluster_state import ClusterState
+from tridentserve.scheduling.watching.describing import describe_present
 from tridentserve.scheduling.workers.shared_cores import SharedCores
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
@@ -150,6 +152,10 @@ class Scheduler:
     def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of the requests that have not ended, by request. It changes nothing."""
         return self._predictor.list_outlooks(now_s) if self._predictor is not None else {}
+
+    def describe_cluster(self, now_s: float) -> ClusterState:
+        """The state of its workers and requests, for whoever watches."""
+        return describe_present(self._pool, self._ledger, now_s)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`

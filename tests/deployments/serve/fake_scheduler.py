@@ -17,6 +17,7 @@ from tridentserve.engine.live.updates import Update
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
+from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 
 def as_ray_does(error: Exception) -> Exception:
@@ -51,6 +52,9 @@ class FakeService:
 
     async def summarize_load(self) -> CellSummary:
         return self.summary
+
+    async def describe_cluster(self) -> ClusterState:
+        return await self.backend.describe_cluster()
 
 
 class FakeHandle:

@@ -24,6 +24,7 @@ from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Qu
 from tridentserve.errors import OverloadedError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling.estimation.request_work import RequestWork
+from tridentserve.scheduling.watching.cluster_state import ClusterState, WatchedWorker
 
 Request = tuple[RequestSpec, GenerationInputs]
 
@@ -156,6 +157,23 @@ async def test_a_cell_whose_load_cannot_be_told_for_any_reason_is_asked_again(
         await until(lambda: 0 in cells.backend._lost)
     await cells.wait_until_known()
     assert cells.backend._lost == set()
+
+
+async def test_the_live_state_is_that_of_all_cells_that_answer(cells: Cells) -> None:
+    for number, fake in enumerate(cells.fakes):
+        worker = WatchedWorker(f"n{number}w0", f"n{number}", True, "tiny-sd3:EDC")
+        fake.cluster = ClusterState(1000.0, (worker,), num_requests=1, cursor=(number + 5,))
+    await cells.wait_until_known()
+    both = await cells.backend.describe_cluster(())
+    assert ([worker.node_id for worker in both.workers], both.num_requests, both.cursor) == (["n0", "n1"], 2, (5, 6))
+    cells.lose(0)
+    await until(lambda: 0 in cells.backend._lost)
+    one = await cells.backend.describe_cluster(both.cursor)
+    assert ([worker.node_id for worker in one.workers], one.cursor) == (["n1"], (5, 6))
+    cells.lose(1)
+    await until(lambda: len(cells.backend._lost) == 2)
+    with pytest.raises(WorkerError, match="no scheduler answers"):
+        await cells.backend.describe_cluster(one.cursor)
 
 
 async def test_a_request_under_which_too_many_cells_are_lost_fails(cells: Cells) -> None:

@@ -16,6 +16,13 @@ from tridentserve.scheduling.request_records import RequestRecord
 # Results are kept in the memory of the Scheduler's process where they are files that came with a report: up to this
 # number of bytes in all. The oldest go first.
 MAX_KEPT_BYTES = 256 << 20
+# Stands between a request id and the number of its attempt; no request id has it.
+_BEHIND_ID = "~"
+
+
+def find_request_id(key: str) -> str:
+    """The id that clients know of the request with this key."""
+    return key.rpartition(_BEHIND_ID)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ class ClientRequests:
     def admit(self, spec: RequestSpec, inputs: GenerationInputs) -> ClientRequest:
         """Accept a request."""
         self._attempts += 1
-        request = ClientRequest(f"{spec.request_id}~{self._attempts}", spec, inputs)
+        request = ClientRequest(f"{spec.request_id}{_BEHIND_ID}{self._attempts}", spec, inputs)
         self._joinable[spec.request_id] = self._unfinished[request.key] = request
         return request
 

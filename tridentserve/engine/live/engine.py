@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from tridentserve.cells.summary import CellSummary
-from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
+from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests, find_request_id
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
@@ -34,6 +34,8 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.request_records import RequestRecord, RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler
+from tridentserve.scheduling.watching.cluster_state import ClusterState
+from tridentserve.scheduling.watching.recent_history import RecentHistory
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class LiveEngine:
         self.models = ModelChanges(self._core, self._fleet, self._set_memory)
         self._clock_offset_s = time.time() - self._core.now_s()
         self._records = RequestRecords()
+        self._history = RecentHistory()
         self._metrics = EngineMetrics()
         self._requests = ClientRequests(self._options.max_result_age_s)
         self._driver = PlanDriver(
@@ -169,6 +172,13 @@ class LiveEngine:
             for spec in specs
         ]
 
+    async def describe_cluster(self) -> ClusterState:
+        """The state of the cluster in seconds of the Unix clock, with what has ended in the last minute."""
+        scheduler, core = self._scheduler, self._core
+        present = await asyncio.wrap_future(core.call(lambda: scheduler.describe_cluster(core.now_s())))
+        state = self._history.complete(present, self._driver.handoff_levels)
+        return state.shift(self._clock_offset_s).rename_requests(find_request_id)
+
     def cancel(self, request_id: str) -> bool:
         """Stop a request for all its clients. False when it is unknown or has ended."""
         request = self._requests.withdraw(request_id)
@@ -189,6 +199,7 @@ class LiveEngine:
 
     def _apply(self, now_s: float, event: ev.Event, effects: list[ev.Effect]) -> None:
         self._records.apply(event, effects, now_s)
+        self._history.apply(event, effects, now_s)
         for effect in effects:
             logger.debug("%s", effect)
             match effect:

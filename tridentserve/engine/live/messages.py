@@ -146,6 +146,10 @@ class PlanReport:
     """The value of `peak_growth_bytes` that the profile expects."""
     tiled: bool = False
     """The requests were decoded in tiles, because memory was short."""
+    buffer_used_bytes: int = 0
+    """Bytes of the worker's handoff buffer that were in use then."""
+    buffer_bytes: int = 0
+    """Size of that buffer."""
     paused_after: int | None = None
     """The plan was paused after this number of its denoising steps; None when it was not."""
     error: str = ""

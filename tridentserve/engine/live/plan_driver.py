@@ -23,6 +23,7 @@ from tridentserve.engine.live.worker_handle import PlanItem
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.watching.cluster_state import HandoffLevel
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class PlanDriver:
         self._clock_offset_s = clock_offset_s
         self.peaks = peaks
         """Memory that plans are expected to take."""
+        self.handoff_levels: dict[WorkerId, HandoffLevel] = {}
+        """The fill of each worker's handoff buffer at its latest report."""
         self._plans: dict[int, _GivenPlan] = {}  # given to workers, not reported yet
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -153,6 +156,7 @@ class PlanDriver:
         self, given: _GivenPlan, rank: int, report: PlanReport, outputs: Mapping[str, tuple[Any, ...]]
     ) -> None:
         """The report of one worker; the outputs of the plan are files, or references to them."""
+        self.handoff_levels[given.plan.workers[rank]] = HandoffLevel(report.buffer_used_bytes, report.buffer_bytes)
         for request_id, files in outputs.items():
             if (request := given.requests.get(request_id)) is not None:
                 request.outputs = files

@@ -209,6 +209,24 @@ class WorkerPool:
         """The live workers, as the dispatcher sees them. A view is the same object until its worker changes."""
         return [worker.view or self._make_view(worker) for worker in self._workers.values() if worker.alive]
 
+    def list_given_plans(self, worker_id: WorkerId) -> list[tuple[int, float, float]]:
+        """The plans that a worker has, in their order: id, and the times at which each is expected to begin and end."""
+        found, free_s = [], 0.0
+        for plan_id, queued in self._workers[worker_id].queue.items():
+            start_s = max(free_s, queued.started_s or 0.0)
+            free_s = start_s + queued.expected_s
+            found.append((plan_id, start_s, free_s))
+        return found
+
+    def reserved_until_s(self, worker_id: WorkerId) -> float | None:
+        """The expected end of the D for which a worker is kept free; None where it is not."""
+        worker = self._workers[worker_id]
+        return worker.reserved_until_s if worker.reserved_by is not None and not worker.queue else None
+
+    def list_all(self) -> list[tuple[WorkerSpec, bool]]:
+        """All workers of the service, and whether each is alive."""
+        return [(worker.spec, worker.alive) for worker in self._workers.values()]
+
     def list_idle_views(self) -> list[WorkerView]:
         """Every worker of the placement, lost ones too, as if nothing ran."""
         return [

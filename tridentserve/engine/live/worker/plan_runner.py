@@ -247,6 +247,8 @@ class PlanRunner:
             peak_growth_bytes=peak.growth_bytes,
             expected_peak_bytes=running.expected.num_bytes,
             tiled=execution.tiled,
+            buffer_used_bytes=self._handoff.used_bytes,
+            buffer_bytes=self._handoff.capacity_bytes,
         )
 
     def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:

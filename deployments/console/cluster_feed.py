@@ -1,0 +1,145 @@
+"""The state of the cluster in a replica of Api: one source for all consoles that are open there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastapi.sse import format_sse_event
+from pydantic import TypeAdapter
+
+from deployments.console.cluster_watch import WATCH_PERIOD_S
+from tridentserve.errors import TridentServeError
+from tridentserve.scheduling.watching.cluster_state import ClusterState, EndedStage
+from tridentserve.scheduling.watching.recent_history import HISTORY_S, MAX_STAGES
+
+# What a replica sends to all its consoles together: beyond it they get the state less often than once a second. An
+# event takes Api's process about 0.1 ms, so that all consoles together take half a hundredth of a core.
+MAX_EVENTS_PER_S = 40
+MAX_BYTES_PER_S = 2_000_000
+
+_STATE = TypeAdapter(ClusterState)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Watcher:
+    """One open console."""
+
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    message: bytes | None = None
+    """The event that it has not taken yet."""
+    is_behind: bool = True
+    """It lacks what came before that event: its next one is the whole state."""
+
+
+class ClusterFeed:
+    """Asks the service for its state while somebody watches, and makes one event of it for all. Lives in one event
+    loop."""
+
+    def __init__(
+        self,
+        describe: Callable[[tuple[int, ...]], Awaitable[ClusterState]],
+        heartbeat_s: float,
+        period_s: float = WATCH_PERIOD_S,
+    ) -> None:
+        """`describe`: see `Backend.describe_cluster`. After `heartbeat_s` without an event a console gets a comment."""
+        self._describe = describe
+        self._heartbeat_s = heartbeat_s
+        self._period_s = period_s
+        self._watchers: set[_Watcher] = set()
+        self._asking: asyncio.Task[None] | None = None
+        self._state: ClusterState | None = None
+        self._ended: deque[EndedStage] = deque(maxlen=MAX_STAGES)
+        self._whole: bytes | None = None
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Server-sent events for one console: first the whole state, then each state that differs from the one before,
+        with the stages that have ended since. A console that is slow misses some, and gets the whole state again."""
+        watcher = _Watcher()
+        self._watchers.add(watcher)
+        try:
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_task(self._ask())
+            elif self._state is not None:
+                self._give(watcher, b"")
+            while True:
+                try:
+                    async with asyncio.timeout(self._heartbeat_s):
+                        await watcher.event.wait()
+                except TimeoutError:
+                    yield format_sse_event(comment="waiting")
+                    continue
+                watcher.event.clear()
+                message, watcher.message = watcher.message, None
+                if message is not None:
+                    yield message
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers and self._asking is not None:
+                self._asking.cancel()
+                self._asking = None
+                self._state = None
+
+    async def _ask(self) -> None:
+        cursor: tuple[int, ...] = ()
+        self._ended.clear()
+        while True:
+            try:
+                state = await self._describe(cursor)
+            except TridentServeError as error:
+                self._tell_all(_encode("unavailable", {"message": str(error)}), is_whole=True)
+            except Exception:
+                logger.exception("the state of the cluster cannot be told")
+                self._tell_all(_encode("unavailable", {"message": "the service has a defect; see its log"}), True)
+            else:
+                cursor = state.cursor
+                self._take(state)
+            await asyncio.sleep(self._choose_pause())
+
+    def _take(self, state: ClusterState) -> None:
+        """Tell a state to all, if it differs from the one before in more than its time."""
+        before, self._state = self._state, state
+        self._ended.extend(state.ended)
+        while self._ended and self._ended[0].end_s < state.now_s - HISTORY_S:
+            self._ended.popleft()
+        if before is None or replace(before, now_s=state.now_s, ended=()) != state:
+            self._whole = None
+            self._tell_all(_encode_state("change", state))
+
+    def _tell_all(self, message: bytes, is_whole: bool = False) -> None:
+        for watcher in self._watchers:
+            if is_whole:
+                watcher.message, watcher.is_behind = message, True
+                watcher.event.set()
+            else:
+                self._give(watcher, message)
+
+    def _give(self, watcher: _Watcher, message: bytes) -> None:
+        if watcher.message is not None:
+            watcher.is_behind = True
+        watcher.message = self._encode_whole() if watcher.is_behind else message
+        watcher.is_behind = False
+        watcher.event.set()
+
+    def _encode_whole(self) -> bytes:
+        if self._whole is None:
+            assert self._state is not None
+            self._whole = _encode_state("state", replace(self._state, ended=tuple(self._ended)))
+        return self._whole
+
+    def _choose_pause(self) -> float:
+        count, size = len(self._watchers), len(self._whole or b"")
+        return max(self._period_s, count / MAX_EVENTS_PER_S, count * size / MAX_BYTES_PER_S)
+
+
+def _encode_state(name: str, state: ClusterState) -> bytes:
+    return format_sse_event(event=name, data_str=_STATE.dump_json(state).decode())
+
+
+def _encode(name: str, data: dict[str, Any]) -> bytes:
+    return format_sse_event(event=name, data_str=TypeAdapter(dict[str, Any]).dump_json(data).decode())

@@ -1,0 +1,112 @@
+// The form: what may be asked of each model, and the body of a request.
+
+import { find, make } from "./dom.js";
+
+/** @typedef {import("./types.js").Model} Model */
+/** @typedef {{model: Model, fields: Record<string, unknown>, image: {name: string, file: File} | null}} Wish */
+
+/** Sides that the list of sizes offers, where the model can make them. */
+const SIDES = [64, 128, 256, 512, 768, 1024];
+
+export class Composer {
+  /** @param {(wish: Wish) => void} onWish */
+  constructor(onWish) {
+    this.form = find("composer", HTMLFormElement);
+    this.prompt = find("prompt", HTMLTextAreaElement);
+    this.model = find("model", HTMLSelectElement);
+    this.size = find("size", HTMLInputElement);
+    this.steps = find("steps", HTMLInputElement);
+    this.seed = find("seed", HTMLInputElement);
+    this.deadline = find("deadline", HTMLInputElement);
+    this.count = find("count", HTMLInputElement);
+    this.frames = find("frames", HTMLInputElement);
+    this.image = find("image", HTMLInputElement);
+    this.problem = find("composer-problem", HTMLParagraphElement);
+    /** @type {Model[]} */
+    this.models = [];
+    this.model.addEventListener("change", () => this.fit());
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const wish = this.read();
+      if (wish !== null) onWish(wish);
+    });
+    this.prompt.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
+    });
+  }
+
+  /** @param {Model[]} models those that are served */
+  offer(models) {
+    const chosen = this.model.value;
+    this.models = models;
+    this.model.replaceChildren(
+      ...models.map((model) => make("option", { value: model.id }, `${model.id} (${model.output_modality})`)),
+    );
+    if (models.some((model) => model.id === chosen)) this.model.value = chosen;
+    this.fit();
+  }
+
+  /** @param {string} text */
+  complain(text) {
+    this.problem.textContent = text;
+    this.problem.hidden = text === "";
+  }
+
+  /** @returns {Model | undefined} */
+  get chosen() {
+    return this.models.find((model) => model.id === this.model.value);
+  }
+
+  /** Fit the fields to the model. */
+  fit() {
+    const model = this.chosen;
+    if (model === undefined) return;
+    const { limits, defaults } = model;
+    const isVideo = model.output_modality === "video";
+    const takesImage = model.input_modalities.includes("image");
+    const sides = SIDES.filter(
+      (side) =>
+        side >= limits.min_side &&
+        side <= limits.max_side &&
+        side * side <= limits.max_pixels &&
+        side % limits.size_multiple === 0,
+    );
+    find("sizes", HTMLDataListElement).replaceChildren(
+      ...sides.map((side) => make("option", { value: `${side}x${side}` })),
+    );
+    this.prompt.maxLength = limits.max_prompt_chars;
+    this.size.placeholder = takesImage ? "as the input image" : defaults.size;
+    this.steps.placeholder = String(defaults.num_inference_steps);
+    this.steps.max = String(limits.max_steps);
+    this.count.max = String(limits.max_outputs);
+    this.frames.placeholder = String(defaults.num_frames ?? "");
+    this.frames.max = String(limits.max_frames ?? "");
+    find("frames-field", HTMLDivElement).hidden = !isVideo;
+    find("count-field", HTMLDivElement).hidden = isVideo;
+    find("image-field", HTMLDivElement).hidden = !takesImage;
+    this.image.required = takesImage;
+  }
+
+  /** @returns {Wish | null} */
+  read() {
+    const model = this.chosen;
+    if (model === undefined) {
+      this.complain("No model is served at the moment.");
+      return null;
+    }
+    this.complain("");
+    const isVideo = model.output_modality === "video";
+    /** @type {Record<string, unknown>} */
+    const fields = { model: model.id, prompt: this.prompt.value };
+    const size = this.size.value.replace(/\s/g, "").replace("×", "x");
+    if (size) fields["size"] = size;
+    if (this.steps.value) fields["num_inference_steps"] = this.steps.valueAsNumber;
+    if (this.seed.value) fields["seed"] = this.seed.valueAsNumber;
+    if (this.deadline.value) fields["slo_ms"] = this.deadline.valueAsNumber * 1000;
+    if (isVideo && this.frames.value) fields["num_frames"] = this.frames.valueAsNumber;
+    if (!isVideo && this.count.value && this.count.value !== "1") fields["n"] = this.count.valueAsNumber;
+    if (!isVideo) fields["stream"] = true;
+    const file = model.input_modalities.includes("image") ? this.image.files?.[0] : undefined;
+    return { model, fields, image: file ? { name: isVideo ? "input_reference" : "image", file } : null };
+  }
+}

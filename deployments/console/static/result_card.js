@@ -1,0 +1,146 @@
+// One request of this page, from its wish to its result.
+
+import { ServiceError, describeError, getJson, locate, post, readEvents, remove } from "./api.js";
+import { announce, make, setText } from "./dom.js";
+import { formatCount, formatSeconds } from "./format.js";
+import { drawFacts, drawTimeline } from "./timeline.js";
+
+/** @typedef {import("./types.js").Facts} Facts */
+/** @typedef {import("./types.js").Progress} Progress */
+/** @typedef {import("./types.js").VideoJob} VideoJob */
+/** @typedef {import("./composer.js").Wish} Wish */
+
+const POLL_MS = 700;
+
+export class ResultCard {
+  /** @param {Wish} wish */
+  constructor(wish) {
+    this.wish = wish;
+    this.isVideo = wish.model.output_modality === "video";
+    this.requestId = "";
+    this.hasEnded = false;
+    this.leaving = new AbortController();
+    this.blank = make("div", { class: "blank" }, "waiting");
+    this.pictures = make("div", { class: "pictures" }, this.blank);
+    this.bar = make("progress", { max: 1, "aria-label": "Denoising steps" });
+    this.status = make("p", { class: "quiet" }, "sent");
+    this.facts = make("div", { class: "facts" }, this.bar, this.status);
+    this.cancelButton = make("button", { type: "button", class: "small", onclick: () => void this.cancel() }, "Cancel");
+    const prompt = String(wish.fields["prompt"]);
+    const head = make("header", {}, make("h3", {}, prompt), make("span", { class: "quiet" }, wish.model.id), this.cancelButton);
+    this.element = make("article", { class: "card result", "aria-label": `Result for: ${prompt}` }, head, this.pictures, this.facts);
+  }
+
+  /** Make the request; returns when it has ended, in whatever way. */
+  async run() {
+    try {
+      await (this.isVideo ? this.followJob() : this.followStream());
+    } catch (error) {
+      this.fail(error);
+    }
+    this.hasEnded = true;
+    this.cancelButton.remove();
+  }
+
+  async cancel() {
+    this.cancelButton.disabled = true;
+    setText(this.status, "cancelling: the step that runs is finished first");
+    try {
+      if (this.requestId === "") this.leaving.abort();
+      else if (this.isVideo) await remove(`v1/videos/${encodeURIComponent(this.requestId)}`);
+      else await remove(`v1/requests/${encodeURIComponent(this.requestId)}`);
+    } catch (error) {
+      if (!this.hasEnded) setText(this.status, describeError(error));
+    }
+  }
+
+  async followStream() {
+    const { fields, image } = this.wish;
+    const answer = await post(image ? "v1/images/edits" : "v1/images/generations", fields, image, this.leaving.signal);
+    for await (const event of readEvents(answer)) {
+      if (event.error) throw new ServiceError(event.error.message, event.error.code, event.error.param);
+      const kind = String(event.type).split(".")[1];
+      if (kind === "queued") this.queue(event.request_id);
+      else if (kind === "progress") this.advance(event);
+      else if (kind === "completed") await this.show(event);
+    }
+    if (this.pictures.contains(this.blank)) throw new ServiceError("The stream ended without a result.", "lost");
+  }
+
+  async followJob() {
+    const { fields, image } = this.wish;
+    /** @type {VideoJob} */
+    let job = await (await post("v1/videos", fields, image, this.leaving.signal)).json();
+    this.queue(job.id);
+    while (job.status === "queued" || job.status === "in_progress") {
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+      job = await getJson(`v1/videos/${encodeURIComponent(job.id)}`);
+      if (job.status === "in_progress") {
+        this.bar.max = 100;
+        this.bar.value = job.progress;
+        setText(this.status, `${job.progress} % of the denoising steps`);
+      }
+    }
+    if (job.error) throw new ServiceError(job.error.message, job.error.code);
+    this.blank.remove();
+    const source = locate(`v1/videos/${encodeURIComponent(job.id)}/content`);
+    const autoplay = !window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const video = make("video", { src: source, controls: true, autoplay, loop: true, "aria-label": job.prompt });
+    video.muted = true; // the attribute alone mutes no video that a script has made, and browsers start none with sound
+    this.pictures.append(video);
+    const [width = 0, height = 0] = job.size.split("x").map(Number);
+    this.explain(/** @type {Facts} */ ({ ...job, request_id: job.id, width, height }));
+  }
+
+  /** @param {string} requestId */
+  queue(requestId) {
+    this.requestId = requestId;
+    this.element.dataset["request"] = requestId;
+    setText(this.status, "accepted, waits for workers");
+  }
+
+  /** @param {Progress} progress */
+  advance(progress) {
+    this.bar.max = progress.num_steps;
+    this.bar.value = progress.step;
+    const eta = typeof progress.eta_s === "number" ? `, about ${formatSeconds(progress.eta_s)} left` : "";
+    setText(this.status, `step ${progress.step} of ${progress.num_steps}${eta}`);
+    setText(this.blank, "denoising");
+  }
+
+  /** @param {Facts & {b64_json: string, index: number}} completed one image of the result */
+  async show(completed) {
+    const bytes = Uint8Array.from(atob(completed.b64_json), (letter) => letter.charCodeAt(0));
+    const address = URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
+    this.blank.remove();
+    const prompt = String(this.wish.fields["prompt"]);
+    const picture = make("img", { src: address, alt: prompt, width: completed.width, height: completed.height });
+    const name = `${completed.request_id}-${completed.index}.png`;
+    this.pictures.append(picture, make("a", { href: address, download: name }, "Save the image"));
+    if (completed.index === 0) this.explain(completed);
+  }
+
+  /** @param {Facts} facts */
+  explain(facts) {
+    this.bar.remove();
+    const latency = facts.latency_s === null ? "" : ` in ${formatSeconds(facts.latency_s)}`;
+    const late = facts.slo_met ? "on time" : "after its deadline";
+    const text = `done${latency}, ${late}`;
+    setText(this.status, text);
+    const retries = facts.retries ? `, after ${formatCount(facts.retries, "retry", "retries")}` : "";
+    announce(`${this.isVideo ? "Video" : "Image"} ${text}${retries}`);
+    this.facts.append(drawTimeline(facts), drawFacts(facts));
+  }
+
+  /** @param {unknown} error */
+  fail(error) {
+    const isCancelled =
+      (error instanceof ServiceError && error.code === "cancelled") ||
+      (error instanceof DOMException && error.name === "AbortError");
+    this.bar.remove();
+    setText(this.blank, isCancelled ? "cancelled" : "no result");
+    this.status.className = isCancelled ? "quiet" : "problem";
+    setText(this.status, isCancelled ? "cancelled" : describeError(error));
+    announce(this.status.textContent ?? "");
+  }
+}

@@ -1,0 +1,86 @@
+"""A headless Chromium for the tests of the console; without one they are skipped, and say what is missing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.conftest import Service
+from tests.support.waiting import until
+
+FOLDER = Path(__file__).parent
+# Chromium asks nobody for updates, and keeps to this machine.
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_MS = 120_000
+
+
+@pytest_asyncio.fixture(scope="session")
+async def chromium() -> AsyncIterator[Any]:
+    """The browser, with a profile of its own that is removed at the end."""
+    playwright = pytest.importorskip("playwright.async_api", reason="needs `playwright` of the extra `dev`")
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("needs Chromium (apt-get install chromium)")
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=program, args=list(_FLAGS))
+        yield browser
+        await browser.close()
+
+
+class Console:
+    """The page of a service in a browser. `problems` has what the browser complained of, and `addresses` what the page
+    asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.problems: list[str] = []
+        self.addresses: set[str] = set()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: self.addresses.add(request.url))
+
+    async def wait_for(self, condition: str) -> None:
+        """Wait until an expression is true. Playwright's own way is forbidden by the page's policy."""
+        await until(lambda: self.page.evaluate(condition), condition, every_s=0.05)
+
+    async def fill(self, model: str, **fields: str | int) -> None:
+        """Fill the form, and leave empty what is not named."""
+        await self.page.select_option("#model", model)
+        for name in ("prompt", "size", "steps", "seed", "deadline", "frames"):
+            field = self.page.locator(f"#{name}")
+            if await field.is_visible():
+                await field.fill(str(fields.get(name, "")))
+
+    async def submit(self) -> Any:
+        """Press the button; returns the card of the result."""
+        known = await self.page.locator(".result").count()
+        await self.page.click("#composer button.primary")
+        await self.wait_for(f"document.querySelectorAll('.result').length > {known}")
+        return self.page.locator(".result").first
+
+
+@pytest_asyncio.fixture
+async def console(service: Service, chromium: Any) -> AsyncIterator[Console]:
+    context = await chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    opened = Console(await context.new_page())
+    await opened.page.goto(service.url)
+    await opened.page.wait_for_selector(".worker")
+    await opened.page.wait_for_selector("#model option", state="attached")
+    yield opened
+    await context.close()
+    assert not opened.problems
+    assert all(address.startswith((service.url, "blob:")) for address in opened.addresses)
