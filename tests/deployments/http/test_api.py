@@ -62,7 +62,8 @@ async def test_a_stream() -> None:
         "image_generation.completed",
     ]
     assert all(data["type"] == name for name, data in found)
-    assert found[1][1] == {"type": "image_generation.progress", "request_id": "r1", "step": 1, "num_steps": 2}
+    progress = {"type": "image_generation.progress", "request_id": "r1", "step": 1, "num_steps": 2}
+    assert found[1][1] == {**progress, "queue_position": None, "eta_s": None}
     assert [data["index"] for _, data in found[3:]] == [0, 1]
     assert Image.open(BytesIO(base64.b64decode(found[4][1]["b64_json"]))).size == (64, 32)
     assert found[4][1]["seed"] == 7
