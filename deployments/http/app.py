@@ -13,6 +13,7 @@ from deployments.http.body import MAX_BODY_BYTES
 from deployments.http.errors import install_error_handlers
 from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
+from deployments.http.routes.refused_routes import METRICS_ROUTE, add_refused_routes
 from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
 from deployments.http.routes.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
@@ -26,6 +27,7 @@ _ROUTES = (
     *VIDEO_ROUTES,
     "DELETE /v1/requests/{request_id}",
     *SERVICE_ROUTES,
+    METRICS_ROUTE,
     "GET /openapi.json",
 )
 
@@ -54,6 +56,7 @@ def create_api(
     add_chat_routes(api, backend, models, max_body_bytes, lenient)
     add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
     add_service_routes(api, backend, models)
+    add_refused_routes(api)
 
     @api.delete("/v1/requests/{request_id}")
     async def cancel_request(request_id: str) -> dict[str, Any]:
