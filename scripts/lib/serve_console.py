@@ -1,4 +1,4 @@
-"""What the console shows of all that `serve run` and Ray print: the start in a few lines, the lines of this package,
+"""The console of `make serve`, out of all that `serve run` and Ray print: the start in a few lines, the lines of this package,
 and every warning and error that a reader can use. Ray keeps the whole in the logs of its session."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ServeConsole:
 
     def __init__(self) -> None:
         self._shows_more: dict[str, bool] = {}
-        """Whether the last line of each process was shown."""
+        """True for each process whose last line was shown."""
 
     def translate(self, line: str) -> str | None:
         """The line to show, None for none."""

@@ -38,9 +38,10 @@ async def replay(
     `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from an image get one
     that is made from the request's seed.
 
-    `model` is asked for instead of what the rows name. `save_dir` gets the images and videos. `on_sent` and `on_done` are called on the event loop as requests
-    are sent and end. A request that fails in whatever way is a result, never an exception. Before anything is sent this
-    raises `InvalidRequestError` for videos of a model that makes images, `ConfigError` for bad arguments or when
+    `model` is asked for instead of what the rows name. `save_dir` gets the images and videos. `on_sent` and `on_done`
+    are called on the event loop as requests are sent and end. A request that fails in whatever way is a result, never
+    an exception. Before anything is sent this raises `InvalidRequestError` for videos of a model that makes images,
+    `ConfigError` for bad arguments or when
     nothing listens at `url`, `UnknownModelError` for unknown models.
     """
     if not (math.isfinite(speed) and speed > 0):

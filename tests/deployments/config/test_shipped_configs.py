@@ -13,6 +13,7 @@ from deployments.config.app import AppArgs
 from deployments.validation.args import check_args
 from deployments.validation.serve_file import check_config
 from tridentserve.models.families import FAMILIES
+from tridentserve.stages import Stage
 
 CONFIGS = sorted((Path(__file__).parents[3] / "deployments").glob("*.yaml"))
 
@@ -58,7 +59,10 @@ def test_a_tiny_model_of_every_family_works_with_the_shipped_tables(family: str)
 
 def test_a_table_of_ones_own_comes_before_the_stand_in() -> None:
     models = [{"name": "tiny-cogvideox", "tiny": "cogvideox"}, {"name": "m", "tiny": "mochi"}]
-    args = AppArgs.model_validate({"models": models, "profiles": ["tiny-video-cpu"], "placement": ["EDC"] * 4})
+    holds = {model["name"]: "EDC" for model in models}
+    cluster = {"workers_per_node": 2, "memory_mb": 1024}
+    values = {"models": models, "profiles": ["tiny-video-cpu"], "cluster": cluster, "placement": [holds] * 2}
+    args = AppArgs.model_validate(values)
     assert [find_profile(model, args) for model in args.models] == ["tiny-cogvideox", "tiny-wan"]
     times = make_cost_model(args)
-    assert len({row.degree for row in times.collect_rows("tiny-cogvideox")}) > 1
+    assert times.degrees("tiny-cogvideox", Stage.DIFFUSE)[-1] > times.degrees("m", Stage.DIFFUSE)[-1] == 1

@@ -51,10 +51,10 @@ def test_end_to_end(tmp_path: Path, service: ImageService) -> None:
     assert "completed / failed     6 / 0" in done.stdout
     assert [body["size"] for body in service.bodies] == [f"{side}x{side}" for side in (32, 128, 256, 32, 64, 128)]
     saved = sorted((tmp_path / "images").iterdir())
-    assert [file.name for file in saved] == [f"{index:06d}-{index}.png" for index in range(6)]
+    assert [path.name for path in saved] == [f"{index:06d}-{index}.png" for index in range(6)]
     widths = []
-    for file in saved:
-        with Image.open(file) as image:
+    for path in saved:
+        with Image.open(path) as image:
             widths.append(image.width)
     assert widths == [32, 128, 256, 32, 64, 128]
     assert {body["num_inference_steps"] for body in service.bodies} == {4}
