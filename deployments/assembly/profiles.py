@@ -78,7 +78,13 @@ def load_served_tables(args: AppArgs) -> list[ProfileTable]:
                 f"{', '.join(known)}; set profile_as to one of them, or profile the model with "
                 "scripts/profile_model.py and name its table in profiles"
             )
-    return [_rename(table, args, names.items()) for table in tables]
+    # Not every family can run at a degree above 1, so none does by the times of another.
+    borrowed = {model.name for model in args.models if _borrows(model, names[model.name])}
+    renamed = [_rename(table, args, names.items()) for table in tables]
+    return [
+        replace(table, rows=tuple(row for row in table.rows if row.degree == 1 or row.model not in borrowed))
+        for table in renamed
+    ]
 
 
 def name_profile(model: ModelArgs, known: Collection[str]) -> str:
@@ -91,6 +97,11 @@ def name_profile(model: ModelArgs, known: Collection[str]) -> str:
     return own if own in (*known, *_OF_STAND_INS) else "tiny-wan" if makes_videos else "tiny-sd3"
 
 
+def _borrows(model: ModelArgs, profile: str) -> bool:
+    """True where `name_profile` has found no profile of the model's own family."""
+    return model.profile_as is None and model.tiny is not None and profile not in (model.name, f"tiny-{model.tiny}")
+
+
 def find_profile(model: ModelArgs, args: AppArgs) -> str:
     """`name_profile` with the tables of a configuration. Raises `ProfileError`."""
     return name_profile(
@@ -99,10 +110,8 @@ def find_profile(model: ModelArgs, args: AppArgs) -> str:
 
 
 def _load_stand_ins(known: Collection[str]) -> list[ProfileTable]:
-    """The tables of tiny models that come with the package, of those that are not `known`. Not every family can run at
-    a degree above 1, so none does by the times of another."""
-    found = [_leave_out(table, known) for table in load_tables(_STAND_IN_TABLES)]
-    return [replace(table, rows=tuple(row for row in table.rows if row.degree == 1)) for table in found]
+    """The tables of tiny models that come with the package, of those that are not `known`."""
+    return [_leave_out(table, known) for table in load_tables(_STAND_IN_TABLES)]
 
 
 def _rename(table: ProfileTable, args: AppArgs, names: Collection[tuple[str, str]]) -> ProfileTable:

@@ -1,5 +1,5 @@
-"""The console of `make serve`, out of all that `serve run` and Ray print: the start in a few lines, the lines of this package,
-and every warning and error that a reader can use. Ray keeps the whole in the logs of its session."""
+"""The console of `make serve`, out of all that `serve run` and Ray print: the start in a few lines, those of this
+package, and every warning and error that a reader can use. Ray keeps the whole in the logs of its session."""
 
 from __future__ import annotations
 
