@@ -13,10 +13,8 @@ FUZZ_MINUTES ?= 30
 SEED ?=
 BIN := .venv/bin
 
-# Ray: a token file that a local ray.init() leaves behind would turn token authentication on in later starts.
-export RAY_AUTH_MODE := disabled
-# Nothing is ever fetched at run time, and nothing is reported home.
-export HF_HUB_OFFLINE := 1
+# Nothing is reported home. (Nothing is fetched at run time either: tridentserve/pipelines sees to that, and other
+# programs, such as AIPerf, do not work when they are told that they are offline.)
 export RAY_USAGE_STATS_ENABLED := 0
 # The proxy notices a dead replica in seconds (the default takes over 20).
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1

@@ -239,7 +239,13 @@ def _profile(args: AppArgs, options: argparse.Namespace) -> None:
     served = args.models[0]
     source = str(served.path) if served.path is not None else f"tiny-{served.tiny}"
     degrees = [k for k in (1, 2, 4, 8) if k <= (args.dispatch.max_degree or args.cluster.workers_per_node)]
-    command = [sys.executable, str(Path(__file__).with_name("profile_model.py")), source, "--name", served.profile_name]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("profile_model.py")),
+        source,
+        "--name",
+        served.profile_as or served.name,
+    ]
     command += ["--out", str(options.profile), "--sizes", ",".join(map(str, options.sides))]
     command += ["--degrees", ",".join(map(str, degrees)), "--threads", str(args.cluster.cpu_threads)]
     subprocess.run([*command, "--device", args.cluster.device, "--cache-dir", str(args.cache_dir)], check=True)

@@ -26,7 +26,7 @@ from traces.results import ReplayResult
 from tridentserve.errors import TridentServeError
 
 # Options that only one of the two ways has, with their defaults.
-_OF_LIVE = {"timeout_s": 600.0}
+_OF_LIVE: dict[str, float | None] = {"timeout_s": 600.0, "save_images": None}
 _OF_SIMULATED = {
     "policy": None,  # the default policy; its name is in `dispatch`, which the live way does not import
     "profiles": [PROFILES],
@@ -64,6 +64,12 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=real,
         metavar="S",
         help=f"give up a request after S seconds (default {_OF_LIVE['timeout_s']:g})",
+    )
+    live.add_argument(
+        "--save-images",
+        type=Path,
+        metavar="DIR",
+        help="write each image and video into this directory, under its number in the trace and its request id",
     )
     simulated = parser.add_argument_group("with --simulate")
     simulated.add_argument(

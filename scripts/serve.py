@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +17,20 @@ from typing import Any, TextIO
 import httpx
 import yaml
 from lib.command_line import Parser
+from lib.serve_console import SESSION_LOGS, ServeConsole
 from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
-from deployments.serve.ingress import list_ingress_settings
+from deployments.serve.ingress import find_free_ports, list_ingress_settings
 from deployments.validation.serve_file import check_config, is_ours
 
 # The time that `serve run` has to end, and after its end the processes that it started.
 _STOP_S, _LEFT_BEHIND_S = 30.0, 10.0
+_RAY_PORT = "RAY_GCS_SERVER_PORT"
+_TOKEN = Path("~/.ray/auth_token")
+# NIXL says what goes wrong, and no more.
+_QUIET = {"NIXL_LOG_LEVEL": "WARN"}
 _PROMPT, _SIDE, _STEPS = "a lighthouse at dawn", 256, 8
 # Addresses to listen on everywhere, and one on which this machine then reaches itself.
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -80,13 +86,26 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with nohup: then a closed terminal is no end
         signal.signal(signal.SIGHUP, stop)
     began_s = time.monotonic()
+    ray_variables, settings = _choose_ray_address()
     command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
-    child = subprocess.Popen(command, env={**list_ingress_settings(), **os.environ}, start_new_session=True)
+    environment = {**_QUIET, **list_ingress_settings(), **settings, **os.environ, "PYTHONUNBUFFERED": "1"}
+    _warn_of_token()
+    _say(f"Starting {path}; Ray first. The first start also makes tiny models. All that Ray says: {SESSION_LOGS}")
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    threading.Thread(target=_show_output, args=(child,), daemon=True).start()
     try:
         announced = False
         while child.poll() is None and not stop.asked:
             if not announced and (health := _fetch_health(url)) is not None and health.get("status") == "ready":
-                _announce(url, model, health, time.monotonic() - began_s)
+                _announce(url, model, health, time.monotonic() - began_s, ray_variables)
                 announced = True
             time.sleep(0.25)
     finally:
@@ -94,6 +113,34 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     if not stop.asked:
         return child.returncode or 1
     return 0 if ended else 1
+
+
+def _show_output(child: subprocess.Popen[str]) -> None:
+    """Read what the service prints to its end, whether or not somebody reads what is shown of it."""
+    assert child.stdout is not None
+    console = ServeConsole()
+    for line in child.stdout:
+        if (shown := console.translate(line)) is not None:
+            _say(shown)
+
+
+def _choose_ray_address() -> tuple[str, dict[str, str]]:
+    """The variables with which callers of Python handles find this Ray among others, and the one that has Ray take its
+    address."""
+    mode = f"RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', 'token')}"
+    if given := os.environ.get("RAY_ADDRESS"):
+        return f"{mode} RAY_ADDRESS={given}", {}
+    port = os.environ.get(_RAY_PORT) or find_free_ports(1)[0]
+    return f"{mode} RAY_ADDRESS=127.0.0.1:{port}", {_RAY_PORT: port}
+
+
+def _warn_of_token() -> None:
+    """A process whose Ray finds a token takes no answers of a cluster without one, and waits for ever."""
+    if os.environ.get("RAY_AUTH_MODE") == "disabled" and _TOKEN.expanduser().exists():
+        _say(
+            f"WARNING RAY_AUTH_MODE=disabled is set here, and {_TOKEN} exists: a program that calls Python handles "
+            "waits for ever unless it has RAY_AUTH_MODE=disabled too. Unset it here, and both use the token."
+        )
 
 
 class _Stop:
@@ -106,7 +153,7 @@ class _Stop:
         self.asked = True
 
 
-def _end(child: subprocess.Popen[bytes]) -> bool:
+def _end(child: subprocess.Popen[str]) -> bool:
     """False when something had to be killed. The signal goes first: a closed terminal takes no messages."""
     child.send_signal(signal.SIGINT)
     _say("Ending the service ...")
@@ -151,7 +198,7 @@ def _fetch_health(url: str) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: float) -> None:
+def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: float, ray_variables: str) -> None:
     workers = "\n".join(f"    {worker}: {kind}" for worker, kind in health["placement"].items())
     _say(
         f"""
@@ -159,6 +206,8 @@ TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
 {workers}
 Try it:
 {_format_example(url, model)}
+Python handles: ray.init(address="auto", namespace="serve"). Where several Ray clusters run on this machine, with
+    {ray_variables}
 Ctrl-C ends it.
 """,
         sys.stdout,

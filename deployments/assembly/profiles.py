@@ -6,9 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from deployments.config.app import AppArgs
+from deployments.config.models import ModelArgs
 from profiler import CostModel, ProfileTable, load_tables
 from profiler.tables.rows import collect_rows
 from tridentserve.errors import ProfileError
+from tridentserve.models.families import FAMILIES
+
+_STAND_IN_TABLES = ("tiny-cpu", "tiny-video-cpu")
+_OF_STAND_INS = ("tiny-sd3", "tiny-flux", "tiny-wan", "tiny-cogvideox", "tiny-hunyuan_video")
 
 
 def make_cost_model(args: AppArgs) -> CostModel:
@@ -37,6 +42,7 @@ def add_profiles(times: CostModel, args: AppArgs, profiles: Mapping[str, str]) -
     """Have a cost model cover models (`profiles`: under which name the tables of `args` have each) that it does not
     cover yet. Raises `ProfileError`."""
     tables = [table for name in args.profiles for table in load_tables([name])]
+    tables += _load_stand_ins({row.model for table in tables for row in table.rows})
     _extend(times, [_rename(table, args, profiles.items()) for table in tables])
 
 
@@ -60,16 +66,52 @@ def load_served_tables(args: AppArgs) -> list[ProfileTable]:
             tables += load_tables([name])
         except ProfileError as error:
             raise ProfileError(f"profiles[{index}]: {error}") from error
+    known = sorted({row.model for table in tables for row in table.rows})
+    names = {model.name: name_profile(model, known) for model in args.models}
+    if set(names.values()) - set(known):
+        tables += _load_stand_ins(known)
     for index, model in enumerate(args.models):
-        if not any(row.model == model.profile_name for table in tables for row in table.rows):
-            known = sorted({row.model for table in tables for row in table.rows})
+        if not any(row.model == names[model.name] for table in tables for row in table.rows):
             key = "name" if model.profile_as is None else "profile_as"
             raise ProfileError(
-                f"models[{index}].{key}: {model.profile_name!r} is in none of the profile tables, which hold "
-                f"{', '.join(known)}; set profile_as to one of them, or profile the model"
+                f"models[{index}].{key}: {names[model.name]!r} is in none of the profile tables, which hold "
+                f"{', '.join(known)}; set profile_as to one of them, or profile the model with "
+                "scripts/profile_model.py and name its table in profiles"
             )
-    names = [(model.name, model.profile_name) for model in args.models]
-    return [_rename(table, args, names) for table in tables]
+    # Not every family can run at a degree above 1, so none does by the times of another.
+    borrowed = {model.name for model in args.models if _borrows(model, names[model.name])}
+    renamed = [_rename(table, args, names.items()) for table in tables]
+    return [
+        replace(table, rows=tuple(row for row in table.rows if row.degree == 1 or row.model not in borrowed))
+        for table in renamed
+    ]
+
+
+def name_profile(model: ModelArgs, known: Collection[str]) -> str:
+    """The name under which a model stands in the profile tables, which have the names `known`: for a tiny model without
+    a profile of its own, that of another tiny model."""
+    if model.profile_as is not None or model.name in known or model.tiny is None:
+        return model.profile_as or model.name
+    makes_videos = FAMILIES[model.tiny].frame_multiple is not None
+    own = f"tiny-{model.tiny}"
+    return own if own in (*known, *_OF_STAND_INS) else "tiny-wan" if makes_videos else "tiny-sd3"
+
+
+def _borrows(model: ModelArgs, profile: str) -> bool:
+    """True where `name_profile` has found no profile of the model's own family."""
+    return model.profile_as is None and model.tiny is not None and profile not in (model.name, f"tiny-{model.tiny}")
+
+
+def find_profile(model: ModelArgs, args: AppArgs) -> str:
+    """`name_profile` with the tables of a configuration. Raises `ProfileError`."""
+    return name_profile(
+        model, {row.model for name in args.profiles for table in load_tables([name]) for row in table.rows}
+    )
+
+
+def _load_stand_ins(known: Collection[str]) -> list[ProfileTable]:
+    """The tables of tiny models that come with the package, of those that are not `known`."""
+    return [_leave_out(table, known) for table in load_tables(_STAND_IN_TABLES)]
 
 
 def _rename(table: ProfileTable, args: AppArgs, names: Collection[tuple[str, str]]) -> ProfileTable:

@@ -169,7 +169,9 @@ class AppArgs(Args):
         unexpected = [name for name in names if name not in [load.model for load in self.expected_load]]
         if unexpected and (why := self._needs_load()):
             raise make_config_error(
-                "expected_load", f"`{why}` needs a size to expect of {', '.join(unexpected)}, at least one"
+                "expected_load",
+                f"`{why}` needs a size to expect of {', '.join(unexpected)}, at least one, "
+                f"such as {{model: {unexpected[0]}, width: 512, height: 512, num_inference_steps: 20}}",
             )
         for index, load in enumerate(self.expected_load):
             if load.model not in names:

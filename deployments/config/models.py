@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from deployments.config.base import Args, LocalPath, Name, make_config_error, make_option
 from tridentserve.byte_sizes import MIB
@@ -14,6 +16,9 @@ from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.models.shipped_models import find_shipped_model, list_shipped_models
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_TINY_IMAGES = {"max_side": 1024, "max_pixels": 1024 * 1024}
+_TINY_VIDEOS = {"max_side": 256, "max_pixels": 128 * 128, "max_frames": 33, "max_pixel_frames": 128 * 128 * 17}
 CellNumber = Annotated[int, Field(ge=0)]
 
 
@@ -57,6 +62,17 @@ class RequestDefaults(Args):
     )
 
 
+def _refuse_hub_id(value: Any) -> Any:
+    """A relative path that looks like an id of the Hugging Face hub and is no folder here."""
+    if isinstance(value, str) and _HUB_ID.fullmatch(value) and not Path(value).is_dir():
+        raise make_config_error(
+            "",
+            f"{value!r} is no folder here, and nothing is fetched at run time. If it is an id of the Hugging Face hub, "
+            f"`hf download {value} --local-dir FOLDER` fetches it once; then name that folder",
+        )
+    return value
+
+
 class ModelArgs(Args):
     """One model. Exactly one of `path` (a model folder), `shipped` (a model that lies in the package) and `tiny` (a
     family; made at first start) is given."""
@@ -64,7 +80,7 @@ class ModelArgs(Args):
     name: Name = Field(
         description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
     )
-    path: LocalPath | None = Field(
+    path: Annotated[LocalPath | None, BeforeValidator(_refuse_hub_id)] = Field(
         default=None,
         description="Model folder as diffusers saves it. Exactly one of `path`, `shipped` and `tiny` is given.",
     )
@@ -84,12 +100,18 @@ class ModelArgs(Args):
     )
     attention: Attention = make_option(Kernels, "attention")
     compile: bool = make_option(Kernels, "compiled")
-    limits: Limits = Field(default=Limits(), description="Says what requests of the model may ask for.")
+    limits: Limits = Field(
+        default=Limits(),
+        description="Says what requests of the model may ask for. Without it a tiny model takes what its "
+        "profile covers: images of up to 1024x1024, videos of up to 128x128x17.",
+    )
     defaults: RequestDefaults = Field(
         default=RequestDefaults(), description="Values for requests of the model that name none."
     )
     profile_as: str | None = Field(
-        default=None, description="Name of the model in the profile tables; without it `name`."
+        default=None,
+        description="Name of the model in the profile tables; without it `name`, or for a tiny model "
+        "without a profile of its own that of another tiny model, at degree 1.",
     )
     slo_scale: float = Field(
         default=DEFAULT_SLO_SCALE,
@@ -135,6 +157,11 @@ class ModelArgs(Args):
             return find_shipped_model(self.shipped)
         return None if self.path is None else Path(self.path)
 
-    @property
-    def profile_name(self) -> str:
-        return self.profile_as or self.name
+    @model_validator(mode="before")
+    @classmethod
+    def _fit_tiny(cls, values: Any) -> Any:
+        """Without limits of its own, a tiny model takes what its shipped profile covers."""
+        if isinstance(values, Mapping) and "limits" not in values and values.get("tiny") in FAMILIES:
+            makes_videos = FAMILIES[values["tiny"]].frame_multiple is not None
+            return {**values, "limits": _TINY_VIDEOS if makes_videos else _TINY_IMAGES}
+        return values

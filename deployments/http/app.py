@@ -15,6 +15,7 @@ from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.routes.console_routes import CONSOLE_ROUTES, add_console_routes
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
 from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
+from deployments.http.routes.refused_routes import METRICS_ROUTE, add_refused_routes
 from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
 from deployments.http.routes.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
 from deployments.models.served import ServedModel
@@ -30,6 +31,7 @@ _ROUTES = (
     "DELETE /v1/requests/{request_id}",
     *SERVICE_ROUTES,
     *CONSOLE_ROUTES,
+    METRICS_ROUTE,
     "GET /openapi.json",
 )
 
@@ -59,6 +61,7 @@ def create_api(
     add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
     add_quote_routes(api, backend, models, max_body_bytes, lenient)
     add_service_routes(api, backend, models)
+    add_refused_routes(api)
 
     @api.delete("/v1/requests/{request_id}")
     async def cancel_request(request_id: str) -> dict[str, Any]:

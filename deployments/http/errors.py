@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,7 @@ CLIENT_CLOSED_REQUEST = RequestCancelledError.http_status
 RETRY_AFTER_S = 1
 _RETRY_STATUSES = (429, 503)
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported_media_type"}
+_NO_ROUTE = "there is no such route; GET / lists them all"
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,8 @@ async def _handle_http_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     code = _HTTP_CODES.get(error.status_code, "http_error")
-    return _respond(error.status_code, describe_problem(error.detail, error.status_code, code), error.headers)
+    message = _NO_ROUTE if error.detail == HTTPStatus.NOT_FOUND.phrase else error.detail
+    return _respond(error.status_code, describe_problem(message, error.status_code, code), error.headers)
 
 
 async def _handle_validation_error(_: Request, error: Exception) -> Response:

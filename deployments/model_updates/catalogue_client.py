@@ -55,7 +55,7 @@ class CatalogueClient(Mapping[str, ServedModel]):
                 async with asyncio.timeout(_TIMEOUT_S):
                     catalogue = await self._poll(known_version, _POLL_S)
             except Exception as error:  # whatever it is, the Scheduler is absent at the moment
-                logger.info("the models cannot be asked for: %s", type(error).__name__)
+                logger.debug("the models cannot be asked for: %s", type(error).__name__)
                 await asyncio.sleep(_PAUSE_S)
             else:
                 self._models = {model.name: model for model in catalogue.models}

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from deployments.assembly.planning import make_placement
+from deployments.assembly.profiles import find_profile
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.models import ModelArgs
@@ -36,6 +37,8 @@ class KnownModel:
     load: tuple[LoadArgs, ...]
     """The load that is expected of the model."""
     state: ModelState
+    profile: str
+    """Its name in the profile tables."""
     closed_s: float = 0.0
     """Seconds of the monotonic clock at which the model began to drain."""
 
@@ -50,13 +53,13 @@ class KnownModel:
         """The event that adds the model to the scheduler, with the placement if it changes."""
         expected = tuple(LoadShare(load.model, load.shape, load.num_inference_steps, load.weight) for load in self.load)
         model = self.model
-        return ModelAdded(model.name, model.profile_name, model.slo_scale, placement, expected, model.window_s)
+        return ModelAdded(model.name, self.profile, model.slo_scale, placement, expected, model.window_s)
 
 
 def build_known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
-    """Raises `ModelFolderError`."""
+    """Raises `ModelFolderError` and `ProfileError`."""
     load = tuple(load for load in args.expected_load if load.model == model.name)
-    return KnownModel(build_served_model(model), model, load, state)
+    return KnownModel(build_served_model(model), model, load, state, find_profile(model, args))
 
 
 def find_refusals(args: AppArgs, now: AppArgs) -> list[str]:

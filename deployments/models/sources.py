@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from deployments.config.models import ModelArgs
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import tiny_folder
 from tridentserve.models.kernels import Kernels
+
+logger = logging.getLogger(__name__)
 
 
 def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
@@ -20,6 +23,7 @@ def _make_tiny(family: str, cache_dir: Path) -> Path:
     folder = tiny_folder(family, cache_dir)
     if folder.is_dir():
         return folder
+    logger.info("making the tiny model of the family %s in %s, once", family, folder)
     from tridentserve.pipelines.tiny.build import ensure_tiny
 
     return ensure_tiny(family, cache_dir)

@@ -15,6 +15,7 @@ from deployments.config.app import AppArgs
 from deployments.http import python_handle as handle_api
 from deployments.http.app import create_api
 from deployments.model_updates.catalogue_client import CatalogueClient, CombinedCatalogue
+from deployments.replica_logs import prepare_logs
 from deployments.serve.cells_backend import choose_backend
 from deployments.serve.remote_backend import RemoteBackend
 from deployments.serve.videos_deployment import RemoteVideoBackend
@@ -30,6 +31,7 @@ class ApiDeployment:
         self, schedulers: list[DeploymentHandle[Any]], args: AppArgs, videos: DeploymentHandle[Any] | None
     ) -> None:
         """`schedulers` has the handle of each cell's."""
+        prepare_logs()
         cells = [RemoteBackend(scheduler) for scheduler in schedulers]
         self._backend = choose_backend(cells, args)
         self._videos = RemoteVideoBackend(videos, args) if videos is not None else None

@@ -35,11 +35,12 @@ def list_ingress_settings() -> dict[str, str]:
         "RAY_SERVE_PORT_QUARANTINE_S": "30",
         # Nobody else balances the load over these replicas, who would have to learn that one ends.
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-        **dict(zip(_PORTS, _find_free_ports(len(_PORTS)), strict=True)),
+        **dict(zip(_PORTS, find_free_ports(len(_PORTS)), strict=True)),
     }
 
 
-def _find_free_ports(count: int) -> list[str]:
+def find_free_ports(count: int) -> list[str]:
+    """Ports that nothing uses now."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -19,6 +19,7 @@ from deployments.assembly.cell_args import name_workers, take_cell
 from deployments.config.app import AppArgs
 from deployments.config.live import apply_user_config, name_scheduler
 from deployments.model_updates.catalogue import Catalogue
+from deployments.replica_logs import prepare_logs
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
 from deployments.serve.client_calls import ClientGate
 from deployments.serve.user_config_follower import UserConfigFollower
@@ -50,6 +51,7 @@ class SchedulerDeployment:
     def __init__(self, args: AppArgs, cell: int = 0, first: Any = None) -> None:
         """`args` is the configuration of the whole service. `first` is the handle of the deployment of cell 0, for
         those of the others."""
+        prepare_logs()
         self._args = args
         self._cell = cell
         self._num_workers = take_cell(args, cell).cluster.num_workers

@@ -12,6 +12,7 @@ from ray import serve
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
 from deployments.models.served import find_family
+from deployments.replica_logs import prepare_logs
 from deployments.serve.call_errors import translate_call_errors
 from deployments.serve.cells_backend import choose_backend
 from deployments.serve.remote_backend import RemoteBackend
@@ -30,6 +31,7 @@ class VideosDeployment:
 
     def __init__(self, schedulers: list[Any], args: AppArgs) -> None:
         """`schedulers` has the `ray.serve.handle.DeploymentHandle` of each cell's."""
+        prepare_logs()
         backend = choose_backend([RemoteBackend(scheduler) for scheduler in schedulers], args)
         self._jobs = VideoJobs(backend, args.videos, choose_data_dir(args))
 

@@ -163,7 +163,7 @@ def _check_weights(
                 key = "name" if model.profile_as is None else "profile_as"
                 yield (
                     f"models[{index}].{key}: the weights of {stage} are {found_bytes / MIB:.1f} MiB when loaded, in "
-                    f"the profile of {model.profile_name!r} {profiled_bytes / MIB:.1f} MiB; it is of another model "
+                    f"its profile {profiled_bytes / MIB:.1f} MiB; it is of another model "
                     "or another dtype: profile this one"
                 )
                 break
@@ -178,7 +178,9 @@ def _check_coverage(probes: Sequence[RequestSpec], times: CostModel) -> Iterator
             for stage in (Stage.ENCODE, Stage.DECODE):
                 times.seconds(probe.model, stage, probe.shape)
         except ProfileError as error:
-            yield f"{probe.request_id}: {error}"
+            _, is_limit, limit = probe.request_id.partition(".limits.")
+            way_out = f", or {'raise' if limit == 'min_side' else 'narrow'} limits.{limit}" if is_limit else ""
+            yield f"{probe.request_id}: {error}{way_out}"
 
 
 def _check_planning(args: AppArgs, times: CostModel, probes: Sequence[RequestSpec]) -> Iterator[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import re
 import ssl
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,6 +30,7 @@ async def replay(
     speed: float = 1.0,
     model: str | None = None,
     timeout_s: float = 600.0,
+    save_dir: Path | None = None,
     on_sent: Callable[[TraceRequest], None] | None = None,
     on_done: Callable[[ReplayResult], None] | None = None,
 ) -> list[ReplayResult]:
@@ -35,14 +38,15 @@ async def replay(
     `/v1/images/edits` or `/v1/videos/sync`; results are in the same order. Models that start from an image get one
     that is made from the request's seed.
 
-    `model` is asked for instead of what the rows name. `on_sent` and `on_done` are called on the event loop as requests
-    are sent and end. A request that fails in whatever way is a result, never an exception. Before anything is sent this
-    raises `InvalidRequestError` for videos of a model that makes images, `ConfigError` for bad arguments or when
+    `model` is asked for instead of what the rows name. `save_dir` gets the images and videos. `on_sent` and `on_done`
+    are called on the event loop as requests are sent and end. A request that fails in whatever way is a result, never
+    an exception. Before anything is sent this raises `InvalidRequestError` for videos of a model that makes images,
+    `ConfigError` for bad arguments or when
     nothing listens at `url`, `UnknownModelError` for unknown models.
     """
     if not (math.isfinite(speed) and speed > 0):
         raise ConfigError(f"speed must be above 0, not {speed}")
-    run = await open_session(requests, url, model=model, timeout_s=timeout_s, on_done=on_done)
+    run = await open_session(requests, url, model=model, timeout_s=timeout_s, save_dir=save_dir, on_done=on_done)
     tasks: dict[int, asyncio.Task[ReplayResult]] = {}
     async with asyncio.TaskGroup() as group:
         for index in sorted(range(len(requests)), key=lambda index: requests[index].timestamp_s):
@@ -60,6 +64,7 @@ async def open_session(
     *,
     model: str | None = None,
     timeout_s: float = 600.0,
+    save_dir: Path | None = None,
     on_done: Callable[[ReplayResult], None] | None = None,
 ) -> ReplaySession:
     """Before anything is sent: whether these requests can be, and by which model. Arguments and errors as of
@@ -75,7 +80,7 @@ async def open_session(
         models = await choose_models(client, url, requests, model)
     # Two replays of one trace are not the same requests.
     run_id, start_s = uuid.uuid4().hex[:8], asyncio.get_running_loop().time()
-    return ReplaySession(url, tls, models, timeout_s, on_done, run_id, start_s)
+    return ReplaySession(url, tls, models, timeout_s, save_dir, on_done, run_id, start_s)
 
 
 def _open_client(tls: ssl.SSLContext) -> httpx.AsyncClient:
@@ -94,6 +99,8 @@ class ReplaySession:
     models: Sequence[Served]
     """The models of the requests that the session was opened for."""
     timeout_s: float
+    save_dir: Path | None
+    """The directory for the images and videos; None to keep none."""
     on_done: Callable[[ReplayResult], None] | None
     run_id: str
     start_s: float
@@ -105,7 +112,8 @@ class ReplaySession:
         """One request from sending, at once, to its result. `number`: another one for each. `due_s`: when it should
         have been sent."""
         # Ids of a trace may hold what the service does not take in one; the number keeps them apart all the same.
-        service_request_id = f"{self.run_id}-{number}-{re.sub('[^A-Za-z0-9._:-]', '_', request.request_id)[:80]}"
+        name = re.sub("[^A-Za-z0-9._:-]", "_", request.request_id)[:80]
+        service_request_id = f"{self.run_id}-{number}-{name}"
         video = model.gives_video(request)
         # In a thread: drawing an input image on the event loop would make the next sends late.
         body = await asyncio.to_thread(build_body, request, model, service_request_id)
@@ -117,7 +125,10 @@ class ReplaySession:
             try:
                 # In a thread: decoding a large image on the event loop would make the next sends late.
                 facts = await asyncio.to_thread(_read_facts, answer, request, video)
-            except ValueError as failure:
+                if self.save_dir is not None:
+                    file = self.save_dir / f"{number:06d}-{name}{'.mp4' if video else '.png'}"
+                    await asyncio.to_thread(_save, answer, file, video)
+            except (ValueError, OSError) as failure:
                 error = str(failure)
         result = ReplayResult(
             request, model.name, service_request_id, sent_s, max(0.0, sent_s - due_s), latency_s, status, error, facts
@@ -145,6 +156,11 @@ def _read_facts(answer: httpx.Response, request: TraceRequest, video: bool) -> A
     if video:
         return read_video(answer.content, answer.headers, request.width, request.height, request.num_frames)
     return read_image(answer.content, request.width, request.height)
+
+
+def _save(answer: httpx.Response, file: Path, video: bool) -> None:
+    """Write the image or video of an answer that was read without an error."""
+    file.write_bytes(answer.content if video else base64.b64decode(answer.json()["data"][0]["b64_json"]))
 
 
 def _read_error_message(response: httpx.Response) -> str:

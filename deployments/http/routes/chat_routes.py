@@ -8,13 +8,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from deployments.backend import Backend, wait_for_result
-from deployments.http.body import read_fields, run_until_disconnect
+from deployments.http.body import JSON, read_fields, run_until_disconnect
 from deployments.http.routes.image_routes import list_data_urls
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.chat import parse_chat_request
 from deployments.schemas.edit import build_images
 from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.image import ImageRequest
 from deployments.schemas.image_field import count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate
 
@@ -26,13 +27,24 @@ def add_chat_routes(
 ) -> None:
     """A text alone goes to a model that makes images, a text with an image to one that edits them."""
 
-    @api.post("/v1/chat/completions")
+    @api.post("/v1/chat/completions", openapi_extra=_describe_body())
     async def answer_chat(request: Request) -> dict[str, Any]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
         asked, ignored = parse_chat_request(sent.values, lenient)
         updates = backend.generate(*await build_images(asked, models, sent.arrived_s), with_progress=False)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
         return _describe_chat(update, ignored)
+
+
+def _describe_body() -> dict[str, Any]:
+    """The part of the OpenAPI document about the body: messages, and the fields of an image request but its prompt."""
+    schema = ImageRequest.model_json_schema()
+    messages = {"type": "array", "minItems": 1, "items": {"type": "object"}, "description": "The messages of a chat."}
+    properties = {"messages": messages, **schema["properties"]}
+    for name in ("prompt", "stream", "response_format"):
+        del properties[name]
+    content = {JSON: {"schema": {**schema, "properties": properties, "required": ["messages"]}}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _describe_chat(update: CompletedUpdate, ignored: tuple[str, ...]) -> dict[str, Any]:

@@ -72,5 +72,5 @@ async def _check_health(backend: Backend) -> dict[str, Any]:
         async with asyncio.timeout(HEALTH_TIMEOUT_S):
             return await backend.get_health()
     except Exception as error:
-        logger.info("health check failed: %s", type(error).__name__)
+        logger.debug("health check failed: %s", type(error).__name__)
         return {"status": "unavailable", "workers": 0}

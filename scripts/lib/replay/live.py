@@ -21,6 +21,8 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> tuple[li
     # Each request in flight is an open socket, and an open loop may have thousands of them.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
+    if arguments.save_images is not None:
+        arguments.save_images.mkdir(parents=True, exist_ok=True)
     with closing(_Progress(len(requests))) as progress:
         replaying = replay(
             requests,
@@ -28,6 +30,7 @@ def run(arguments: argparse.Namespace, requests: list[TraceRequest]) -> tuple[li
             speed=arguments.speed,
             model=arguments.model,
             timeout_s=arguments.timeout_s,
+            save_dir=arguments.save_images,
             on_sent=progress.on_sent,
             on_done=progress.on_done,
         )

@@ -32,7 +32,6 @@ def test_defaults() -> None:
     assert (args.dispatch.tick_ms, args.dispatch.solver, args.dispatch.time_limit_ms) == (5, "highs", 100)
     assert (args.handoff.capacity_mb, args.handoff.transport) == (64, "nixl")
     assert args.models[0].slo_scale == 2.5
-    assert args.models[0].profile_name == "m"
     assert args.cluster.num_workers == 4
 
 

@@ -83,8 +83,10 @@ def test_a_file_is_checked_and_read_with_its_user_config(tmp_path: Path) -> None
     good = file_of(tmp_path, {"models": [FLUX], "expected_load": [load("tiny-flux")]})
     assert check_config(good) == []
     assert [model.name for model in read_args(good).models] == ["tiny-flux"]
-    bad = file_of(tmp_path, {"models": [{"name": "other", "tiny": "sd3"}], "expected_load": [load("other")]})
+    bad = file_of(
+        tmp_path, {"models": [{"name": "other", "tiny": "sd3", "profile_as": "none"}], "expected_load": [load("other")]}
+    )
     (problem,) = check_config(bad)
-    assert problem.startswith("applications[0].deployments[0].user_config.models[0].name: 'other' is in none")
+    assert problem.startswith("applications[0].deployments[0].user_config.models[0].profile_as: 'none' is in none")
     (unknown,) = check_config(file_of(tmp_path, {"max_retries": 1}))
     assert unknown.startswith("applications[0].deployments[0].user_config.max_retries: cannot change")

@@ -8,9 +8,12 @@ import pytest
 import yaml
 
 from deployments.assembly.planning import list_workers, make_placement
-from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.profiles import find_profile, make_cost_model
 from deployments.config.app import AppArgs
+from deployments.validation.args import check_args
 from deployments.validation.serve_file import check_config
+from tridentserve.models.families import FAMILIES
+from tridentserve.stages import Stage
 
 CONFIGS = sorted((Path(__file__).parents[3] / "deployments").glob("*.yaml"))
 
@@ -41,3 +44,25 @@ def test_disaggregated_is_v3() -> None:
 def test_two_models_are_on_all_workers_as_both_fit() -> None:
     kinds = placement_of(next(path for path in CONFIGS if path.stem == "two_models"))
     assert kinds == ["tiny-flux:EDC+tiny-sd3:EDC"] * 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tiny_model_of_every_family_works_with_the_shipped_tables(family: str) -> None:
+    """Its name alone is given: the check plans its limits without Ray."""
+    args = {
+        "models": [{"name": "m", "tiny": family}],
+        "cluster": {"workers_per_node": 2, "memory_mb": 1024},
+        "placement": ["EDC", "EDC"],
+    }
+    assert check_args(args) == []
+
+
+def test_a_table_of_ones_own_comes_before_the_stand_in() -> None:
+    models = [{"name": "tiny-cogvideox", "tiny": "cogvideox"}, {"name": "m", "tiny": "mochi"}]
+    holds = {model["name"]: "EDC" for model in models}
+    cluster = {"workers_per_node": 2, "memory_mb": 1024}
+    values = {"models": models, "profiles": ["tiny-video-cpu"], "cluster": cluster, "placement": [holds] * 2}
+    args = AppArgs.model_validate(values)
+    assert [find_profile(model, args) for model in args.models] == ["tiny-cogvideox", "tiny-wan"]
+    times = make_cost_model(args)
+    assert times.degrees("tiny-cogvideox", Stage.DIFFUSE)[-1] > times.degrees("m", Stage.DIFFUSE)[-1] == 1

@@ -133,3 +133,48 @@ async def test_a_service_that_is_not_ready_lives() -> None:
     backend.state = {"status": "starting", "workers": 0}
     async with open_client(backend) as http:
         assert [(await http.get(path)).status_code for path in ("/live", "/ready", "/health")] == [200, 503, 503]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "instead"),
+    [
+        ("POST", "/v1/images/variations", "/v1/images/edits"),
+        ("POST", "/v1/videos/video_1/remix", "POST /v1/videos"),
+        ("GET", "/docs", "/openapi.json"),
+        ("GET", "/v1/engines", "GET / lists"),
+    ],
+)
+async def test_routes_without_a_meaning_are_refused_in_words(method: str, path: str, instead: str) -> None:
+    async with open_client(FakeBackend()) as http:
+        answer = await http.request(method, path, json={})
+    assert answer.status_code == 404
+    assert instead in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+async def test_the_metrics_are_pointed_to_in_words_that_are_no_metrics() -> None:
+    async with open_client(FakeBackend()) as http:
+        answer = await http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "prom_metrics_service_discovery.json" in answer.text
+    assert all(line.startswith("# ") for line in answer.text.splitlines())
+
+
+async def test_the_openapi_document_has_no_dangling_reference() -> None:
+    async with open_client(FakeBackend()) as http:
+        document = (await http.get("/openapi.json")).json()
+
+    def list_references(value: Any) -> list[str]:
+        if isinstance(value, list):
+            return [found for each in value for found in list_references(each)]
+        if not isinstance(value, dict):
+            return []
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [found for each in value.values() for found in list_references(each)]
+
+    for reference in list_references(document):
+        place = document
+        for name in reference.removeprefix("#/").split("/"):
+            place = place[name]
+    for path in ("/v1/images/generations", "/v1/images/edits", "/v1/videos", "/v1/chat/completions"):
+        assert document["paths"][path]["post"]["requestBody"]["content"], path

@@ -193,7 +193,10 @@ def test_draining_keeps_a_model(tmp_path: Path) -> None:
     ("wrong", "why"),
     [
         ({"name": "x", "path": "/nowhere", "profile_as": "tiny-sd3"}, "models[1].path"),
-        ({"name": "x", "tiny": "flux"}, "models[1].name: 'x' is in none of the profile tables"),
+        (
+            {"name": "x", "tiny": "flux", "profile_as": "y"},
+            "models[1].profile_as: 'y' is in none of the",
+        ),
         ({**FLUX, "limits": {"min_side": 500, "max_side": 505}}, "models[1].limits: no size is left"),
         ({**FLUX, "limits": {"max_side": 4096}}, "models[1].limits"),
     ],

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
 import os
 import shlex
 import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.docs.commands import ShownCommand, indented_blocks, list_commands
+from tests.docs.commands import ShownCommand, list_commands
 from tests.docs.test_paths import ROOT
 from tests.e2e.conftest import Service
+from tests.e2e.docs.handle_scripts import PAGES_WITH_HANDLES, check_handle_script
 from tests.support import http
 from tests.support.processes import output_of
 from tests.support.waiting import wait_until
@@ -93,22 +91,9 @@ def test_a_replay(service: Service, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["completed_requests"] == 3
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
-def test_python_handles(page: str, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray import serve
+@pytest.mark.parametrize("page", PAGES_WITH_HANDLES)
+def test_python_handles(page: str, service: Service, tmp_path: Path) -> None:
+    import ray
 
-    monkeypatch.chdir(tmp_path)
-    blocks = indented_blocks(page, "handle = serve.get_app_handle")
-    streams = indented_blocks(page, "async for update in handle")
-    assert len(blocks) == 1
-    assert len(streams) == (page == "docs/api.md")
-    seen: list[dict[str, Any]] = []
-    for block in streams:
-        assert "    ...  #" in block
-    code = "\n".join([*blocks, *(block.replace("    ...  #", "    seen.append(update)  #") for block in streams)])
-    names: dict[str, Any] = {"serve": serve, "seen": seen}
-    exec(compile(f"async def example():\n{textwrap.indent(code, '    ')}", page, "exec"), names)
-    asyncio.run(names["example"]())
-    width, height = Image.open(io.BytesIO((tmp_path / "fox.png").read_bytes())).size
-    assert f"{width}x{height}" in code
-    assert [update["type"] for update in seen[-1:]] == ["completed"] * len(streams)
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    check_handle_script(page, tmp_path, environment)

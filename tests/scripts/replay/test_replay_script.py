@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from PIL import Image
 
 from tests.support.processes import run, started
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -37,6 +38,7 @@ def replay_trace(folder: Path, *arguments: str, trace: str = LINES) -> Completed
 
 def test_end_to_end(tmp_path: Path, service: ImageService) -> None:
     options = ["--speed", "2", "--limit", "6", "--scale-pixels", "0.015625", "--steps", "4", "--out", "out"]
+    options += ["--save-images", "images"]
     done = replay_trace(tmp_path, "--url", service.url, *options)
     assert done.returncode == 0, done.stderr
     assert "6/6" in done.stderr
@@ -48,6 +50,13 @@ def test_end_to_end(tmp_path: Path, service: ImageService) -> None:
     assert figures["diffuse_degrees"] == {"1": 3, "2": 3}
     assert "completed / failed     6 / 0" in done.stdout
     assert [body["size"] for body in service.bodies] == [f"{side}x{side}" for side in (32, 128, 256, 32, 64, 128)]
+    saved = sorted((tmp_path / "images").iterdir())
+    assert [path.name for path in saved] == [f"{index:06d}-{index}.png" for index in range(6)]
+    widths = []
+    for path in saved:
+        with Image.open(path) as image:
+            widths.append(image.width)
+    assert widths == [32, 128, 256, 32, 64, 128]
     assert {body["num_inference_steps"] for body in service.bodies} == {4}
     with (tmp_path / "out" / "requests.csv").open(newline="") as file:
         assert [row["decode_workers"] for row in csv.DictReader(file)] == ["w3"] * 6

@@ -132,7 +132,17 @@ class WorkerFleet:
         """Start all workers, each with its replicas. Raises what the first one that fails raises."""
         began_s = time.monotonic()
         started = {worker_id: self._spawn(member) for worker_id, member in self._workers.items()}
-        answers = await asyncio.gather(*(_start_and_connect(handle) for handle in started.values()))
+        num_started = 0
+
+        async def start_one(worker_id: WorkerId, handle: WorkerHandle) -> WorkerReady:
+            nonlocal num_started
+            ready = await _start_and_connect(handle)
+            num_started += 1
+            logger.info("worker %s has started and holds its weights (%d of %d)", worker_id, num_started, len(started))
+            return ready
+
+        logger.info("starting %d workers", len(started))
+        answers = await asyncio.gather(*(start_one(*each) for each in started.items()))
         for (worker_id, handle), ready in zip(started.items(), answers, strict=True):
             self._workers[worker_id].come_up(handle, ready)
         everyone = ray.put(self._list_addresses(self._workers))  # once, not once for each of them

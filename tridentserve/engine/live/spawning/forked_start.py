@@ -87,7 +87,7 @@ def _make_folder() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     state = folder.lstat()
     if state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not this user's own")
+        raise PermissionError(f"{folder} is not this user's own: remove it, or give it mode 700")
     return folder
 
 
