@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, SchedulerArgs
-from deployments.config.models import Limits, ModelArgs
+from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
@@ -22,6 +22,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "args": AppArgs,
     "models[]": ModelArgs,
     "models[].limits": Limits,
+    "models[].defaults": RequestDefaults,
     "cluster": ClusterArgs,
     "expected_load[]": LoadArgs,
     "scheduler": SchedulerArgs,
