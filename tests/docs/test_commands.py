@@ -49,6 +49,7 @@ NEEDS_HOURS = "takes minutes to hours; runs in `tests/scripts/default_model/test
 NEEDS_FILES = "needs files of the reader: a model folder, a trace or a configuration"
 SCRIPTS_NOT_RUN = {
     "scripts/bench_cells.py": NEEDS_LONG,
+    "scripts/bench_console.py": NEEDS_LONG,
     "scripts/bench_dispatch.py": NEEDS_LONG,
     "scripts/bench_engine.py": NEEDS_LONG,
     "scripts/bench_overhead.py": NEEDS_LONG,

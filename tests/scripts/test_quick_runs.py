@@ -10,6 +10,8 @@ from tests.scripts.quick_runs import ROOT, WITH_RAY, WITHOUT_RAY, read_documente
 
 # It runs benchmarks, and is tested with one of its own.
 OF_BENCHMARKS = "compare_commits"
+# Their quick runs are in `tests/scripts/default_model`.
+OF_MODELS = {"judge", "train_default_model"}
 
 
 @pytest.mark.parametrize("script", WITHOUT_RAY)
@@ -21,7 +23,7 @@ def test_no_benchmark_is_left_out() -> None:
     scripts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "scripts").glob("*.py")}
     named = {name for name in scripts if name.startswith(("bench_", "compare_"))} - {OF_BENCHMARKS}
     assert named <= {*WITH_RAY, *WITHOUT_RAY}
-    assert {name for name, source in scripts.items() if "add_quick(" in source} == {*WITH_RAY, *WITHOUT_RAY}
+    assert {name for name, source in scripts.items() if "add_quick(" in source} == {*WITH_RAY, *WITHOUT_RAY, *OF_MODELS}
 
 
 @pytest.mark.parametrize("script", WITH_RAY)

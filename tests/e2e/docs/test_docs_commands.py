@@ -28,6 +28,7 @@ IMAGES = [line for line in LINES if "/v1/images/generations" in line.text]
 EDITS = [line for line in LINES if "/v1/images/edits" in line.text]
 VIDEOS = [line for line in LINES if "/v1/videos" in line.text]
 CHATS = [line for line in LINES if "/v1/chat/completions" in line.text]
+QUOTES = [line for line in LINES if "/v1/quotes" in line.text]
 HEALTH = [line for line in LINES if line.text.endswith("/health")]
 
 
@@ -40,7 +41,7 @@ def run_line(line: ShownCommand, service: Service, folder: Path) -> str:
 
 
 def test_no_line_is_left_out() -> None:
-    assert sorted(map(str, LINES)) == sorted(map(str, [*IMAGES, *EDITS, *VIDEOS, *CHATS, *HEALTH]))
+    assert sorted(map(str, LINES)) == sorted(map(str, [*IMAGES, *EDITS, *VIDEOS, *CHATS, *QUOTES, *HEALTH]))
     assert len(IMAGES) >= 4
 
 
@@ -66,6 +67,13 @@ def test_videos(service: Service, tmp_path: Path) -> None:
         assert "error" not in (json.loads(printed) if printed else {}) or json.loads(printed)["error"] is None
     assert b"ftyp" in (tmp_path / "fox.mp4").read_bytes()[:16]
     assert http.delete(f"{service.url}/v1/videos/fox").status_code == 200
+
+
+def test_quotes(service: Service, tmp_path: Path) -> None:
+    for line in QUOTES:
+        quotes = json.loads(run_line(line, service, tmp_path))["data"]
+        assert quotes
+        assert all(quote["predicted_s"] > 0 for quote in quotes)
 
 
 def test_chats(service: Service, tmp_path: Path) -> None:
