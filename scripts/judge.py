@@ -26,7 +26,7 @@ from tridentserve.models.shipped_models import find_shipped_model, list_shipped_
 
 def main() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("model", nargs="?", default="shapes", metavar="MODEL")
+    parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--url", help="of a running service, such as http://127.0.0.1:8000")
     parser.add_argument("--prompts", type=make_positive(int), default=200)
     parser.add_argument("--sides", type=make_positive(int), nargs="+", default=[128, 256], help="in pixels")

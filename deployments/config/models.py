@@ -86,8 +86,8 @@ class ModelArgs(Args):
     )
     shipped: str | None = Field(
         default=None,
-        description="Name of a model whose weights lie in the package: `shapes`, which draws colored shapes. Exactly "
-        "one of `path`, `shipped` and `tiny` is given.",
+        description="Name of a model whose weights lie in the package, which has none so far. Exactly one of `path`, "
+        "`shipped` and `tiny` is given.",
     )
     tiny: str | None = Field(
         default=None,
