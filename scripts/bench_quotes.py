@@ -50,6 +50,7 @@ from traces.workloads.arrivals import draw_arrival_times
 from traces.workloads.mixes import Mix, MixShape, draw, load_figure, load_mix
 from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import TridentServeError
+from tridentserve.scheduling.scheduler import SchedulerOptions
 
 _QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
 _WARM_UP = 0.2
@@ -186,7 +187,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--every-s",
         type=parse_not_negative,
-        default=0.1,
+        default=SchedulerOptions().predict_every_s,
         help="least seconds between two predictions in simulated runs (default %(default)s, as in a service)",
     )
     parser.add_argument(

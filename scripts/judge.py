@@ -1,7 +1,7 @@
 """Judge the default model: ask for pictures that it was never trained on, read them back, and compare.
 
-MODEL is a model folder, which diffusers' own pipeline loads in this process, or the name of a shipped model; with --url
-it is the name of a model of that running service. Prints the share of things in the right color and in the right shape,
+MODEL is a model folder, which diffusers' own pipeline loads in this process; with --url it is the name of a model of
+that running service. Prints the share of things in the right color and in the right shape,
 of pictures with the right number of things, the right background, and the right relation; and one JSON object.
 """
 
@@ -20,8 +20,6 @@ from lib.judge.reading import read_picture
 from lib.judge.scoring import average, score_picture
 from PIL import Image
 from tqdm import tqdm
-
-from tridentserve.models.shipped_models import find_shipped_model, list_shipped_models
 
 
 def main() -> None:
@@ -59,8 +57,7 @@ def ask(
     """Have the pictures made, as 8-bit RGB of shape (side, side, 3)."""
     if url is not None:
         return ask_service(url.rstrip("/"), model, questions, settings, clients)
-    folder = find_shipped_model(model) if model in list_shipped_models() else Path(model)
-    return ask_pipeline(folder, questions, settings)
+    return ask_pipeline(Path(model), questions, settings)
 
 
 def keep(picture: np.ndarray, question: JudgedPrompt, directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
@@ -13,7 +14,6 @@ from tridentserve.errors import ProfileError
 from tridentserve.models.families import FAMILIES
 
 _STAND_IN_TABLES = ("tiny-cpu", "tiny-video-cpu")
-_OF_STAND_INS = ("tiny-sd3", "tiny-flux", "tiny-wan", "tiny-cogvideox", "tiny-hunyuan_video")
 
 
 def make_cost_model(args: AppArgs) -> CostModel:
@@ -94,7 +94,7 @@ def name_profile(model: ModelArgs, known: Collection[str]) -> str:
         return model.profile_as or model.name
     makes_videos = FAMILIES[model.tiny].frame_multiple is not None
     own = f"tiny-{model.tiny}"
-    return own if own in (*known, *_OF_STAND_INS) else "tiny-wan" if makes_videos else "tiny-sd3"
+    return own if own in known or own in _name_stand_ins() else "tiny-wan" if makes_videos else "tiny-sd3"
 
 
 def _borrows(model: ModelArgs, profile: str) -> bool:
@@ -107,6 +107,11 @@ def find_profile(model: ModelArgs, args: AppArgs) -> str:
     return name_profile(
         model, {row.model for name in args.profiles for table in load_tables([name]) for row in table.rows}
     )
+
+
+@cache
+def _name_stand_ins() -> frozenset[str]:
+    return frozenset(row.model for table in load_tables(_STAND_IN_TABLES) for row in table.rows)
 
 
 def _load_stand_ins(known: Collection[str]) -> list[ProfileTable]:

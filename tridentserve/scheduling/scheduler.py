@@ -84,7 +84,7 @@ class SchedulerOptions:
         "these are 0.",
     )
     predict_every_s: float | None = Field(
-        default=0.1,
+        default=1.0,
         ge=0,
         description="Shortest time between two arrivals whose end is predicted, in seconds, for the record of how good "
         "predictions are, from which they learn; null: none. Quotes and `on_late` are answered in any case.",

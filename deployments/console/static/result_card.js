@@ -7,10 +7,16 @@ import { drawFacts, drawTimeline } from "./timeline.js";
 
 /** @typedef {import("./types.js").Facts} Facts */
 /** @typedef {import("./types.js").Progress} Progress */
+/** @typedef {import("./types.js").Prospect} Prospect */
 /** @typedef {import("./types.js").VideoJob} VideoJob */
 /** @typedef {import("./composer.js").Wish} Wish */
 
 const POLL_MS = 700;
+
+/** @param {Prospect} prospect */
+function describeEta(prospect) {
+  return typeof prospect.eta_s === "number" ? `, about ${formatSeconds(prospect.eta_s)} left` : "";
+}
 
 export class ResultCard {
   /** @param {Wish} wish */
@@ -60,7 +66,7 @@ export class ResultCard {
     for await (const event of readEvents(answer)) {
       if (event.error) throw new ServiceError(event.error.message, event.error.code, event.error.param);
       const kind = String(event.type).split(".")[1];
-      if (kind === "queued") this.queue(event.request_id);
+      if (kind === "queued") this.queue(event.request_id, event);
       else if (kind === "progress") this.advance(event);
       else if (kind === "completed") await this.show(event);
     }
@@ -71,7 +77,7 @@ export class ResultCard {
     const { fields, image } = this.wish;
     /** @type {VideoJob} */
     let job = await (await post("v1/videos", fields, image, this.leaving.signal)).json();
-    this.queue(job.id);
+    this.queue(job.id, job);
     while (job.status === "queued" || job.status === "in_progress") {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
       job = await getJson(`v1/videos/${encodeURIComponent(job.id)}`);
@@ -92,19 +98,19 @@ export class ResultCard {
     this.explain(/** @type {Facts} */ ({ ...job, request_id: job.id, width, height }));
   }
 
-  /** @param {string} requestId */
-  queue(requestId) {
+  /** @param {string} requestId @param {Prospect} prospect */
+  queue(requestId, prospect) {
     this.requestId = requestId;
     this.element.dataset["request"] = requestId;
-    setText(this.status, "accepted, waits for workers");
+    const ahead = prospect.queue_position ? ` behind ${formatCount(prospect.queue_position, "request")}` : "";
+    setText(this.status, `accepted, waits for workers${ahead}${describeEta(prospect)}`);
   }
 
   /** @param {Progress} progress */
   advance(progress) {
     this.bar.max = progress.num_steps;
     this.bar.value = progress.step;
-    const eta = typeof progress.eta_s === "number" ? `, about ${formatSeconds(progress.eta_s)} left` : "";
-    setText(this.status, `step ${progress.step} of ${progress.num_steps}${eta}`);
+    setText(this.status, `step ${progress.step} of ${progress.num_steps}${describeEta(progress)}`);
     setText(this.blank, "denoising");
   }
 

@@ -11,12 +11,12 @@
 /** @typedef {{request_id: string, model: string, seed: number, width: number, height: number, created: number,
  *   queue_s: number, latency_s: number | null, slo_s: number | null, slo_met: boolean, retries: number,
  *   timeline?: Span[], peak_memory_mb: number, tiled: boolean, index?: number, b64_json?: string}} Facts */
-/** @typedef {{request_id: string, step: number, num_steps: number, eta_s?: number | null,
- *   queue_position?: number | null}} Progress */
+/** @typedef {{eta_s?: number | null, queue_position?: number | null}} Prospect */
+/** @typedef {{request_id: string, step: number, num_steps: number} & Prospect} Progress */
 
 /** @typedef {{id: string, status: "queued" | "in_progress" | "completed" | "failed", progress: number, model: string,
  *   prompt: string, size: string, num_frames: number, num_outputs: number, seed: number, created_at: number,
- *   error: {message: string, code: string} | null} & Partial<Facts>} VideoJob */
+ *   error: {message: string, code: string} | null} & Prospect & Partial<Facts>} VideoJob */
 
 /** @typedef {{plan_id: number, model: string, stages: string, degree: number, request_ids: string[], start_s: number,
  *   end_s: number}} Plan */

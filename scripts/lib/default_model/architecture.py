@@ -12,6 +12,7 @@ import transformers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from lib.default_model import words
+from tridentserve.pipelines.tiny import parts
 
 # Tokens of one caption: the longest has 22 with CLIP's two marks.
 TEXT_TOKENS = 24
@@ -119,46 +120,18 @@ def build_clip_tokenizer() -> Any:
 
 def build_t5_tokenizer() -> Any:
     """Build a tokenizer of T5's class in which each known word is one piece; others are spelled, in ASCII."""
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    pieces += [(f"▁{word}", -1.0) for word in list_words()]
-    pieces += [(letter, -20.0) for letter in ("▁", *(chr(code) for code in range(33, 127)))]
-    return transformers.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=TEXT_TOKENS)
+    letters = [(letter, -20.0) for letter in ("▁", *map(chr, range(33, 127)))]
+    return parts.make_t5_tokenizer([*((f"▁{word}", -1.0) for word in list_words()), *letters], TEXT_TOKENS)
 
 
 def build_clip_encoder(tokenizer: Any) -> Any:
     """Build one of the two CLIP text encoders."""
-    config = transformers.CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=_CLIP_DIM,
-        projection_dim=_CLIP_DIM,
-        intermediate_size=4 * _CLIP_DIM,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=TEXT_TOKENS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return transformers.CLIPTextModelWithProjection(config)
+    return transformers.CLIPTextModelWithProjection(parts.build_clip_config(tokenizer, _CLIP_DIM, expansion=4))
 
 
 def build_t5_encoder(tokenizer: Any) -> Any:
-    """Build the T5 encoder, without dropout."""
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer),
-        d_model=_T5_DIM,
-        d_kv=48,
-        d_ff=2 * _T5_DIM,
-        num_layers=3,
-        num_heads=4,
-        dropout_rate=0.0,
-        feed_forward_proj="gated-gelu",
-        is_encoder_decoder=False,
-        use_cache=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return transformers.T5EncoderModel(config)
+    """Build the T5 encoder. It is built in evaluation mode, so that it is trained without dropout."""
+    return parts.build_t5_encoder(tokenizer, dim=_T5_DIM, num_layers=3)
 
 
 def count_image_tokens(width: int, height: int) -> int:

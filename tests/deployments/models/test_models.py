@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config.models import Limits, ModelArgs
+from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from deployments.models.served import ServedModel, build_served_model, build_served_models
+from deployments.schemas.image import build_image_request, parse_image_request
 from deployments.schemas.model_choice import check_size
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
@@ -138,3 +139,26 @@ def test_loras_are_the_files_of_their_directory(tmp_path: Path) -> None:
     served = build_served_models([ModelArgs(name=name, path=tmp_path / name) for name in ("flux", "pixart_sigma")])
     assert served["flux"].to_json()["loras"] == ["ink", "pastel"]
     assert served["pixart_sigma"].loras == ()
+
+
+@pytest.mark.parametrize(
+    ("defaults", "steps", "guidance_scale"),
+    [({}, 28, 7.0), ({"num_inference_steps": 4}, 4, 7.0), ({"guidance_scale": 0.0}, 28, 0.0)],
+    ids=str,
+)
+def test_requests_that_name_none_have_the_defaults_of_the_model(
+    defaults: dict[str, float], steps: int, guidance_scale: float
+) -> None:
+    model = build_served_model(ModelArgs.model_validate({"name": "m", "tiny": "sd3", "defaults": defaults}))
+    spec, inputs = build_image_request(parse_image_request({"prompt": "a fox"}), {"m": model})
+    assert (spec.num_inference_steps, inputs.guidance_scale) == (steps, guidance_scale)
+    told = model.to_json()["defaults"]
+    assert (told["num_inference_steps"], told["guidance_scale"]) == (steps, guidance_scale)
+    named = parse_image_request({"prompt": "a fox", "num_inference_steps": 9, "guidance_scale": 2.0})
+    spec, inputs = build_image_request(named, {"m": model})
+    assert (spec.num_inference_steps, inputs.guidance_scale) == (9, 2.0)
+
+
+def test_default_steps_are_within_the_limits() -> None:
+    model = ServedModel("m", FAMILIES["sd3"], Limits(max_steps=5), (), RequestDefaults(num_inference_steps=8))
+    assert model.default_steps == 5

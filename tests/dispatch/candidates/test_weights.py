@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -63,6 +64,21 @@ def test_under_overload_the_model_of_more_weight_has_more_on_time(seed: int) -> 
     for heavy, light in (("one", "two"), ("two", "one")):
         counts = count_on_time(serve(arrivals, DispatchOptions(request_weights={heavy: 2.0})))
         assert counts[heavy] > 1.5 * counts[light]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_overload_requests_of_a_higher_priority_have_more_on_time(seed: int) -> None:
+    """Also beside others of their own model and size."""
+    plain = overload(seed, 4.0, one=LARGE, two=LARGE)
+    raised = [(at_s, replace(spec, model="one", priority=1 if spec.model == "two" else 0)) for at_s, spec in plain]
+    on_time = Counter(each.spec.priority for each in serve(raised, DispatchOptions()).requests if each.slo_met)
+    assert on_time[1] > 1.5 * on_time[0]
+
+
+def test_one_priority_for_all_changes_no_decision() -> None:
+    arrivals = overload(3, 4.0, one=LARGE, two=LARGE)
+    raised = [(at_s, replace(spec, priority=2)) for at_s, spec in arrivals]
+    assert list_starts(serve(raised, DispatchOptions())) == list_starts(serve(arrivals, DispatchOptions()))
 
 
 def test_equal_weights_change_no_decision_and_nor_do_shares_of_one_model() -> None:

@@ -86,16 +86,17 @@ def build_clip_tokenizer() -> Any:
     return transformers.CLIPTokenizer(vocab=vocab, merges=[], model_max_length=CLIP_TOKENS)
 
 
-def build_clip_config(tokenizer: Any) -> Any:
-    """Build the config of a CLIP text encoder."""
+def build_clip_config(tokenizer: Any, dim: int = CLIP_DIM, expansion: int = 2) -> Any:
+    """Build the config of a CLIP text encoder for as many tokens as the tokenizer makes at most. Its blocks widen `dim`
+    by `expansion`."""
     return transformers.CLIPTextConfig(
         vocab_size=len(tokenizer),
-        hidden_size=CLIP_DIM,
-        projection_dim=CLIP_DIM,
-        intermediate_size=2 * CLIP_DIM,
+        hidden_size=dim,
+        projection_dim=dim,
+        intermediate_size=expansion * dim,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=CLIP_TOKENS,
+        max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -105,22 +106,30 @@ def build_clip_config(tokenizer: Any) -> Any:
 def build_t5_tokenizer() -> Any:
     """Build a tokenizer with one piece per printable ASCII character. As in T5's own tokenizer, other characters are
     the unknown token."""
-    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    pieces = ["▁", *(chr(code) for code in range(33, 127))]
-    vocab = special + [(piece, -float(rank)) for rank, piece in enumerate(pieces, start=2)]
-    return transformers.T5TokenizerFast(vocab=vocab, extra_ids=0, model_max_length=T5_TOKENS)
+    letters = ["▁", *(chr(code) for code in range(33, 127))]
+    return make_t5_tokenizer([(letter, -float(rank)) for rank, letter in enumerate(letters, start=2)], T5_TOKENS)
+
+
+def make_t5_tokenizer(pieces: list[tuple[str, float]], max_tokens: int) -> Any:
+    """Make a tokenizer of T5's class of pieces, each with the logarithm of its likelihood."""
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces]
+    return transformers.T5TokenizerFast(vocab=vocab, extra_ids=0, model_max_length=max_tokens)
 
 
 def build_t5_encoder(
-    tokenizer: Any, config_class: Any = transformers.T5Config, model_class: Any = transformers.T5EncoderModel
+    tokenizer: Any,
+    config_class: Any = transformers.T5Config,
+    model_class: Any = transformers.T5EncoderModel,
+    dim: int = T5_DIM,
+    num_layers: int = 2,
 ) -> Any:
     """Build an encoder of T5 or of a model with the same config (UMT5)."""
     config = config_class(
         vocab_size=len(tokenizer),
-        d_model=T5_DIM,
-        d_kv=16,
-        d_ff=2 * T5_DIM,
-        num_layers=2,
+        d_model=dim,
+        d_kv=dim // 4,
+        d_ff=2 * dim,
+        num_layers=num_layers,
         num_heads=4,
         feed_forward_proj="gated-gelu",
         is_encoder_decoder=False,

@@ -17,8 +17,7 @@ _MOST_REQUESTS = 600
 class RequestCrowd:
     """The requests that have not ended at `now_s`, summed up by model."""
 
-    def __init__(self, ledger: Ledger, builder: SceneBuilder, now_s: float, without: str | None = None) -> None:
-        """`without`: a request that is left out."""
+    def __init__(self, ledger: Ledger, builder: SceneBuilder, now_s: float) -> None:
         self._builder = builder
         self._work_s: defaultdict[str, float] = defaultdict(float)
         self._demand: defaultdict[str, float] = defaultdict(float)
@@ -27,7 +26,7 @@ class RequestCrowd:
         stride = 1 + len(ledger.requests) // _MOST_REQUESTS
         for request in islice(ledger.requests.values(), 0, None, stride):
             spec, steps = request.spec, float(request.steps_left)
-            if spec.request_id == without or (costs := builder.find_costs(spec)) is None:
+            if (costs := builder.find_costs(spec)) is None:
                 continue
             if (run := request.run) is not None and run.step_s > 0:
                 steps -= run.num_steps - min(run.num_steps, max(0.0, (run.diffuse_end_s - now_s) / run.step_s))
