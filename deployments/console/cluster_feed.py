@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -99,7 +100,14 @@ class ClusterFeed:
             else:
                 cursor = state.cursor
                 self._take(state)
-            await asyncio.sleep(self._choose_pause())
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Pause for as long as those who watch now ask for: many may have come since the state was told."""
+        left_s, began_s = self._period_s, time.monotonic()
+        while left_s > 0:
+            await asyncio.sleep(min(left_s, self._period_s))
+            left_s = began_s + self._choose_pause() - time.monotonic()
 
     def _take(self, state: ClusterState) -> None:
         """Tell a state to all, if it differs from the one before in more than its time."""

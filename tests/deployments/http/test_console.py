@@ -199,6 +199,23 @@ async def test_many_consoles_get_fewer_events_each(count: int) -> None:
     assert count / pause_s <= MAX_EVENTS_PER_S
 
 
+async def test_consoles_that_come_while_it_pauses_make_the_pause_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def describe(cursor: tuple[int, ...]) -> ClusterState:
+        nonlocal asked
+        asked += 1
+        return replace(STATE, now_s=STATE.now_s + asked)
+
+    feed = ClusterFeed(describe, heartbeat_s=60.0, period_s=0.1)
+    first, second = feed.watch(), feed.watch()
+    await anext(first)
+    monkeypatch.setattr("deployments.console.cluster_feed.MAX_EVENTS_PER_S", 1e-3)
+    await anext(second)
+    await asyncio.sleep(0.5)
+    assert asked == 1
+
+
 async def test_the_scheduler_is_asked_once_for_all_who_ask_at_a_time() -> None:
     num_asked = 0
 
