@@ -24,9 +24,11 @@ def describe(scene: DrawnScene, rng: random.Random) -> str:
         if scene.position is not None:
             text = f"{text} {scene.position}"
     opening = rng.choices(["", "a picture of ", "an image of ", "a drawing of "], [0.85, 0.07, 0.04, 0.04])[0]
-    ending = _describe_background(scene.background, rng)
-    text = f"{opening}{text}{ending}"
-    return text[:1].upper() + text[1:] + ("." if rng.random() < 0.5 else "") if rng.random() < 0.1 else text
+    if scene.kind == "pair" and names_size:
+        opening = ""  # The caption would have more words than the encoders read.
+    stop = "." if not opening and rng.random() < 0.05 else ""
+    text = f"{opening}{text}{_describe_background(scene.background, rng)}{stop}"
+    return text[:1].upper() + text[1:] if rng.random() < 0.1 else text
 
 
 def _describe_pair(scene: DrawnScene, rng: random.Random, names_size: bool) -> str:

@@ -10,9 +10,10 @@ import torch
 from torch.nn import functional
 
 from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens, derive_seed
+from lib.default_model.muon import MatrixOptimizer
 from lib.default_model.latents import SIZES, WORDINGS, PreparedPictures, load_pictures, tokenize
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
-from lib.default_model.runs import TrainingRun, set_learning_rate
+from lib.default_model.runs import TrainingRun, plan_rate
 
 _PEAK_RATE = 1e-3
 _CAPTION_DROPOUT = 0.1
@@ -38,23 +39,18 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     prepared = load_pictures(folder)
     scale = 1 / measure_latents(folder, prepared)[:, None, None]
     parts = build_parts(folder)
-    optimizer = torch.optim.AdamW(_group_parameters(parts), lr=_PEAK_RATE, betas=(0.9, 0.98))
-    run = TrainingRun(folder, "denoiser", parts.trained(), optimizer)
+    run = TrainingRun(folder, "denoiser", parts.trained(), _build_optimizers(parts))
     empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])
     for step in run.iterate(steps):
-        set_learning_rate(optimizer, step, steps, _PEAK_RATE, warm_up=200)
         torch.manual_seed(derive_seed(seed, "step", step))
         rng = random.Random(derive_seed(seed, "size", step))
         size = rng.choices(list(SIZES), [weight for _, weight in SIZES.values()])[0]
         batch = _draw_batch(prepared[size], -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS)), empty)
         loss = compute_loss(parts, batch.latents.float() * scale, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_([p for part in parts.trained().values() for p in part.parameters()], 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
         run.average(0.999)
         if step % 10 == 0:
-            run.log(loss=loss.item(), norm=norm.item(), side=(size[0] * size[1]) ** 0.5)
+            run.log(loss=loss.item(), norm=norm, side=(size[0] * size[1]) ** 0.5)
         if (step + 1) % grid_every == 0:
             save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
@@ -85,12 +81,22 @@ def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor
     return PictureBatch(prepared.latents[index], clip_ids, t5_ids)
 
 
-def _group_parameters(parts: ModelParts) -> list[dict[str, object]]:
-    """Weights of layers decay, vectors (biases, norms) do not."""
-    parameters = [p for part in parts.trained().values() for p in part.parameters()]
+def _build_optimizers(parts: ModelParts) -> list[torch.optim.Optimizer]:
+    """One for the matrices of the layers; another for embeddings, the first and the last layer, biases and norms."""
+    matrices, tables, vectors = [], [], []
+    for part in parts.trained().values():
+        for name, parameter in part.named_parameters():
+            inner = "blocks." in name or "layers." in name or "block." in name
+            if parameter.ndim == 2 and inner and "relative_attention_bias" not in name:
+                matrices.append(parameter)
+            elif parameter.ndim > 1:
+                tables.append(parameter)
+            else:
+                vectors.append(parameter)
+    others = [{"params": tables, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
     return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.02},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        MatrixOptimizer(matrices, lr=_PEAK_RATE),
+        torch.optim.AdamW(others, lr=_PEAK_RATE, betas=(0.9, 0.98)),
     ]
 
 

@@ -6,7 +6,7 @@ import copy
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,21 @@ from tqdm import tqdm
 class TrainingRun:
     """Trains one thing step by step; may be stopped at any moment and goes on where its last state was written.
 
-    `parts` are trained together by `optimizer`. Averages of their parameters (EMA) are kept beside them and are what is
+    `parts` are trained together by `optimizers`. Averages of their parameters (EMA) are kept beside them and are what is
     used afterwards.
     """
 
-    def __init__(self, folder: Path, name: str, parts: dict[str, torch.nn.Module], optimizer: torch.optim.Optimizer):
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        parts: dict[str, torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{name}.pt"
         self._log = folder / f"{name}.jsonl"
-        self._optimizer = optimizer
+        self.optimizers = optimizers
         self.parts = parts
         self.averages = {key: copy.deepcopy(part).eval().requires_grad_(False) for key, part in parts.items()}
         self.step = 0
@@ -51,6 +57,18 @@ class TrainingRun:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    def learn(self, loss: torch.Tensor, rate: float) -> float:
+        """Take one step down the gradient of a loss at a learning rate. Returns the gradient's norm."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        parameters = [parameter for part in self.parts.values() for parameter in part.parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return norm.item()
+
     @torch.no_grad()
     def average(self, decay: float) -> None:
         """Take the present parameters into the averages. The first steps count less, as they are soon outdated."""
@@ -68,7 +86,8 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write the state beside the last one, then put it in its place."""
-        state: dict[str, Any] = {"step": self.step, "optimizer": self._optimizer.state_dict()}
+        state: dict[str, Any] = {"step": self.step}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         state["parts"] = {key: part.state_dict() for key, part in self.parts.items()}
         state["averages"] = {key: part.state_dict() for key, part in self.averages.items()}
         written = self._path.with_suffix(".tmp")
@@ -78,7 +97,8 @@ class TrainingRun:
     def _load(self) -> None:
         state = torch.load(self._path, map_location="cpu", weights_only=True)
         self.step = state["step"]
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
             self.averages[key].load_state_dict(state["averages"][key])
@@ -87,8 +107,6 @@ class TrainingRun:
         self._stopped = True
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, steps: int, peak: float, warm_up: int = 100) -> None:
-    """Warm up, stay at the peak, and decay linearly to zero over the last fifth of all steps."""
-    decay = min(1.0, (steps - step) / (0.2 * steps))
-    for group in optimizer.param_groups:
-        group["lr"] = peak * min(1.0, (step + 1) / warm_up) * decay
+def plan_rate(step: int, steps: int, peak: float, warm_up: int = 100) -> float:
+    """The learning rate of a step: warm up, stay at the peak, and decay linearly to zero over the last quarter."""
+    return peak * min(1.0, (step + 1) / warm_up, (steps - step) / (0.25 * steps))

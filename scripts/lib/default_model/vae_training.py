@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from lib.default_model.architecture import build_vae, derive_seed
 from lib.default_model.drawing import draw_picture
-from lib.default_model.runs import TrainingRun, set_learning_rate
+from lib.default_model.runs import TrainingRun, plan_rate
 from lib.default_model.scenes import DrawnScene, draw_scene
 
 _CROP = 64
@@ -26,9 +26,8 @@ def train_vae(folder: Path, seed: int, steps: int) -> None:
     torch.manual_seed(derive_seed(seed, "vae"))
     vae = build_vae().to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=_PEAK_RATE, weight_decay=1e-4, betas=(0.9, 0.99))
-    run = TrainingRun(folder, "vae", {"vae": vae}, optimizer)
+    run = TrainingRun(folder, "vae", {"vae": vae}, [optimizer])
     for step in run.iterate(steps):
-        set_learning_rate(optimizer, step, steps, _PEAK_RATE)
         rng = random.Random(derive_seed(seed, "crops", step))
         torch.manual_seed(derive_seed(seed, "noise", step))
         crops = np.stack([draw_crop(rng) for _ in range(_BATCH)])
@@ -37,10 +36,7 @@ def train_vae(folder: Path, seed: int, steps: int) -> None:
         decoded = vae.decode(posterior.sample()).sample
         kl = 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean()
         l1, l2 = functional.l1_loss(decoded, pixels), functional.mse_loss(decoded, pixels)
-        (l1 + l2 + _KL_WEIGHT * kl).backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        run.learn(l1 + l2 + _KL_WEIGHT * kl, plan_rate(step, steps, _PEAK_RATE))
         run.average(0.998)
         if step % 20 == 0:
             run.log(l1=l1.item(), l2=l2.item(), kl=kl.item())

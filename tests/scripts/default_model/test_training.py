@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from lib.default_model import architecture
 from lib.default_model.captions import describe
-from lib.default_model.runs import TrainingRun, set_learning_rate
+from lib.default_model.runs import TrainingRun, plan_rate
 from lib.default_model.scenes import draw_scene
 
 from tests.support.processes import run
@@ -24,13 +24,10 @@ def train(folder: Path, until: int) -> torch.nn.Module:
     torch.manual_seed(1)
     layer = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(layer.parameters())
-    state = TrainingRun(folder, "layer", {"layer": layer}, optimizer)
+    state = TrainingRun(folder, "layer", {"layer": layer}, [optimizer])
     for step in state.iterate(until):
-        set_learning_rate(optimizer, step, STEPS, 0.1, warm_up=3)
         torch.manual_seed(step)
-        layer(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        state.learn(layer(torch.randn(8, 4)).square().mean(), plan_rate(step, STEPS, 0.1, warm_up=3))
         state.average(0.9)
     return state.averages["layer"]
 
