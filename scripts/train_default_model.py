@@ -16,6 +16,7 @@ from lib.default_model.denoiser_training import train_denoiser
 from lib.default_model.export import export_model
 from lib.default_model.latents import prepare_latents
 from lib.default_model.pipeline import load_tokenizers
+from lib.default_model.restart import begin_from_model
 from lib.default_model.vae_training import train_vae
 
 STAGES = ("vae", "latents", "denoiser", "export")
@@ -24,11 +25,12 @@ STAGES = ("vae", "latents", "denoiser", "export")
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/default-model"), help="states, figures and samples")
+    parser.add_argument("--from-model", type=Path, help="a folder that `export` wrote: begin with its weights and VAE")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="only these, in this order")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=make_positive(int), help="of the CPU; torch's own number if not given")
     parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
-    parser.add_argument("--data-scale", type=make_positive(float), default=1.0, help="1: 86,000 pictures")
+    parser.add_argument("--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures")
     parser.add_argument("--shard-pictures", type=make_positive(int), default=1000, help="pictures that a file holds")
     parser.add_argument("--steps", type=make_positive(int), default=20_000, help="of the transformer")
     parser.add_argument(
@@ -45,6 +47,8 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     folder: Path = arguments.out
     folder.mkdir(parents=True, exist_ok=True)
+    if arguments.from_model:
+        begin_from_model(folder, arguments.from_model, arguments.vae_steps)
     for stage in arguments.stages:
         if stage == "vae":
             train_vae(folder, arguments.seed, arguments.vae_steps)

@@ -10,13 +10,15 @@ import torch
 from torch.nn import functional
 
 from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens, derive_seed
+from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures, tokenize
 from lib.default_model.muon import MatrixOptimizer
-from lib.default_model.latents import SIZES, WORDINGS, PreparedPictures, load_pictures, tokenize
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
 from lib.default_model.runs import TrainingRun, plan_rate
 
 _PEAK_RATE = 1e-3
 _CAPTION_DROPOUT = 0.1
+# The share of the steps that sees small pictures only.
+_SMALL_SHARE = 0.55
 # Timesteps are shifted towards noise, as the scheduler's are when an image is made.
 SHIFT = 3.0
 
@@ -43,8 +45,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step))
-        rng = random.Random(derive_seed(seed, "size", step))
-        size = rng.choices(list(SIZES), [weight for _, weight in SIZES.values()])[0]
+        size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps)
         batch = _draw_batch(prepared[size], -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS)), empty)
         loss = compute_loss(parts, batch.latents.float() * scale, batch)
         norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
@@ -53,6 +54,12 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
             run.log(loss=loss.item(), norm=norm, side=(size[0] * size[1]) ** 0.5)
         if (step + 1) % grid_every == 0:
             save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
+
+
+def draw_size(rng: random.Random, progress: float) -> tuple[int, int]:
+    """Draw the (width, height) of a step's pictures after a share `progress` of the training."""
+    sizes = [size for size in SIZES if progress >= _SMALL_SHARE or size[0] * size[1] <= SMALL_PIXELS]
+    return rng.choices(sizes, [SIZES[size][1] for size in sizes])[0]
 
 
 def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) -> torch.Tensor:
@@ -82,11 +89,11 @@ def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor
 
 
 def _build_optimizers(parts: ModelParts) -> list[torch.optim.Optimizer]:
-    """One for the matrices of the layers; another for embeddings, the first and the last layer, biases and norms."""
+    """One for the matrices of the layers; another for modulations, embeddings, the outer layers, biases and norms."""
     matrices, tables, vectors = [], [], []
     for part in parts.trained().values():
         for name, parameter in part.named_parameters():
-            inner = "blocks." in name or "layers." in name or "block." in name
+            inner = ("blocks." in name and "norm" not in name) or "layers." in name or "layer." in name
             if parameter.ndim == 2 and inner and "relative_attention_bias" not in name:
                 matrices.append(parameter)
             elif parameter.ndim > 1:

@@ -8,11 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 
 from lib.default_model import words
 from lib.default_model.denoiser_training import load_averages
 from lib.default_model.pipeline import assemble_pipeline
+from lib.default_model.restart import HISTORY, count_earlier_steps
 
 _CARD = """\
 # The default model of TridentServe
@@ -42,22 +44,30 @@ def export_model(folder: Path, target: Path) -> Path:
     if target.exists():
         shutil.rmtree(target)
     pipe.save_pretrained(target, safe_serialization=True)
-    (target / "README.md").write_text(_CARD.format(**_describe(folder, target, steps)), encoding="utf-8")
+    history = _describe_training(folder, steps)
+    (target / HISTORY).write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
+    (target / "README.md").write_text(_CARD.format(**history, **_describe_model(target)), encoding="utf-8")
     return target
 
 
-def _describe(folder: Path, target: Path, steps: int) -> dict[str, Any]:
-    import diffusers
-
-    vae_log = (folder / "vae.jsonl").read_text(encoding="utf-8").splitlines()
-    sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+def _describe_training(folder: Path, steps: int) -> dict[str, Any]:
+    earlier = count_earlier_steps(folder)
+    vae_log = folder / "vae.jsonl"
+    if vae_log.exists():
+        earlier["vae_steps"] += json.loads(vae_log.read_text(encoding="utf-8").splitlines()[-1])["step"]
     return {
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
         "diffusers": diffusers.__version__,
-        "steps": steps,
-        "vae_steps": json.loads(vae_log[-1])["step"],
+        "steps": earlier["steps"] + steps,
+        "vae_steps": earlier["vae_steps"],
         "pictures": count_pictures(folder),
+    }
+
+
+def _describe_model(target: Path) -> dict[str, Any]:
+    sizes = [path.stat().st_size for path in target.rglob("*") if path.is_file()]
+    return {
         "size_mb": sum(sizes) / 1e6,
         "shapes": ", ".join(words.SHAPES),
         "colors": ", ".join(words.COLORS),

@@ -17,8 +17,8 @@ from tqdm import tqdm
 class TrainingRun:
     """Trains one thing step by step; may be stopped at any moment and goes on where its last state was written.
 
-    `parts` are trained together by `optimizers`. Averages of their parameters (EMA) are kept beside them and are what is
-    used afterwards.
+    `parts` are trained together by `optimizers`. Averages of their parameters (EMA) are kept beside them and are what
+    is used afterwards.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class TrainingRun:
     def _load(self) -> None:
         state = torch.load(self._path, map_location="cpu", weights_only=True)
         self.step = state["step"]
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        # A run that begins from another's weights has no state of optimizers yet.
+        for optimizer, saved in zip(self.optimizers, state.get("optimizers", ()), strict="optimizers" in state):
             optimizer.load_state_dict(saved)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
