@@ -139,6 +139,10 @@ class GenerationRequest(BaseModel):
         return self.n if other is None else other
 
 
+# Values of `quality` that only DALL-E has.
+_DALL_E_QUALITIES = frozenset({"standard", "hd"})
+
+
 class ImageRequest(GenerationRequest):
     """The body of `POST /v1/images/generations`, and the dict of the Python handle. `build_image_request` checks
     the limits that depend on the model."""
@@ -149,9 +153,10 @@ class ImageRequest(GenerationRequest):
     )
 
     stream: bool = Field(default=False, description="True for an answer of server-sent events.")
-    response_format: Literal["b64_json", "url"] = Field(
-        default="b64_json",
-        description="The form of the images in the answer: base64, or a data URL that holds the image itself.",
+    response_format: Literal["b64_json", "url"] | None = Field(
+        default=None,
+        description="The form of the images in the answer: base64, or a data URL that holds the image itself. "
+        "The default is base64, but for a `quality` that only DALL-E knows it is DALL-E's, the URL.",
     )
     output_format: Literal["png", "jpeg", "webp"] = Field(default="png", description="The format of the image files.")
     output_compression: int | None = Field(
@@ -163,6 +168,12 @@ class ImageRequest(GenerationRequest):
     background: Literal["auto", "opaque"] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
+
+    @property
+    def wants_urls(self) -> bool:
+        """True where the images of the answer are data URLs. Clients written for DALL-E, such as LangChain's, name one
+        of its qualities and count on its default."""
+        return (self.response_format or ("url" if self.quality in _DALL_E_QUALITIES else "b64_json")) == "url"
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)

@@ -22,6 +22,8 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
 AIPERF = "aiperf==0.13.0"
+# Theirs have many parts (boto3, SQLAlchemy): installing them takes a minute.
+FRAMEWORKS = ("litellm==1.110.2", "langchain-community==0.4.2")
 # An executable of it that is there already.
 AIPERF_ENV = "TRIDENTSERVE_AIPERF"
 
@@ -73,13 +75,16 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The executable: that of the environment variable, or of an environment made here."""
     if AIPERF_ENV in os.environ:
         return os.environ[AIPERF_ENV]
-    folder = tmp_path_factory.mktemp("aiperf")
+    return str(install_apart(tmp_path_factory.mktemp("aiperf"), AIPERF) / "aiperf")
+
+
+def install_apart(folder: Path, *packages: str) -> Path:
+    """Install packages into an environment of their own. Returns the directory of its executables."""
     venv.create(folder, with_pip=True)
-    command = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", AIPERF]
-    done = run(command)
+    done = run([str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *packages])
     if done.returncode:
-        pytest.skip(f"{AIPERF} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
-    return str(folder / "bin" / "aiperf")
+        pytest.skip(f"{packages} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    return folder / "bin"
 
 
 def profile(aiperf: str, service: Service, cache: Path, out: Path, kind: str, model: str, *more: str) -> dict[str, Any]:
@@ -106,3 +111,32 @@ def test_aiperf_images_and_videos(aiperf: str, service: Service, tiny_cache: Pat
         assert not report["error_summary"]
     assert videos["video_inference_time"]["avg"] > 0
     assert videos["video_peak_memory"]["avg"] > 0
+
+
+# An image each as its framework asks for it, and the sizes of both.
+ASK_BY_FRAMEWORKS = """
+import base64, io, sys
+from urllib.request import urlopen
+import litellm
+from langchain_community.utilities.dalle_image_generator import DallEAPIWrapper
+from PIL import Image
+
+base = sys.argv[1]
+answer = litellm.image_generation(
+    model="openai/tiny-sd3", prompt="a fox", size="64x64", n=2, api_base=base, api_key="none", num_inference_steps=3
+)
+files = [base64.b64decode(entry.b64_json) for entry in answer.data]
+wrapper = DallEAPIWrapper(model="tiny-sd3", size="64x64", quality="standard", base_url=base, api_key="none")
+files.append(urlopen(wrapper.run("a fox")).read())
+print([Image.open(io.BytesIO(file)).size for file in files])
+"""
+
+
+@pytest.mark.slow
+def test_litellm_and_langchain(service: Service, tmp_path: Path) -> None:
+    python = install_apart(tmp_path, *FRAMEWORKS, "pillow") / "python"
+    # LiteLLM would fetch a list of prices.
+    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    done = run([str(python), "-c", ASK_BY_FRAMEWORKS, f"{service.url}/v1"], env=env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == str([(64, 64)] * 3)

@@ -58,7 +58,7 @@ def add_image_routes(
 def _describe_images(update: CompletedUpdate, asked: ImageRequest) -> dict[str, Any]:
     """OpenAI's form, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images", "created")}
-    if asked.response_format == "url":
+    if asked.wants_urls:
         data = [{"url": url} for url in list_data_urls(update)]
     else:
         data = [{"b64_json": b64encode(image).decode()} for image in update.outputs]

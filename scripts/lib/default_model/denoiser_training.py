@@ -15,7 +15,7 @@ from lib.default_model.muon import MatrixOptimizer
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
 from lib.default_model.runs import TrainingRun, plan_rate
 
-_PEAK_RATE = 1e-3
+_PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
 # The share of the steps that sees small pictures only.
 _SMALL_SHARE = 0.55

@@ -47,6 +47,23 @@ async def ask(body: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({}, "b64_json"),
+        ({"quality": "high"}, "b64_json"),
+        ({"quality": "standard"}, "url"),
+        ({"quality": "hd", "response_format": None}, "url"),
+        ({"quality": "hd", "response_format": "b64_json"}, "b64_json"),
+        ({"quality": "low", "response_format": "url"}, "url"),
+    ],
+    ids=str,
+)
+async def test_a_quality_of_dall_e_has_its_form_of_answer(fields: dict[str, Any], form: str) -> None:
+    (image,) = (await ask({"size": "64x64"}, **fields))["data"]
+    assert list(image) == [form]
+
+
 async def test_the_whole_schema_of_another_server_is_taken() -> None:
     found = await ask(OF_SGLANG, model="default")
     assert found["model"] == next(iter(MODELS))

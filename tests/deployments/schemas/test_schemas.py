@@ -58,7 +58,6 @@ def test_all_fields_arrive() -> None:
         request_id="job:1.a_b-c",
         user="somebody",
         quality="standard",
-        response_format="b64_json",
         output_format="png",
         background="opaque",
     )
