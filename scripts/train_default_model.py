@@ -16,6 +16,7 @@ from lib.default_model.denoiser_training import train_denoiser
 from lib.default_model.export import export_model
 from lib.default_model.latents import prepare_latents
 from lib.default_model.pipeline import load_tokenizers
+from lib.default_model.processes import run_processes
 from lib.default_model.restart import begin_from_model
 from lib.default_model.vae_training import train_vae
 
@@ -29,6 +30,9 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="only these, in this order")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=make_positive(int), help="of the CPU; torch's own number if not given")
+    parser.add_argument(
+        "--processes", type=make_positive(int), default=1, help="that train the transformer together, of a thread each"
+    )
     parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
     parser.add_argument("--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures")
     parser.add_argument("--shard-pictures", type=make_positive(int), default=1000, help="pictures that a file holds")
@@ -57,7 +61,15 @@ def main() -> None:
                 folder, arguments.seed, arguments.data_scale, arguments.shard_pictures, load_tokenizers(folder)
             )
         elif stage == "denoiser":
-            train_denoiser(folder, arguments.seed, arguments.steps, arguments.batch_tokens, arguments.grid_every)
+            run_processes(
+                arguments.processes,
+                train_denoiser,
+                folder,
+                arguments.seed,
+                arguments.steps,
+                arguments.batch_tokens,
+                arguments.grid_every,
+            )
         else:
             print(export_model(folder, arguments.model or folder / "model"))
 

@@ -49,6 +49,12 @@ class Limits(Args):
 class RequestDefaults(Args):
     """Values for requests of a model that name none."""
 
+    side: int | None = Field(
+        default=None,
+        ge=1,
+        description="Width and height of an image in pixels, within the limits; without it 1024. It has no effect on "
+        "models that make videos.",
+    )
     num_inference_steps: int | None = Field(
         default=None, ge=1, description="Denoising steps; without it those of the model's family."
     )

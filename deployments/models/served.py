@@ -107,8 +107,8 @@ class ServedModel:
 
     @property
     def default_side(self) -> int:
-        """Width and height in pixels for a request that names no size: 1024 where the limits allow it."""
-        return self.choose_side_near(_DEFAULT_SIDE)
+        """Width and height in pixels for a request that names no size, where the limits allow it."""
+        return self.choose_side_near(self.defaults.side or _DEFAULT_SIDE)
 
     def choose_side_near(self, side: int) -> int:
         """Width and height of the allowed square that is nearest to `side` from below, else of the smallest."""

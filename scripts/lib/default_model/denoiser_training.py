@@ -13,6 +13,7 @@ from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens, deri
 from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures, tokenize
 from lib.default_model.muon import MatrixOptimizer
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
+from lib.default_model.processes import count_processes, get_rank
 from lib.default_model.runs import TrainingRun, plan_rate
 
 _PEAK_RATE = 1.5e-3
@@ -35,24 +36,25 @@ class PictureBatch:
 def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int) -> None:
     """Train up to `steps` in all, with `batch_tokens` in each; the number of pictures follows from their size.
 
-    State, figures and grids of samples lie in `folder` as `denoiser*`.
+    Processes that train together share the tokens. State, figures and grids of samples lie in `folder` as `denoiser*`.
     """
     torch.manual_seed(derive_seed(seed, "denoiser"))
+    batch_tokens //= count_processes()
     prepared = load_pictures(folder)
     scale = 1 / measure_latents(folder, prepared)[:, None, None]
     parts = build_parts(folder)
     run = TrainingRun(folder, "denoiser", parts.trained(), _build_optimizers(parts))
     empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])
     for step in run.iterate(steps):
-        torch.manual_seed(derive_seed(seed, "step", step))
+        torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
         size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps)
         batch = _draw_batch(prepared[size], -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS)), empty)
         loss = compute_loss(parts, batch.latents.float() * scale, batch)
         norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
-        run.average(0.999)
+        run.average(0.996)
         if step % 10 == 0:
             run.log(loss=loss.item(), norm=norm, side=(size[0] * size[1]) ** 0.5)
-        if (step + 1) % grid_every == 0:
+        if (step + 1) % grid_every == 0 and get_rank() == 0:
             save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 

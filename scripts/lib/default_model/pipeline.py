@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +89,9 @@ def measure_latents(folder: Path, prepared: Mapping[tuple[int, int], PreparedPic
     """The standard deviation of each channel of the latents, measured once per run."""
     path = folder / "latent_deviations.pt"
     if not path.exists():
-        torch.save(prepared[128, 128].latents[:4000].float().std((0, 2, 3)), path)
+        written = path.with_suffix(f".{os.getpid()}")
+        torch.save(prepared[128, 128].latents[:4000].float().std((0, 2, 3)), written)
+        written.replace(path)
     deviations: torch.Tensor = torch.load(path, weights_only=True)
     return deviations
 

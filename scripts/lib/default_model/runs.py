@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from lib.default_model.processes import agree, average_gradients, get_rank
+
 
 class TrainingRun:
     """Trains one thing step by step; may be stopped at any moment and goes on where its last state was written.
@@ -44,8 +46,10 @@ class TrainingRun:
         previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
         saved_at_s = time.monotonic()
         try:
-            with tqdm(total=steps, initial=self.step, desc=self._path.stem, mininterval=10) as bar:
-                while self.step < steps and not self._stopped:
+            with tqdm(
+                total=steps, initial=self.step, desc=self._path.stem, mininterval=10, disable=get_rank() > 0
+            ) as bar:
+                while self.step < steps and not agree(self._stopped):
                     yield self.step
                     self.step += 1
                     bar.update()
@@ -61,6 +65,7 @@ class TrainingRun:
         """Take one step down the gradient of a loss at a learning rate. Returns the gradient's norm."""
         loss.backward()  # type: ignore[no-untyped-call]
         parameters = [parameter for part in self.parts.values() for parameter in part.parameters()]
+        average_gradients(parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -79,6 +84,8 @@ class TrainingRun:
 
     def log(self, **figures: float) -> None:
         """Append figures of the present step to the run's log (JSON lines)."""
+        if get_rank() > 0:
+            return
         with self._log.open("a", encoding="utf-8") as file:
             file.write(
                 json.dumps({"step": self.step, **{key: round(value, 5) for key, value in figures.items()}}) + "\n"
@@ -86,6 +93,8 @@ class TrainingRun:
 
     def save(self) -> None:
         """Write the state beside the last one, then put it in its place."""
+        if get_rank() > 0:
+            return
         state: dict[str, Any] = {"step": self.step}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         state["parts"] = {key: part.state_dict() for key, part in self.parts.items()}

@@ -159,6 +159,15 @@ def test_requests_that_name_none_have_the_defaults_of_the_model(
     assert (spec.num_inference_steps, inputs.guidance_scale) == (9, 2.0)
 
 
+@pytest.mark.parametrize(("side", "chosen"), [(None, 512), (256, 256), (250, 240), (4096, 512), (1, 16)])
+def test_requests_that_name_no_size_have_the_side_of_the_model(side: int | None, chosen: int) -> None:
+    limits = Limits(max_side=512, min_side=16)
+    model = ServedModel("m", FAMILIES["sd3"], limits, (), RequestDefaults(side=side))
+    spec, _ = build_image_request(parse_image_request({"prompt": "a fox"}), {"m": model})
+    assert (spec.shape.width, spec.shape.height) == (chosen, chosen)
+    assert model.to_json()["defaults"]["size"] == f"{chosen}x{chosen}"
+
+
 def test_default_steps_are_within_the_limits() -> None:
     model = ServedModel("m", FAMILIES["sd3"], Limits(max_steps=5), (), RequestDefaults(num_inference_steps=8))
     assert model.default_steps == 5
