@@ -1,0 +1,44 @@
+"""How the default model learns: the optimizer of its matrices, and the order of sizes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from lib.default_model.denoiser_training import draw_size
+from lib.default_model.latents import SIZES, SMALL_PIXELS
+from lib.default_model.muon import MatrixOptimizer, orthogonalize
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
+def test_orthogonal_updates_keep_singular_vectors(shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    matrices = torch.randn(3, *shape)
+    for matrix, result in zip(matrices, orthogonalize(matrices), strict=True):
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        inner = left.T @ result @ right.T
+        strong = values > 0.05 * values.max()
+        assert ((inner.diagonal() > 0.3) & (inner.diagonal() < 1.5))[strong].all()
+        assert (inner - inner.diagonal().diag()).abs().max() < 1e-4
+
+
+def test_matrices_learn_a_linear_map() -> None:
+    torch.manual_seed(2)
+    target, weight = torch.randn(6, 10), torch.nn.Parameter(torch.zeros(6, 10))
+    optimizer = MatrixOptimizer([weight], lr=0.1)
+    losses = []
+    for _ in range(100):
+        loss = (weight - target).square().mean()
+        losses.append(loss.item())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_small_pictures_come_first() -> None:
+    rng = random.Random(3)
+    early = {draw_size(rng, 0.3) for _ in range(500)}
+    assert {width * height <= SMALL_PIXELS for width, height in early} == {True}
+    assert {draw_size(rng, 0.9) for _ in range(2000)} == set(SIZES)
