@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Costs of open consoles for the requests of a service: latency of images with and without many event streams.
 
-The service is a whole one with the workers and the placement of the quickstart, and one replica of Api. One client asks
-for images, one after another: by turns while nobody watches, and while `--consoles` streams of the live state of the
-cluster are open, read by this process. The order of the two changes from round to round. Told apart is the CPU time of
-Api, the proxy and the Scheduler in a second, which says more than the latency where other programs use the machine.
-Linux only. The last line is one JSON object.
+The service is a whole one with the workers and the placement of deployments/tiny.yaml, and one replica of Api. One
+client asks for images, one after another: by turns while nobody watches, and while `--consoles` streams of the live
+state of the cluster are open, read by this process. The order of the two changes from round to round. Told apart is
+the CPU time of Api, the proxy and the Scheduler in a second, which says more than the latency where other programs
+use the machine. Linux only. The last line is one JSON object.
 
 Example: python scripts/bench_console.py --consoles 200 --rounds 10
 """
@@ -40,7 +40,7 @@ from lib.local_service import run_local_service
 
 from deployments.config.app import AppArgs
 
-_QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
+_TINY = Path(__file__).parent.parent / "deployments" / "tiny.yaml"
 _EVENTS = "/v1/cluster/events"
 _OPEN_S = 60.0
 
@@ -81,7 +81,7 @@ class _Reader(asyncio.Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse_arguments(argv)
-    (app,) = yaml.safe_load(_QUICKSTART.read_text())["applications"]
+    (app,) = yaml.safe_load(_TINY.read_text())["applications"]
     run = describe_run(f"{options.consoles} consoles", libraries=("ray", "torch"))
     with nullcontext(options.url) if options.url else run_local_service(AppArgs.model_validate(app["args"])) as url:
         turns = asyncio.run(_measure_all(url, options))
@@ -98,7 +98,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=parse_whole_number, default=20, help="denoising steps (default %(default)s)")
     parser.add_argument("--side", type=parse_whole_number, default=256, help="of the images (default %(default)s)")
-    parser.add_argument("--url", help="a quickstart that runs already on this machine; without it one is started")
+    parser.add_argument("--url", help="one of deployments/tiny.yaml that runs here already; without it one is started")
     parser.add_quick(consoles=20, rounds=1, requests=3, steps=2, side=64)
     return parser.parse_args(argv)
 

@@ -2,11 +2,12 @@
 """Measures how good predictions of the end of requests are: those that the scheduler makes when a request arrives, as
 `POST /v1/quotes` would answer them at that moment, beside the time from arrival to result.
 
-Simulated, each mix is served by the default policy on nodes of 8 GPUs, with Poisson arrivals at `--load` times what the
-GPUs can do by the profile at degree 1. Live, a service with the workers and the placement of the quickstart is started;
-clients ask it as fast as it answers, which says how much it can do, and then a Poisson trace at `--load` times that is
-replayed. The first fifth of each run is not counted: predictions learn from requests that have ended. An error is
-|predicted - actual| / actual. Seeds below 1,000 are for tuning. The last line is one JSON object.
+Simulated, each mix is served by the default policy on nodes of 8 GPUs, with Poisson arrivals at `--load` times what
+the GPUs can do by the profile at degree 1. Live, a service with the workers and the placement of
+deployments/tiny.yaml is started; clients ask it as fast as it answers, which says how much it can do, and then a
+Poisson trace at `--load` times that is replayed. The first fifth of each run is not counted: predictions learn from
+requests that have ended. An error is |predicted - actual| / actual. Seeds below 1,000 are for tuning. The last line
+is one JSON object.
 
 Example: python scripts/bench_quotes.py --seed 10000
 """
@@ -52,7 +53,7 @@ from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import TridentServeError
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
-_QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
+_TINY = Path(__file__).parent.parent / "deployments" / "tiny.yaml"
 _WARM_UP = 0.2
 _MODEL = "tiny-sd3"
 
@@ -96,12 +97,12 @@ def _measure_live(options: argparse.Namespace) -> dict[str, Any]:
     # Ray is started by this alone.
     from lib.local_service import run_local_service
 
-    (app,) = yaml.safe_load(_QUICKSTART.read_text())["applications"]
+    (app,) = yaml.safe_load(_TINY.read_text())["applications"]
     args = AppArgs.model_validate(app["args"])
     with run_local_service(args) as url:
         results = asyncio.run(_serve_live(url, options))
     pairs = [(each.facts.predicted_s, each.latency_s) for each in results if each.error is None]
-    return _make_row("live", "quickstart", args.cluster.num_workers, pairs)
+    return _make_row("live", "tiny.yaml", args.cluster.num_workers, pairs)
 
 
 async def _serve_live(url: str, options: argparse.Namespace) -> list[Any]:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """CPU time of a request in each kind of process of the service, by its number of denoising steps.
 
-The service is a whole one with the workers and the placement of the quickstart. Clients in this process ask for tiny
-images, each for its next one when it has the last. Each number of steps is measured without streaming, then with it.
-What the processes take while nobody asks is measured too: it is part of the CPU time of a request (the more, the fewer
-there are in a second), and told apart as `net`. Linux only: the times are those of /proc, of all Ray processes on this
-machine. The last line is one JSON object.
+The service is a whole one with the workers and the placement of deployments/tiny.yaml. Clients in this process ask
+for tiny images, each for its next one when it has the last. Each number of steps is measured without streaming, then
+with it. What the processes take while nobody asks is measured too: it is part of the CPU time of a request (the more,
+the fewer there are in a second), and told apart as `net`. Linux only: the times are those of /proc, of all Ray
+processes on this machine. The last line is one JSON object.
 
 Example: python scripts/bench_requests.py --steps 1 20 50
 """
@@ -36,7 +36,7 @@ from lib.local_service import run_local_service
 
 from deployments.config.app import AppArgs
 
-_QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
+_TINY = Path(__file__).parent.parent / "deployments" / "tiny.yaml"
 _WARM_UP = 8
 
 
@@ -62,10 +62,10 @@ def _parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Ap
     parser.add_argument(
         "--idle-s", type=parse_not_negative, default=10.0, help="seconds without requests (default %(default)s)"
     )
-    parser.add_argument("--url", help="a quickstart that runs already on this machine; without it one is started")
+    parser.add_argument("--url", help="one of deployments/tiny.yaml that runs here already; without it one is started")
     parser.add_quick(steps=[1, 2], clients=2, requests=4, idle_s=0.5)
     options = parser.parse_args(argv)
-    (app,) = yaml.safe_load(_QUICKSTART.read_text())["applications"]
+    (app,) = yaml.safe_load(_TINY.read_text())["applications"]
     return options, AppArgs.model_validate(app["args"])
 
 

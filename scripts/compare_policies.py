@@ -72,7 +72,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--config",
         type=Path,
-        default=Path("deployments/quickstart.yaml"),
+        default=Path("deployments/tiny.yaml"),
         help="the Serve config file, whose first model is asked for (default %(default)s)",
     )
     parser.add_argument(

@@ -3,8 +3,8 @@
 
 Start the service first, on an otherwise idle machine (for another port, copy the configuration):
 
-    python scripts/serve.py deployments/quickstart.yaml
-    python scripts/compare_simulation.py --config deployments/quickstart.yaml --url http://127.0.0.1:8000
+    python scripts/serve.py deployments/tiny.yaml
+    python scripts/compare_simulation.py --config deployments/tiny.yaml --url http://127.0.0.1:8000
 
 Warm-up requests tell what stages and overheads cost on this machine, and how much workers slow each other down; they
 are sent before and after each trace, as machines drift. The traces are replayed live, and then simulated with the

@@ -31,7 +31,7 @@ _RAY_PORT = "RAY_GCS_SERVER_PORT"
 _TOKEN = Path("~/.ray/auth_token")
 # NIXL says what goes wrong, and no more.
 _QUIET = {"NIXL_LOG_LEVEL": "WARN"}
-_PROMPT, _SIDE, _STEPS = "a lighthouse at dawn", 256, 8
+_PROMPT, _SIDE, _STEPS = "a red circle above a blue square", 256, 8
 # Addresses to listen on everywhere, and one on which this machine then reaches itself.
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -216,7 +216,8 @@ Ctrl-C ends it.
 
 def _format_example(url: str, model: ServedModel) -> str:
     """A command that asks for one image or video, small enough to come soon."""
-    steps, prompt = min(_STEPS, model.limits.max_steps), _PROMPT[: model.limits.max_prompt_chars]
+    steps = min(model.defaults.num_inference_steps or _STEPS, model.limits.max_steps)
+    prompt = _PROMPT[: model.limits.max_prompt_chars]
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     save = f"""| python3 -c "import base64, json, sys; open('image.png', 'wb').write({decode})\""""
     if model.makes_videos or model.takes_image:

@@ -13,6 +13,7 @@ from deployments.config.base import Args, LocalPath, Name, make_config_error, ma
 from tridentserve.byte_sizes import MIB
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
+from tridentserve.models.shipped_models import find_shipped_model, list_shipped_models
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -79,18 +80,25 @@ def _refuse_hub_id(value: Any) -> Any:
 
 
 class ModelArgs(Args):
-    """One model. Exactly one of `path` (a model folder) and `tiny` (a family; made at first start) is given."""
+    """One model. Exactly one of `path` (a model folder), `shipped` (a model that lies in the package) and `tiny` (a
+    family; made at first start) is given."""
 
     name: Name = Field(
         description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
     )
     path: Annotated[LocalPath | None, BeforeValidator(_refuse_hub_id)] = Field(
-        default=None, description="Model folder as diffusers saves it. Exactly one of `path` and `tiny` is given."
+        default=None,
+        description="Model folder as diffusers saves it. Exactly one of `path`, `shipped` and `tiny` is given.",
+    )
+    shipped: str | None = Field(
+        default=None,
+        description="Name of a model whose weights lie in the package, which has none so far. Exactly one of `path`, "
+        "`shipped` and `tiny` is given.",
     )
     tiny: str | None = Field(
         default=None,
         description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
-        "the first start. Exactly one of `path` and `tiny` is given.",
+        "the first start. Exactly one of `path`, `shipped` and `tiny` is given.",
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None,
@@ -135,11 +143,25 @@ class ModelArgs(Args):
 
     @model_validator(mode="after")
     def _check_source(self) -> ModelArgs:
-        if (self.path is None) == (self.tiny is None):
-            raise make_config_error("path", "give exactly one of `path` (a model folder) and `tiny` (a family)")
+        if sum(source is not None for source in (self.path, self.shipped, self.tiny)) != 1:
+            raise make_config_error(
+                "path",
+                "give exactly one of `path` (a model folder), `shipped` (one in the package) and `tiny` (a family)",
+            )
+        if self.shipped is not None and self.shipped not in list_shipped_models():
+            raise make_config_error(
+                "shipped", f"no such model is shipped; there are {', '.join(list_shipped_models())}"
+            )
         if self.tiny is not None and self.tiny not in FAMILIES:
             raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
         return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The model folder, given or shipped; None for a tiny model, whose folder is made at the first start."""
+        if self.shipped is not None:
+            return find_shipped_model(self.shipped)
+        return None if self.path is None else Path(self.path)
 
     @model_validator(mode="before")
     @classmethod

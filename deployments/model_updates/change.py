@@ -45,7 +45,7 @@ class KnownModel:
     def is_replaced_by(self, other: ModelArgs) -> bool:
         """True if `other` has other weights under the same name, or computes in another way."""
         mine, others = (
-            (model.path, model.tiny, model.dtype, model.attention, model.compile) for model in (self.model, other)
+            (model.folder, model.tiny, model.dtype, model.attention, model.compile) for model in (self.model, other)
         )
         return mine != others
 

@@ -184,13 +184,13 @@ def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
-    loras = list_loras(Path(model.path)) if model.path is not None and family.loras else ()
+    loras = list_loras(model.folder) if model.folder is not None and family.loras else ()
     return ServedModel(model.name, family, model.limits, loras, model.defaults)
 
 
 def find_family(model: ModelArgs) -> Family:
     """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `ModelFolderError`."""
-    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(Path(model.path or ""))
+    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(model.folder or Path())
 
 
 def _estimate_tokens(shape: Shape) -> float:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
     """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
-    folder = model.path or _make_tiny(str(model.tiny), cache_dir)
+    folder = model.folder or _make_tiny(str(model.tiny), cache_dir)
     return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile))
 
 

@@ -63,8 +63,10 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
     for index, model in enumerate(parsed.models):
         try:
             models[model.name] = build_served_model(model)
-            if model.path is not None:
-                weights[model.name] = stage_weights_bytes(model.path, _get_element_bytes(model, parsed.cluster.device))
+            if model.folder is not None:
+                weights[model.name] = stage_weights_bytes(
+                    model.folder, _get_element_bytes(model, parsed.cluster.device)
+                )
         except ModelFolderError as error:
             problems.append(f"models[{index}].path: {error}")
     # Requests that the configuration allows or expects; the id of each is the key that does.

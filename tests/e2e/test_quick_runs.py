@@ -72,7 +72,7 @@ def test_requests_are_preempted_beside_the_service_of_the_tests(
 
 
 def test_a_policy_is_judged_beside_the_service_of_the_tests(service: Service, tiny_cache: Path, tmp_path: Path) -> None:
-    options = ("--config", str(ROOT / "deployments" / "quickstart.yaml"), "--serve-url", service.url)
+    options = ("--config", str(ROOT / "deployments" / "tiny.yaml"), "--serve-url", service.url)
     result = run_quick("compare_policies", tmp_path, *options, environment=make_environment(tiny_cache))
     found = [(row["trace"], row["policy"]) for row in result["rows"]]
     assert found == [("poisson", "default"), ("bursty", "default")]

@@ -67,7 +67,7 @@ def test_a_path_that_is_wrong_is_refused_by_every_script(environment: dict[str, 
 
 
 def test_a_configuration_may_name_it(tmp_path: Path, environment: dict[str, str]) -> None:
-    config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
+    config = yaml.safe_load((ROOT / "deployments" / "tiny.yaml").read_text())
     config["applications"][0]["args"] |= settings()
     path = tmp_path / "my_service.yaml"
     path.write_text(yaml.safe_dump(config))

@@ -122,7 +122,7 @@ def test_a_signal_ends_the_service_in_order(number: signal.Signals, tmp_path: Pa
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), 0)
     assert f":{yaml.safe_load(config.read_text())['http_options']['port']}/img/v1/images/generations" in text
-    assert '{"model": "m", "prompt": "a lighthouse", "size": "320x320", "num_inference_steps": 4}' in text
+    assert '{"model": "m", "prompt": "a red circle", "size": "320x320", "num_inference_steps": 4}' in text
     assert (tmp_path / "ended").read_text() == "in order"
 
 
@@ -132,7 +132,7 @@ def test_a_model_that_starts_from_a_image_is_shown_with_one(tmp_path: Path) -> N
         (command,) = (line for line in said_until_ready(process.stdout) if "curl" in line)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE_S) == 0
-    form = "-F model=m -F prompt='a lighthouse' -F num_inference_steps=4 -F image=@YOUR_IMAGE.png"
+    form = "-F model=m -F prompt='a red circle' -F num_inference_steps=4 -F image=@YOUR_IMAGE.png"
     assert f"/img/v1/images/edits {form} \\" in command
 
 

@@ -19,7 +19,7 @@ from lib.default_model.runs import TrainingRun, plan_rate
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
 # The share of the steps that sees small pictures only.
-_SMALL_SHARE = 0.55
+_SMALL_SHARE = 0.8
 # Timesteps are shifted towards noise, as the scheduler's are when an image is made.
 SHIFT = 3.0
 
@@ -41,7 +41,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     torch.manual_seed(derive_seed(seed, "denoiser"))
     batch_tokens //= count_processes()
     prepared = load_pictures(folder)
-    scale = 1 / measure_latents(folder, prepared)[:, None, None]
+    scale = 1 / measure_latents(folder, prepared)
     parts = build_parts(folder)
     run = TrainingRun(folder, "denoiser", parts.trained(), _build_optimizers(parts))
     empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,20 @@ from lib.default_model.restart import HISTORY, count_earlier_steps
 _CARD = """\
 # The default model of TridentServe
 
-A small text-to-image model with the parts of Stable Diffusion 3, so that a service without any download answers
-"a red circle above a blue square" with just that. It was trained by `scripts/train_default_model.py` of this
+A small text-to-image model with the parts of Stable Diffusion 3, so that a service without any download answers \
+"a red circle above a blue square" with just that. It was trained by `scripts/train_default_model.py` of this \
 repository, on pictures that the script draws itself, and knows nothing else.
 
-- **Made on** {date}, with torch {torch} and diffusers {diffusers}; {steps:,} steps of the transformer, {vae_steps:,}
-  of the VAE. All files have {size_mb:.1f} MB (half precision; the service computes in the precision that it is told).
-- **Data**: pictures of one to four shapes, {pictures:,} of them, on a plain background, each with four wordings of what
-  it shows. One in sixteen of the combinations of shapes, colors, numbers and relations was never trained on; the judge
-  (`scripts/judge.py`) asks for these.
-- **Words**: {shapes}; {colors}; small, medium, large; above, below, left of, right of; corners and sides; two, three,
-  four; backgrounds {backgrounds}. Other words are spelled by the tokenizers and mean nothing to the model.
+- **Made on** {date}, with torch {torch} and diffusers {diffusers}; {steps:,} steps of the transformer, {vae_steps:,} \
+of the VAE. All files have {size_mb:.1f} MB (half precision; the service computes in the precision that it is told).
+- **Data**: pictures of one to four shapes, {pictures:,} of them, on a plain background, each with four wordings of \
+what it shows. One in sixteen of the combinations of shapes, colors, numbers and relations was never trained on; the \
+judge (`scripts/judge.py`) asks for these.
+- **Words**: {shapes}; {colors}; small, medium, large; above, below, left of, right of; corners and sides; two, three, \
+four; backgrounds {backgrounds}. Other words are spelled by the tokenizers and mean nothing to the model.
 - **Sizes**: 64 to 256 pixels a side, multiples of 16, ratios up to 2. Larger pictures are possible and get worse.
-- **Limits**: no textures, no scenes, no people, no text; no three shapes of different kinds, no relations of more
-  than two.
+- **Limits**: no textures, no scenes, no people, no text; no three shapes of different kinds, no relations of more \
+than two.
 - **License**: that of this repository. No data of others was used.
 """
 
@@ -46,7 +47,9 @@ def export_model(folder: Path, target: Path) -> Path:
     pipe.save_pretrained(target, safe_serialization=True)
     history = _describe_training(folder, steps)
     (target / HISTORY).write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
-    (target / "README.md").write_text(_CARD.format(**history, **_describe_model(target)), encoding="utf-8")
+    card = _CARD.format(**history, **_describe_model(target))
+    lines = [textwrap.fill(line, 118, subsequent_indent="  " * line.startswith("-")) for line in card.splitlines()]
+    (target / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return target
 
 

@@ -14,8 +14,8 @@ import torch
 
 # Newton-Schulz iteration of Keller Jordan's Muon: five steps bring all singular values near one.
 _COEFFICIENTS, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
-# With 0.2 updates are as large as those of AdamW at the same learning rate (Liu et al., arXiv 2502.16982). Matrices bear
-# twice as much.
+# With 0.2 updates are as large as those of AdamW at the same learning rate (Liu et al., arXiv 2502.16982). Matrices
+# bear twice as much.
 _SCALE = 0.4
 
 

@@ -32,8 +32,7 @@ def begin_from_model(folder: Path, model: Path, vae_steps: int) -> None:
     )
     weights = {name: part.state_dict() for name, part in parts.trained().items()}
     torch.save({"step": 0, "parts": weights, "averages": weights}, folder / "denoiser.pt")
-    # Exported VAEs have latents of deviation 1 in each channel.
-    torch.save(torch.ones(pipe.vae.config.latent_channels), folder / "latent_deviations.pt")
+    torch.save(torch.tensor(1 / pipe.vae.config.scaling_factor), folder / "latent_deviation.pt")
     (folder / HISTORY).write_text((model / HISTORY).read_text(encoding="utf-8"), encoding="utf-8")
     weights = {"vae": pipe.vae.state_dict()}
     torch.save({"step": vae_steps, "parts": weights, "averages": weights}, folder / "vae.pt")

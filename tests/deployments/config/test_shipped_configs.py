@@ -31,9 +31,10 @@ def test_they_are_good(path: Path) -> None:
     assert check_config(path) == []
 
 
-def test_quickstart_has_v0_and_v1() -> None:
-    kinds = placement_of(next(path for path in CONFIGS if path.stem == "quickstart"))
-    assert kinds == ["tiny-sd3:EDC", "tiny-sd3:EDC", "tiny-sd3:DC", "tiny-sd3:E"]
+@pytest.mark.parametrize(("name", "model"), [("quickstart", "shapes"), ("tiny", "tiny-sd3")])
+def test_services_of_one_model_have_v0_and_v1(name: str, model: str) -> None:
+    kinds = placement_of(next(path for path in CONFIGS if path.stem == name))
+    assert kinds == [f"{model}:EDC", f"{model}:EDC", f"{model}:DC", f"{model}:E"]
 
 
 def test_disaggregated_is_v3() -> None:

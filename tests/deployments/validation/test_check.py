@@ -239,8 +239,8 @@ def test_a_size_that_is_profiled_at_higher_degrees_only_is_good(profile: str) ->
     assert found.startswith("args.models[0].limits.max_side: m cannot make 512x512 here")
 
 
-def test_quickstart_with_too_little_memory_is_reported() -> None:
-    config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
+def test_a_service_with_too_little_memory_is_reported() -> None:
+    config = yaml.safe_load((ROOT / "deployments" / "tiny.yaml").read_text())
     args = config["applications"][0]["args"]
     args["cluster"]["memory_mb"] = 79
     found = check_args(args)

@@ -34,6 +34,7 @@ def check_handle_script(page: str, folder: Path, environment: Mapping[str, str])
     script = write_handle_script(page, folder)
     alone = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     printed = output_of([sys.executable, "-W", "ignore", str(script)], folder, alone)
-    width, height = Image.open(io.BytesIO((folder / "fox.png").read_bytes())).size
+    (saved,) = folder.glob("*.png")
+    width, height = Image.open(io.BytesIO(saved.read_bytes())).size
     assert f"{width}x{height}" in script.read_text()
     assert page != "docs/api.md" or printed.split()[-1] == "completed"

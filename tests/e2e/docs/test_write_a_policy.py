@@ -23,7 +23,7 @@ def test_the_policy_of_the_page_serves(tmp_path: Path, tiny_cache: Path) -> None
     folder, log = tmp_path / "my-policies", tmp_path / "decisions.jsonl"
     folder.mkdir()
     write_policy(folder)
-    config = yaml.safe_load((ROOT / "deployments" / "quickstart.yaml").read_text())
+    config = yaml.safe_load((ROOT / "deployments" / "tiny.yaml").read_text())
     port = config["http_options"]["port"] = free_port()
     config["applications"][0]["args"] |= settings() | {"decision_log": str(log), "cache_dir": str(tiny_cache)}
     (tmp_path / "my_service.yaml").write_text(yaml.safe_dump(config))

@@ -43,7 +43,7 @@ SERVICE = SimulationOptions(
 )
 
 
-@pytest.fixture(params=["quickstart", "disaggregated"])
+@pytest.fixture(params=["tiny", "disaggregated"])
 def args(request: pytest.FixtureRequest) -> AppArgs:
     return read_args(ROOT / "deployments" / f"{request.param}.yaml")
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_compared_is_said_before_the_service_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sides: str, out: str, message: str
 ) -> None:
     (tmp_path / "taken").write_text("a file")
-    where = ["--config", str(ROOT / "deployments/quickstart.yaml"), "--url", "http://127.0.0.1:1"]
+    where = ["--config", str(ROOT / "deployments/tiny.yaml"), "--url", "http://127.0.0.1:1"]
     assert compare_simulation.main([*where, "--sides", sides, "--out", str(tmp_path / out)]) == 2
     written = capsys.readouterr().err
     assert message in written
