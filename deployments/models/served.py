@@ -31,6 +31,14 @@ class ServedModel:
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     """Values for requests that name none, where they differ from the family's."""
 
+    has_two_experts: bool = False
+    """True where one transformer does the noisy first steps and another one the rest."""
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """The fields of a request that have a meaning for this model, and none for most others."""
+        return self.family.own_fields if self.has_two_experts else self.family.own_fields - {"guidance_scale_2"}
+
     @property
     def makes_videos(self) -> bool:
         return self.family.frame_multiple is not None

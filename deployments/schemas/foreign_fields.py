@@ -10,7 +10,7 @@ from functools import cache
 
 logger = logging.getLogger(__name__)
 
-_OF_OPENAI = ("moderation", "partial_images", "style")
+_OF_OPENAI = ("moderation", "style")
 _OF_VLLM_OMNI = (
     "boundary_ratio",
     "bot_task",

@@ -27,6 +27,7 @@ MAX_SEED = 2**63 - 1
 MAX_GUIDANCE_SCALE = 100.0
 MAX_SLO_MS = 86_400_000.0
 MAX_PRIORITY = 1000
+MAX_PARTIAL_IMAGES = 3
 _TIERS = {"priority": 1, "flex": -1}
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _RANDOM_SEEDS = 2**53  # every one of them survives a JSON parser that holds numbers as doubles
@@ -88,6 +89,19 @@ class GenerationRequest(BaseModel):
     negative_prompt: PlainText = Field(default="", description="The text to avoid. Some model families ignore it.")
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="The seed. By default it is drawn, and the answer holds it."
+    )
+    partial_images: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_PARTIAL_IMAGES,
+        description="The number of previews in the stream, at steps in equal distances.",
+    )
+    preview_interval_ms: int | None = Field(
+        default=None,
+        ge=100,
+        le=60_000,
+        description="Milliseconds between two previews in the stream at least. The default is no previews but those of "
+        "`partial_images`.",
     )
     lora: PlainText | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
     slo_ms: float | None = Field(
@@ -277,6 +291,8 @@ def build_request(
         negative_prompt=request.negative_prompt,
         num_outputs=request.num_outputs,
         lora=request.lora,
+        partial_images=request.partial_images,
+        preview_interval_s=None if request.preview_interval_ms is None else request.preview_interval_ms / 1000,
         seed_drawn=request.seed is None,
         id_drawn=request.request_id is None,
     )

@@ -20,6 +20,7 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
 from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines.adapters import scheduler_state
+from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_layers import Loras
@@ -150,6 +151,29 @@ class DiffusersAdapter(PipelineAdapter):
     def _join_rows(rows: Sequence[Tensors]) -> Tensors:
         """Join the rows of several requests into those of one batch, (passes, outputs, ...)."""
         return rows[0] if len(rows) == 1 else {name: torch.cat([row[name] for row in rows], dim=1) for name in rows[0]}
+
+    def sketch(self, before: torch.Tensor, state: DenoisingState) -> torch.Tensor:
+        with self._run_stage(Stage.DIFFUSE):
+            clean = predict_clean(self.pipe.scheduler, before, state)
+            return self._select_frame(clean, Shape.parse(state.values["size"])).float().cpu()
+
+    def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        """Select the latents of one frame of each output, (num_outputs, channels, height, width)."""
+        return self._unpack(latents, shape)
+
+    def count_sketch_channels(self) -> int:
+        config = self.pipe.vae.config
+        channels: int = config.get("latent_channels") or config["z_dim"]
+        return channels
+
+    def decode_sketch(self, sketch: torch.Tensor) -> torch.Tensor:
+        with self._run_stage(Stage.DECODE):
+            decoded = self._decode_frame(sketch.to(self.device, self.pipe.vae.dtype))
+            return (decoded.float() / 2 + 0.5).clamp(0, 1).cpu()
+
+    def _decode_frame(self, latents: torch.Tensor) -> torch.Tensor:
+        """Decode what `_select_frame` gives: the VAE's output, (num_outputs, 3, height, width)."""
+        return self._decode(latents)
 
     def latents(self, state: DenoisingState) -> Tensors:
         if state.step != state.num_steps:

@@ -106,6 +106,12 @@ class QwenImageAdapter(DiffusersAdapter):
         )
         return unpacked
 
+    def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return self._unpack(latents, shape)[:, :, 0]
+
+    def _decode_frame(self, latents: torch.Tensor) -> torch.Tensor:
+        return self._decode(latents[:, :, None])
+
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.pipe.vae
         std, mean = read_statistic(vae, "latents_std", latents), read_statistic(vae, "latents_mean", latents)
