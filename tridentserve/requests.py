@@ -101,6 +101,10 @@ class GenerationInputs:
     """A file of the model folder's `loras/`, by its name without the ending."""
     image: bytes | None = field(default=None, repr=False)
     """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
+    guidance_scale_2: float | None = None
+    """The guidance scale of the steps of the second of two transformers (Wan 2.2); None for `guidance_scale`."""
+    flow_shift: float | None = None
+    """The shift of the noise levels of flow matching, for a video; None for that of the model's scheduler."""
     partial_images: int = field(default=0, compare=False)
     """Previews that a client which watches the request wants of it, at steps in equal distances."""
     preview_interval_s: float | None = field(default=None, compare=False)

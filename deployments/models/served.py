@@ -12,7 +12,7 @@ from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import list_loras
-from tridentserve.models.model_folder import detect_family
+from tridentserve.models.model_folder import MODEL_INDEX, detect_family, read_json
 from tridentserve.requests import Shape
 
 _DEFAULT_SIDE = 1024
@@ -193,7 +193,12 @@ def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
     loras = list_loras(Path(model.path)) if model.path is not None and family.loras else ()
-    return ServedModel(model.name, family, model.limits, loras, model.defaults)
+    return ServedModel(model.name, family, model.limits, loras, model.defaults, _has_two_experts(model))
+
+
+def _has_two_experts(model: ModelArgs) -> bool:
+    """Read from `model_index.json` whether the model changes its transformer at some step. Tiny ones do not."""
+    return model.path is not None and read_json(Path(model.path) / MODEL_INDEX).get("boundary_ratio") is not None
 
 
 def find_family(model: ModelArgs) -> Family:

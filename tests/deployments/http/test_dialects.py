@@ -146,9 +146,9 @@ async def test_a_strict_service_refuses_them() -> None:
     app = create_api(FakeBackend(), WITH_VIDEOS, lenient=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         image = await http.post(IMAGES, json={"prompt": "a cat", "style": "vivid"})
-        video = await http.post("/v1/videos/sync", json={"prompt": "a cat", "flow_shift": 3})
+        video = await http.post("/v1/videos/sync", json={"prompt": "a cat", "boundary_ratio": 0.5})
     assert [answer.status_code for answer in (image, video)] == [422, 422]
-    assert [answer.json()["error"]["param"] for answer in (image, video)] == ["style", "flow_shift"]
+    assert [answer.json()["error"]["param"] for answer in (image, video)] == ["style", "boundary_ratio"]
 
 
 async def test_routes_that_other_clients_ask() -> None:
