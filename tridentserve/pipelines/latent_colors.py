@@ -17,10 +17,12 @@ from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, interpolate
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.pixels import round_pixels
 
-# Latents for the fit: smooth ones, as those of images are, of several scales.
+# Latents for the fit: smooth ones, as those of images are, of several scales. They are few, since a VAE takes a CPU
+# seconds for each.
 _SIDE = 16
-_GRID_SIDES = (2, 4, 8)
-_DRAWS = 3
+_GRID_SIDES = (3, 6, 8)
+# Keeps the map from following what these few have by chance.
+_RIDGE = 0.05
 # Pictures larger than this are shrunk by a whole number.
 MAX_SIDE = 256
 
@@ -47,14 +49,16 @@ def fit_colors(adapter: PipelineAdapter) -> LatentColors:
     """Fit the map to the VAE of an adapter that holds stage C. It is the same one each time, up to rounding."""
     generator = torch.Generator("cpu").manual_seed(0)
     channels, latents, colors = adapter.count_sketch_channels(), [], []
-    for side in _GRID_SIDES * _DRAWS:
+    for side in _GRID_SIDES:
         sketch = draw_sketch(channels, side, generator)
         pixels = adapter.decode_sketch(sketch)
         latents.append(_list_points(sketch))
         colors.append(_list_points(adaptive_avg_pool2d(pixels, (_SIDE, _SIDE))))
     points = torch.cat(latents)
-    known = torch.cat([points, torch.ones(len(points), 1)], dim=1)
-    return LatentColors(torch.linalg.lstsq(known, torch.cat(colors)).solution)
+    known = torch.cat([points, torch.ones(len(points), 1)], dim=1).double()
+    ridge = torch.diag(torch.tensor([_RIDGE * len(points)] * channels + [0.0], dtype=torch.float64))
+    weights = torch.linalg.solve(known.T @ known + ridge, known.T @ torch.cat(colors).double())
+    return LatentColors(weights.float())
 
 
 def draw_sketch(channels: int, grid_side: int, generator: torch.Generator) -> torch.Tensor:
