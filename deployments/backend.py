@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, StreamedUpdate, Update
 from tridentserve.errors import TridentServeError, make_error
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
@@ -89,9 +89,7 @@ async def closing(updates: AsyncIterator[U]) -> AsyncIterator[AsyncIterator[U]]:
             await aclose()
 
 
-async def raise_failure(
-    updates: AsyncIterator[Update],
-) -> AsyncIterator[QueuedUpdate | ProgressUpdate | CompletedUpdate]:
+async def raise_failure(updates: AsyncIterator[Update]) -> AsyncIterator[StreamedUpdate]:
     """The updates up to the `CompletedUpdate`. Raises the error of a `FailedUpdate`; closes `updates` in any case."""
     async with closing(updates):
         async for update in updates:

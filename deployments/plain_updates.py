@@ -2,6 +2,8 @@
 
     {"type": "queued", "request_id", "queue_position", "eta_s"}
     {"type": "progress", "request_id", "step", "num_steps", "queue_position", "eta_s"}
+    {"type": "partial_image", "request_id", "partial_image_index", "step", "num_steps", "output_format",
+     "images": [bytes of files]}
     {"type": "completed", "request_id", "model", "images": [bytes of files], "seed", "width", "height", "created",
      "queue_s", "latency_s", "slo_s", "slo_met", "retries", "stage_durations": {"encode", "diffuse", "decode"},
      "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb", "tiled",
@@ -18,7 +20,13 @@ from __future__ import annotations
 from typing import Any
 
 from tridentserve.byte_sizes import MIB
-from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
+from tridentserve.engine.live.updates import (
+    CompletedUpdate,
+    PreviewUpdate,
+    ProgressUpdate,
+    QueuedUpdate,
+    StreamedUpdate,
+)
 from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat
 
@@ -32,7 +40,7 @@ _OUTPUT_KEYS: dict[OutputFormat, str] = {
 }
 
 
-def to_plain(update: QueuedUpdate | ProgressUpdate | CompletedUpdate) -> dict[str, Any]:
+def to_plain(update: StreamedUpdate) -> dict[str, Any]:
     """The plain form of an update."""
     match update:
         case QueuedUpdate():
@@ -40,6 +48,16 @@ def to_plain(update: QueuedUpdate | ProgressUpdate | CompletedUpdate) -> dict[st
         case ProgressUpdate():
             steps = {"step": update.step, "num_steps": update.num_steps, **_describe_prospect(update)}
             return {"type": "progress", "request_id": update.request_id, **steps}
+        case PreviewUpdate():
+            return {
+                "type": "partial_image",
+                "request_id": update.request_id,
+                "partial_image_index": update.index,
+                "step": update.step,
+                "num_steps": update.num_steps,
+                "output_format": update.output_format,
+                "images": list(update.images),
+            }
         case CompletedUpdate():
             return {"type": "completed", **_describe_result(update)}
 

@@ -36,6 +36,12 @@ class Shape:
         (VAEs compress 8x in space and 4x in time, transformers patch 2x2)."""
         return self.pixels / 256 * ((self.num_frames - 1) / 4 + 1)
 
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """The shape that a text made by `str` stands for."""
+        width, height, *frames = (int(number) for number in text.split("x"))
+        return cls(height, width, *frames)
+
     def __str__(self) -> str:
         frames = f"x{self.num_frames}" if self.num_frames > 1 else ""
         return f"{self.width}x{self.height}{frames}"
@@ -95,7 +101,24 @@ class GenerationInputs:
     """A file of the model folder's `loras/`, by its name without the ending."""
     image: bytes | None = field(default=None, repr=False)
     """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
+    guidance_scale_2: float | None = None
+    """The guidance scale of the steps of the second of two transformers (Wan 2.2); None for `guidance_scale`."""
+    flow_shift: float | None = None
+    """The shift of the noise levels of flow matching, for a video; None for that of the model's scheduler."""
+    partial_images: int = field(default=0, compare=False)
+    """Previews that a client which watches the request wants of it, at steps in equal distances."""
+    preview_interval_s: float | None = field(default=None, compare=False)
+    """Seconds between two previews at least, for a client that wants as many as there are; None for no such client."""
     seed_drawn: bool = field(default=False, compare=False)
     """The service drew the seed, because the client gave none."""
     id_drawn: bool = field(default=False, compare=False)
     """The service drew the request id, so that no other request can have it."""
+
+    @property
+    def wants_previews(self) -> bool:
+        return self.partial_images > 0 or self.preview_interval_s is not None
+
+    @property
+    def preview_format(self) -> OutputFormat:
+        """The format of previews: that of the result where it is an image."""
+        return "png" if self.output_format in ("mp4", "frames") else self.output_format

@@ -11,6 +11,7 @@ from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, build_images
 from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.ignored_fields import list_ignored
 from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
 from deployments.schemas.image_field import build_beside_loop
 from deployments.schemas.model_choice import drop_default_name, make_unknown_model_error
@@ -31,7 +32,7 @@ async def generate(
     Raises a `TridentServeError`: `InvalidRequestError`, `UnknownModelError`, `OverloadedError`, ...
     Cancelling the call stops the request.
     """
-    spec, inputs, ignored = await _build_request(body, models, lenient)
+    spec, inputs, ignored = await _build_request(body, models, lenient, streams=False)
     result = to_plain(await wait_for_result(backend.generate(spec, inputs, with_progress=False)))
     del result["type"]
     return result | ignored
@@ -44,7 +45,7 @@ async def generate_stream(
 
     Closing the iterator early stops the request.
     """
-    spec, inputs, ignored = await _build_request(body, models, lenient)
+    spec, inputs, ignored = await _build_request(body, models, lenient, streams=True)
     async with closing(raise_failure(backend.generate(spec, inputs))) as updates:
         async for update in updates:
             yield to_plain(update) | (ignored if isinstance(update, CompletedUpdate) else {})
@@ -57,27 +58,29 @@ async def quote(
     Raises as `generate` does."""
     asked = parse_quote_request(body, lenient)
     alternatives = build_alternatives(asked, models)
+    ignored = list_ignored(asked, models[alternatives[0].spec.model], streams=True)
     quotes = await backend.quote([each.spec for each in alternatives])
-    return describe_quotes(alternatives, quotes) | describe_ignored(asked.ignored)
+    return describe_quotes(alternatives, quotes) | describe_ignored(ignored)
 
 
 async def _build_request(
-    body: Mapping[str, Any], models: Mapping[str, ServedModel], lenient: bool
+    body: Mapping[str, Any], models: Mapping[str, ServedModel], lenient: bool, streams: bool
 ) -> tuple[RequestSpec, GenerationInputs, dict[str, Any]]:
     """The request for the model that the body names, or else for the first model that takes an image if the body has
     one, or else for the first model; and what the result says of fields that have no effect."""
-    model, arrived_s = _choose_model(body, models), time.monotonic()
+    model, known, arrived_s = _choose_model(body, models), dict(models), time.monotonic()
     if model is not None and model.makes_videos:
-        known, video = dict(models), parse_as(HandleVideoRequest, body, lenient=lenient)
+        video = parse_as(HandleVideoRequest, body, lenient=lenient)
         video = video.model_copy(update={"model": model.name})
         built = await build_beside_loop(lambda: build_video_request(video, known), video.input_reference, arrived_s)
-        return *built, describe_ignored(video.ignored)
+        return *built, describe_ignored(list_ignored(video, model, streams))
     image: ImageRequest
     if model is not None and model.takes_image:
         image = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
     else:
         image = parse_image_request(body, lenient)
-    return *await build_images(image, models, arrived_s), describe_ignored(image.ignored)
+    spec, inputs = await build_images(image, known, arrived_s)
+    return spec, inputs, describe_ignored(list_ignored(image, known[spec.model], streams))
 
 
 def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:

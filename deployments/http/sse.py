@@ -19,10 +19,9 @@ from deployments.http.body import run_until_disconnect
 from deployments.openai_errors import describe_defect, describe_error
 from deployments.plain_updates import to_plain
 from deployments.schemas.foreign_fields import describe_ignored
-from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, StreamedUpdate, Update
 from tridentserve.errors import TridentServeError
 
-_StreamedUpdate = QueuedUpdate | ProgressUpdate | CompletedUpdate
 _HEARTBEAT = format_sse_event(comment="waiting")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -65,7 +64,7 @@ class EventStreamResponse(Response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _encode_all(self, updates: AsyncIterator[_StreamedUpdate]) -> AsyncIterator[bytes]:
+    async def _encode_all(self, updates: AsyncIterator[StreamedUpdate]) -> AsyncIterator[bytes]:
         """The updates and pauses as bytes. An exception becomes the last event, because the status has been sent."""
         waiting = asyncio.ensure_future(_get_next(updates))
         try:
@@ -88,22 +87,23 @@ class EventStreamResponse(Response):
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
-    def _encode(self, update: _StreamedUpdate) -> bytes:
+    def _encode(self, update: StreamedUpdate) -> bytes:
         return encode_update(update, self._kind, self._ignored)
 
 
-async def _get_next(updates: AsyncIterator[_StreamedUpdate]) -> _StreamedUpdate | None:
+async def _get_next(updates: AsyncIterator[StreamedUpdate]) -> StreamedUpdate | None:
     return await anext(updates, None)
 
 
-def encode_update(update: _StreamedUpdate, kind: str, ignored: Sequence[str] = ()) -> bytes:
-    """The event of an update; of a completed request, one event per image."""
+def encode_update(update: StreamedUpdate, kind: str, ignored: Sequence[str] = ()) -> bytes:
+    """The event of an update; of a preview and of a completed request, one event per image."""
     fields = to_plain(update)
     name = f"{kind}.{fields.pop('type')}"
-    if not isinstance(update, CompletedUpdate):
+    if not isinstance(update, PreviewUpdate | CompletedUpdate):
         return _encode_event(name, fields)
     images = fields.pop("images")
-    fields |= describe_ignored(ignored)
+    if isinstance(update, CompletedUpdate):
+        fields |= describe_ignored(ignored)
     return b"".join(
         _encode_event(name, {**fields, "index": index, "b64_json": b64encode(image).decode()})
         for index, image in enumerate(images)

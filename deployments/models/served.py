@@ -12,7 +12,7 @@ from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import list_loras
-from tridentserve.models.model_folder import detect_family
+from tridentserve.models.model_folder import MODEL_INDEX, detect_family, read_json
 from tridentserve.requests import Shape
 
 _DEFAULT_SIDE = 1024
@@ -30,6 +30,14 @@ class ServedModel:
     """The names of the LoRAs that a request may name."""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     """Values for requests that name none, where they differ from the family's."""
+
+    has_two_experts: bool = False
+    """True where one transformer does the noisy first steps and another one the rest."""
+
+    @property
+    def own_fields(self) -> frozenset[str]:
+        """The fields of a request that have a meaning for this model, and none for most others."""
+        return self.family.own_fields if self.has_two_experts else self.family.own_fields - {"guidance_scale_2"}
 
     @property
     def makes_videos(self) -> bool:
@@ -185,7 +193,12 @@ def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
     loras = list_loras(model.folder) if model.folder is not None and family.loras else ()
-    return ServedModel(model.name, family, model.limits, loras, model.defaults)
+    return ServedModel(model.name, family, model.limits, loras, model.defaults, _has_two_experts(model))
+
+
+def _has_two_experts(model: ModelArgs) -> bool:
+    """Read from `model_index.json` whether the model changes its transformer at some step. Tiny ones do not."""
+    return model.folder is not None and read_json(model.folder / MODEL_INDEX).get("boundary_ratio") is not None
 
 
 def find_family(model: ModelArgs) -> Family:

@@ -39,7 +39,7 @@ _MESSAGES = "messages"
 
 
 def parse_chat_request(body: Any, lenient: bool = True) -> tuple[ImageRequest, tuple[str, ...]]:
-    """The request for images (an `EditRequest` where the message has an image), and the fields that have no effect.
+    """The request for images (an `EditRequest` where the message has an image), and the fields of chats without effect.
     Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"messages": [...]}')
@@ -56,7 +56,7 @@ def parse_chat_request(body: Any, lenient: bool = True) -> tuple[ImageRequest, t
         kind, fields["image"] = EditRequest, images
     request = parse_as(kind, fields, lenient=lenient)
     sent = {name for name in of_chats if body[name] is not None}
-    return request, tuple(sorted(sent.union(request.ignored)))
+    return request, tuple(sorted(sent))
 
 
 def _read_message(messages: Any) -> tuple[str, list[Any]]:

@@ -10,24 +10,21 @@ from functools import cache
 
 logger = logging.getLogger(__name__)
 
-_OF_OPENAI = ("moderation", "partial_images", "style")
+_OF_OPENAI = ("moderation", "style")
 _OF_VLLM_OMNI = (
     "boundary_ratio",
     "bot_task",
     "enable_frame_interpolation",
     "extra_params",
-    "flow_shift",
     "frame_interpolation_exp",
     "frame_interpolation_model_path",
     "frame_interpolation_scale",
     "generate_sound",
-    "guidance_scale_2",
     "infer_align_image_size",
     "layers",
     "resolution",
     "sound_duration",
     "system_prompt",
-    "true_cfg_scale",
     "use_system_prompt",
     "vae_use_slicing",
     "vae_use_tiling",

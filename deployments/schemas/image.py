@@ -25,8 +25,10 @@ from tridentserve.requests import GenerationInputs, OnLate, RequestSpec, Shape
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MAX_SEED = 2**63 - 1
 MAX_GUIDANCE_SCALE = 100.0
+MAX_FLOW_SHIFT = 100.0
 MAX_SLO_MS = 86_400_000.0
 MAX_PRIORITY = 1000
+MAX_PARTIAL_IMAGES = 3
 _TIERS = {"priority": 1, "flex": -1}
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _RANDOM_SEEDS = 2**53  # every one of them survives a JSON parser that holds numbers as doubles
@@ -85,9 +87,41 @@ class GenerationRequest(BaseModel):
     guidance_scale: float | None = Field(
         default=None, ge=0, le=MAX_GUIDANCE_SCALE, description="The guidance scale. The default is the model family's."
     )
+    true_cfg_scale: float | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_GUIDANCE_SCALE,
+        description="The scale of guidance by a negative prompt, as Qwen-Image's clients name it. It goes before "
+        "`guidance_scale`.",
+    )
+    guidance_scale_2: float | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_GUIDANCE_SCALE,
+        description="The guidance scale of the second of two transformers (Wan 2.2). The default is `guidance_scale`.",
+    )
+    flow_shift: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_FLOW_SHIFT,
+        description="The shift of the noise levels of a video (Wan, HunyuanVideo). The default is the model's.",
+    )
     negative_prompt: PlainText = Field(default="", description="The text to avoid. Some model families ignore it.")
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="The seed. By default it is drawn, and the answer holds it."
+    )
+    partial_images: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_PARTIAL_IMAGES,
+        description="The number of previews in the stream, at steps in equal distances.",
+    )
+    preview_interval_ms: int | None = Field(
+        default=None,
+        ge=100,
+        le=60_000,
+        description="Milliseconds between two previews in the stream at least. The default is no previews but those of "
+        "`partial_images`.",
     )
     lora: PlainText | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
     slo_ms: float | None = Field(
@@ -267,7 +301,9 @@ def build_request(
 ) -> tuple[RequestSpec, GenerationInputs]:
     """A checked request as the scheduler and workers get it. `new_id` is its id unless it has its own."""
     steps = request.num_inference_steps or model.default_steps
-    guidance_scale = request.guidance_scale
+    guidance_scale, own = request.guidance_scale, model.own_fields
+    if "true_cfg_scale" in own and request.true_cfg_scale is not None:
+        guidance_scale = request.true_cfg_scale
     spec = RequestSpec(
         request_id=request.request_id or new_id,
         model=model.name,
@@ -288,6 +324,10 @@ def build_request(
         negative_prompt=request.negative_prompt,
         num_outputs=request.num_outputs,
         lora=request.lora,
+        guidance_scale_2=request.guidance_scale_2 if "guidance_scale_2" in own else None,
+        flow_shift=request.flow_shift if "flow_shift" in own else None,
+        partial_images=request.partial_images,
+        preview_interval_s=None if request.preview_interval_ms is None else request.preview_interval_ms / 1000,
         seed_drawn=request.seed is None,
         id_drawn=request.request_id is None,
     )

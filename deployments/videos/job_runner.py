@@ -125,12 +125,15 @@ class JobRunner:
             if image is None:  # the job was deleted a moment ago, and its image with it
                 return None
         spec = replace(job.spec, request_id=make_request_id(job))
-        async with closing(self._backend.generate(spec, replace(job.inputs, image=image))) as updates:
+        # Nobody sees previews of a job.
+        inputs = replace(job.inputs, image=image, partial_images=0, preview_interval_s=None)
+        async with closing(self._backend.generate(spec, inputs)) as updates:
             async for update in updates:
                 if isinstance(update, CompletedUpdate | FailedUpdate):
                     return update
                 run.began = True
-                run.update = update
+                if isinstance(update, QueuedUpdate | ProgressUpdate):
+                    run.update = update
                 if isinstance(update, ProgressUpdate):
                     run.steps_done = update.step
                     self._absences.mark_present(job.spec.model)

@@ -15,7 +15,7 @@ from PIL import Image
 from deployments.config.models import Limits
 from deployments.models.served import ServedModel
 from tests.support.waiting import until
-from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.errors import RequestCancelledError
 from tridentserve.models.families import FAMILIES
 from tridentserve.plans import StageSpan
@@ -86,6 +86,8 @@ class FakeBackend:
                 self.allowed_steps -= 1
                 if with_progress:
                     yield ProgressUpdate(request_id, step, spec.num_inference_steps)
+                    if step <= inputs.partial_images:
+                        yield make_preview(spec, inputs, step)
                 if request_id in self.deleted:
                     raise RequestCancelledError("the request was deleted")
                 if self.stop_after == step:
@@ -137,6 +139,13 @@ def _quote(spec: RequestSpec) -> Quote | Reject | None:
         return Reject(spec.request_id, "invalid_request", "too small")
     seconds = spec.num_inference_steps / 10
     return None if spec.shape.width > 128 else Quote(seconds, spec.slo_s or 1.0, False, seconds, Crowding(0.0, 0.0))
+
+
+def make_preview(spec: RequestSpec, inputs: GenerationInputs, step: int) -> PreviewUpdate:
+    """A preview after each of the first steps."""
+    file_format = inputs.preview_format
+    files = (make_picture(spec.shape.width // 8, spec.shape.height // 8, file_format),) * spec.num_outputs
+    return PreviewUpdate(spec.request_id, step - 1, step, spec.num_inference_steps, files, file_format)
 
 
 def make_completed(spec: RequestSpec, inputs: GenerationInputs) -> CompletedUpdate:

@@ -107,11 +107,28 @@ def test_many_at_once(service: Service) -> None:
     assert np.array_equal(decode_image(again["data"][0]["b64_json"]), decode_image(answers[3]["data"][0]["b64_json"]))
 
 
-def test_progress_is_streamed(service: Service) -> None:
-    body = {"model": "tiny-flux", "prompt": "x", "size": "64x64", "num_inference_steps": 6, "stream": True}
-    with http.stream("POST", f"{service.url}/v1/images/generations", json=body) as answer:
+def stream_events(service: Service, **body: Any) -> list[dict[str, Any]]:
+    """The data of all events of a stream."""
+    with http.stream("POST", f"{service.url}/v1/images/generations", json={**body, "stream": True}) as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_previews_are_streamed_and_change_no_pixel(service: Service) -> None:
+    body = {"model": "tiny-flux", "prompt": "a red fox", "size": "128x96", "num_inference_steps": 8, "seed": 3}
+    exact = decode_image(service.generate(**body)["data"][0]["b64_json"])
+    previews: list[dict[str, Any]] = []
+    # There are none before the worker that denoises has fitted the colours of the model, for which no request waits.
+    while len(previews) < 3:
+        events = stream_events(service, **body, partial_images=3)
+        assert np.array_equal(decode_image(events[-1]["b64_json"]), exact)
+        previews = [event for event in events if event["type"] == "image_generation.partial_image"]
+    assert [(event["partial_image_index"], event["step"]) for event in previews] == [(0, 2), (1, 4), (2, 6)]
+    assert all(decode_image(event["b64_json"]).shape == (12, 16, 3) for event in previews)
+
+
+def test_progress_is_streamed(service: Service) -> None:
+    events = stream_events(service, model="tiny-flux", prompt="x", size="64x64", num_inference_steps=6)
     steps = [event["step"] for event in events if event["type"] == "image_generation.progress"]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert decode_image(events[-1]["b64_json"]).shape == (64, 64, 3)

@@ -313,7 +313,14 @@ def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **ar
         **_size(family, pipe, inputs.shape),
     }
     settings = _outputs(family, inputs) | _input_image(family, inputs) | _guidance(family, pipe, inputs)
-    return pipe(**(request | settings | arguments))
+    own_scheduler = pipe.scheduler
+    if inputs.flow_shift is not None:
+        name = "shift" if isinstance(own_scheduler, diffusers.FlowMatchEulerDiscreteScheduler) else "flow_shift"
+        pipe.scheduler = type(own_scheduler).from_config(own_scheduler.config, **{name: inputs.flow_shift})
+    try:
+        return pipe(**(request | settings | arguments))
+    finally:
+        pipe.scheduler = own_scheduler
 
 
 def _size(family: str, pipe: Any, shape: Shape) -> dict[str, Any]:
@@ -354,6 +361,8 @@ def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
 def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:
     """Each family's arguments for guidance, and those that keep the requested size."""
     scale = {"guidance_scale": inputs.guidance_scale}
+    if inputs.guidance_scale_2 is not None:
+        scale["guidance_scale_2"] = inputs.guidance_scale_2
     negative = {"negative_prompt": inputs.negative_prompt}
     match family:
         case "flux" | "flux_kontext" | "flux2" | "hunyuan_video":

@@ -8,6 +8,7 @@ from tridentserve.models.family import Family
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
+_WAN_FIELDS = frozenset({"guidance_scale_2", "flow_shift"})
 _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_size", 2))
 
 
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Family] = {
             size_multiple=16,
             default_steps=50,
             default_guidance_scale=4.0,
+            own_fields=frozenset({"true_cfg_scale"}),
             components=_list_components("text_encoder", "tokenizer"),
         ),
         Family(
@@ -143,6 +145,7 @@ FAMILIES: dict[str, Family] = {
             components=_list_components(
                 "text_encoder", "tokenizer", diffuse=("transformer", "transformer_2", "scheduler")
             ),
+            own_fields=_WAN_FIELDS,
             optional=frozenset({"transformer_2"}),
             options=("boundary_ratio", "expand_timesteps"),
             frame_multiple=4,
@@ -164,6 +167,7 @@ FAMILIES: dict[str, Family] = {
                 "vae",
                 diffuse=("transformer", "transformer_2", "scheduler"),
             ),
+            own_fields=_WAN_FIELDS,
             optional=frozenset({"transformer_2", "image_encoder", "image_processor"}),
             options=("boundary_ratio", "expand_timesteps"),
             takes_image=True,
@@ -179,6 +183,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=6.0,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             negative_prompt=False,
+            own_fields=frozenset({"flow_shift"}),
             frame_multiple=4,
             default_shape=Shape(720, 1280, 129),
             default_fps=24,
@@ -190,6 +195,7 @@ FAMILIES: dict[str, Family] = {
             default_steps=50,
             default_guidance_scale=6.0,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "guider"),
+            own_fields=frozenset({"flow_shift"}),
             frame_multiple=4,
             default_shape=Shape(480, 848, 121),
             default_fps=24,
@@ -213,6 +219,7 @@ FAMILIES: dict[str, Family] = {
             ),
             takes_image=True,
             image_fit="crop",
+            own_fields=frozenset({"flow_shift"}),
             frame_multiple=4,
             default_shape=Shape(480, 848, 121),
             default_fps=24,

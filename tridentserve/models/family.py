@@ -44,6 +44,9 @@ class Family:
     """True where diffusers loads LoRAs for this family."""
     negative_prompt: bool = True
     """True where a negative prompt has an effect. It has none where guidance is an embedding."""
+    own_fields: frozenset[str] = frozenset()
+    """The fields of a request that this family gives a meaning, and most others do not: `true_cfg_scale`,
+    `guidance_scale_2` (models with two transformers only) and `flow_shift`."""
     takes_image: bool = False
     """True where every request brings an input image (edits, image to video). Other families take none."""
     image_fit: ImageFit | None = None

@@ -73,6 +73,20 @@ class PipelineAdapter(ABC):
         """Return a key that is equal for states that can share a forward pass."""
 
     @abstractmethod
+    def sketch(self, before: torch.Tensor, state: DenoisingState) -> torch.Tensor:
+        """Predict the latents that a request will end with. `before` are its latents one step before `state`. The
+        result is (num_outputs, channels, height, width), of the middle frame of a video, in float32 on the CPU."""
+
+    @abstractmethod
+    def count_sketch_channels(self) -> int:
+        """Count the channels of a `sketch` of this model."""
+
+    @abstractmethod
+    def decode_sketch(self, sketch: torch.Tensor) -> torch.Tensor:
+        """Decode latents in the form of `sketch` (stage C): (num_outputs, 3, height * factor, width * factor) from 0 to
+        1, in float32 on the CPU."""
+
+    @abstractmethod
     def latents(self, state: DenoisingState) -> Tensors:
         """Return the tensors that stage C needs of a state whose steps are all done."""
 

@@ -7,6 +7,8 @@ import { find, make } from "./dom.js";
 
 /** Sides that the list of sizes offers, where the model can make them. */
 const SIDES = [64, 128, 256, 512, 768, 1024];
+/** About two previews a second. */
+const PREVIEW_INTERVAL_MS = 500;
 
 export class Composer {
   /** @param {(wish: Wish) => void} onWish */
@@ -105,7 +107,10 @@ export class Composer {
     if (this.deadline.value) fields["slo_ms"] = this.deadline.valueAsNumber * 1000;
     if (isVideo && this.frames.value) fields["num_frames"] = this.frames.valueAsNumber;
     if (!isVideo && this.count.value && this.count.value !== "1") fields["n"] = this.count.valueAsNumber;
-    if (!isVideo) fields["stream"] = true;
+    if (!isVideo) {
+      fields["stream"] = true;
+      fields["preview_interval_ms"] = PREVIEW_INTERVAL_MS;
+    }
     const file = model.input_modalities.includes("image") ? this.image.files?.[0] : undefined;
     return { model, fields, image: file ? { name: isVideo ? "input_reference" : "image", file } : null };
   }

@@ -6,12 +6,19 @@ import { formatCount, formatSeconds } from "./format.js";
 import { drawFacts, drawTimeline } from "./timeline.js";
 
 /** @typedef {import("./types.js").Facts} Facts */
+/** @typedef {import("./types.js").Preview} Preview */
 /** @typedef {import("./types.js").Progress} Progress */
 /** @typedef {import("./types.js").Prospect} Prospect */
 /** @typedef {import("./types.js").VideoJob} VideoJob */
 /** @typedef {import("./composer.js").Wish} Wish */
 
 const POLL_MS = 700;
+
+/** @param {string} base64 @param {string} format */
+function makeBlob(base64, format) {
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  return new Blob([bytes], { type: `image/${format}` });
+}
 
 /** @param {Prospect} prospect */
 function describeEta(prospect) {
@@ -28,6 +35,8 @@ export class ResultCard {
     this.leaving = new AbortController();
     this.blank = make("div", { class: "blank" }, "waiting");
     this.pictures = make("div", { class: "pictures" }, this.blank);
+    /** The previews of the images that have not come yet, by index.  @type {Map<number, HTMLCanvasElement>} */
+    this.previews = new Map();
     this.bar = make("progress", { max: 1, "aria-label": "Denoising steps" });
     this.status = make("p", { class: "quiet" }, "sent");
     this.facts = make("div", { class: "facts" }, this.bar, this.status);
@@ -68,6 +77,7 @@ export class ResultCard {
       const kind = String(event.type).split(".")[1];
       if (kind === "queued") this.queue(event.request_id, event);
       else if (kind === "progress") this.advance(event);
+      else if (kind === "partial_image") await this.preview(event);
       else if (kind === "completed") await this.show(event);
     }
     if (this.pictures.contains(this.blank)) throw new ServiceError("The stream ended without a result.", "lost");
@@ -114,11 +124,28 @@ export class ResultCard {
     setText(this.blank, "denoising");
   }
 
+  /** Show what becomes of an image in the place where it will be. @param {Preview} preview */
+  async preview(preview) {
+    const bitmap = await createImageBitmap(makeBlob(preview.b64_json, preview.output_format));
+    let canvas = this.previews.get(preview.index);
+    if (canvas === undefined) {
+      canvas = make("canvas", { class: "preview", role: "img", "aria-label": "Preview of the image" });
+      this.previews.set(preview.index, canvas);
+      this.pictures.append(canvas);
+      this.blank.hidden = true;
+    }
+    canvas.width = bitmap.width;
+    canvas.height = bitmap.height;
+    canvas.getContext("2d")?.drawImage(bitmap, 0, 0);
+    canvas.dataset["step"] = String(preview.step);
+    bitmap.close();
+  }
+
   /** @param {Facts & {b64_json: string, index: number}} completed one image of the result */
   async show(completed) {
-    const bytes = Uint8Array.from(atob(completed.b64_json), (letter) => letter.charCodeAt(0));
-    const address = URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
+    const address = URL.createObjectURL(makeBlob(completed.b64_json, "png"));
     this.blank.remove();
+    this.previews.get(completed.index)?.remove();
     const prompt = String(this.wish.fields["prompt"]);
     const picture = make("img", { src: address, alt: prompt, width: completed.width, height: completed.height });
     const name = `${completed.request_id}-${completed.index}.png`;
@@ -144,6 +171,8 @@ export class ResultCard {
       (error instanceof ServiceError && error.code === "cancelled") ||
       (error instanceof DOMException && error.name === "AbortError");
     this.bar.remove();
+    for (const canvas of this.previews.values()) canvas.remove();
+    this.blank.hidden = false;
     setText(this.blank, isCancelled ? "cancelled" : "no result");
     this.status.className = isCancelled ? "quiet" : "problem";
     setText(this.status, isCancelled ? "cancelled" : describeError(error));

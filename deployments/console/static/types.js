@@ -13,6 +13,8 @@
  *   timeline?: Span[], peak_memory_mb: number, tiled: boolean, index?: number, b64_json?: string}} Facts */
 /** @typedef {{eta_s?: number | null, queue_position?: number | null}} Prospect */
 /** @typedef {{request_id: string, step: number, num_steps: number} & Prospect} Progress */
+/** @typedef {{request_id: string, step: number, num_steps: number, partial_image_index: number, index: number,
+ *   output_format: string, b64_json: string}} Preview */
 
 /** @typedef {{id: string, status: "queued" | "in_progress" | "completed" | "failed", progress: number, model: string,
  *   prompt: string, size: string, num_frames: number, num_outputs: number, seed: number, created_at: number,

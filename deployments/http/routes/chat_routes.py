@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +15,7 @@ from deployments.plain_updates import to_plain
 from deployments.schemas.chat import parse_chat_request
 from deployments.schemas.edit import build_images
 from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.ignored_fields import list_ignored
 from deployments.schemas.image import ImageRequest
 from deployments.schemas.image_field import count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate
@@ -30,10 +31,12 @@ def add_chat_routes(
     @api.post("/v1/chat/completions", openapi_extra=_describe_body())
     async def answer_chat(request: Request) -> dict[str, Any]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
-        asked, ignored = parse_chat_request(sent.values, lenient)
-        updates = backend.generate(*await build_images(asked, models, sent.arrived_s), with_progress=False)
+        (asked, of_chats), known = parse_chat_request(sent.values, lenient), dict(models)
+        spec, inputs = await build_images(asked, known, sent.arrived_s)
+        updates = backend.generate(spec, inputs, with_progress=False)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
-        return _describe_chat(update, ignored)
+        ignored = list_ignored(asked, known[spec.model], streams=False)
+        return _describe_chat(update, sorted({*ignored, *of_chats}))
 
 
 def _describe_body() -> dict[str, Any]:
@@ -47,7 +50,7 @@ def _describe_body() -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _describe_chat(update: CompletedUpdate, ignored: tuple[str, ...]) -> dict[str, Any]:
+def _describe_chat(update: CompletedUpdate, ignored: Sequence[str]) -> dict[str, Any]:
     """OpenAI's form with all images in one message, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images")}
     facts = {key: about[key] for key in ("stage_durations", "peak_memory_mb")}

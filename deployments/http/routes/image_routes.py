@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,6 +17,7 @@ from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, build_images
 from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.ignored_fields import list_ignored
 from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
 from deployments.schemas.image_field import count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate
@@ -48,14 +49,17 @@ def add_image_routes(
         return await answer(request, asked, sent.arrived_s, "image_edit")
 
     async def answer(request: Request, asked: ImageRequest, arrived_s: float, events: str) -> Response:
-        updates = backend.generate(*await build_images(asked, models, arrived_s), with_progress=asked.stream)
+        known = dict(models)
+        spec, inputs = await build_images(asked, known, arrived_s)
+        ignored = list_ignored(asked, known[spec.model], asked.stream)
+        updates = backend.generate(spec, inputs, with_progress=asked.stream)
         if asked.stream:
-            return EventStreamResponse(updates, heartbeat_s, events, asked.ignored)
+            return EventStreamResponse(updates, heartbeat_s, events, ignored)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
-        return JSONResponse(_describe_images(update, asked))
+        return JSONResponse(_describe_images(update, asked, ignored))
 
 
-def _describe_images(update: CompletedUpdate, asked: ImageRequest) -> dict[str, Any]:
+def _describe_images(update: CompletedUpdate, asked: ImageRequest, ignored: Sequence[str]) -> dict[str, Any]:
     """OpenAI's form, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images", "created")}
     if asked.wants_urls:
@@ -68,7 +72,7 @@ def _describe_images(update: CompletedUpdate, asked: ImageRequest) -> dict[str, 
         "output_format": update.output_format,
         "size": f"{update.shape.width}x{update.shape.height}",
         "usage": {"peak_memory_mb": about["peak_memory_mb"]},
-        **describe_ignored(asked.ignored),
+        **describe_ignored(ignored),
         **about,
     }
 

@@ -15,6 +15,7 @@ from deployments.http.video_files import MP4, VideoBytesResponse, VideoFileRespo
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.ignored_fields import list_ignored
 from deployments.schemas.image import REQUEST_ID
 from deployments.schemas.image_field import build_beside_loop, count_image_chars
 from deployments.schemas.video import VideoRequest, build_video_request, parse_video_request
@@ -45,11 +46,13 @@ def add_video_routes(
 ) -> None:
     """Jobs go to `videos`, requests that are answered at once to `backend`."""
 
-    async def read_request(request: Request) -> tuple[VideoRequest, RequestSpec, GenerationInputs]:
+    async def read_request(request: Request) -> tuple[RequestSpec, GenerationInputs, VideoRequest, dict[str, Any]]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
         body, known = parse_video_request(sent.values, not sent.is_form, lenient), dict(models)
-        built = await build_beside_loop(lambda: build_video_request(body, known), body.input_reference, sent.arrived_s)
-        return body, *built
+        spec, inputs = await build_beside_loop(
+            lambda: build_video_request(body, known), body.input_reference, sent.arrived_s
+        )
+        return spec, inputs, body, describe_ignored(list_ignored(body, known[spec.model], streams=False))
 
     def require_jobs(video_id: str) -> VideoBackend:
         """The service that may have this video. Raises `RequestNotFoundError` if there is none."""
@@ -59,15 +62,15 @@ def add_video_routes(
 
     @api.post("/v1/videos", openapi_extra=_BODY)
     async def submit_video(request: Request) -> Response:
-        body, spec, inputs = await read_request(request)
+        spec, inputs, body, ignored = await read_request(request)
         if videos is None:
             raise ConfigError("this service keeps no video jobs: give its configuration a `videos:` section")
         job = _add_url(await videos.submit(spec, inputs, body.priority), request)
-        return JSONResponse(job | describe_ignored(body.ignored))
+        return JSONResponse(job | ignored)
 
     @api.post("/v1/videos/sync", openapi_extra=_BODY)
     async def make_video(request: Request) -> Response:
-        _, spec, inputs = await read_request(request)
+        spec, inputs, *_ = await read_request(request)
         if spec.num_outputs != 1:
             raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
         updates = backend.generate(spec, inputs, with_progress=False)

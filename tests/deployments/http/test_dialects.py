@@ -101,11 +101,47 @@ async def test_a_format_and_its_quality_reach_the_worker(name: str) -> None:
 
 async def test_the_last_events_of_a_stream_name_what_was_ignored() -> None:
     async with open_client(FakeBackend()) as http:
-        body = {"prompt": "a cat", "size": "64x64", "stream": True, "partial_images": 2}
+        body = {"prompt": "a cat", "size": "64x64", "stream": True, "style": "vivid"}
         answer = await http.post(IMAGES, json=body)
     *others, (_, last) = parse_events(answer.text)
-    assert last["ignored"] == ["partial_images"]
+    assert last["ignored"] == ["style"]
     assert not any("ignored" in data for _, data in others)
+
+
+async def test_a_stream_has_the_partial_images_that_are_asked_for() -> None:
+    body = {"prompt": "a cat", "size": "64x64", "n": 2, "output_format": "webp", "num_inference_steps": 4}
+    async with open_client(FakeBackend()) as http:
+        answer = await http.post(IMAGES, json={**body, "stream": True, "partial_images": 2})
+        plain = await http.post(IMAGES, json={**body, "stream": True, "partial_images": 0})
+        unseen = await http.post(IMAGES, json={**body, "partial_images": 2, "preview_interval_ms": 500})
+    events = parse_events(answer.text)
+    partial = [data for name, data in events if name == "image_generation.partial_image"]
+    assert [(data["partial_image_index"], data["index"], data["step"]) for data in partial] == [
+        (0, 0, 1),
+        (0, 1, 1),
+        (1, 0, 2),
+        (1, 1, 2),
+    ]
+    assert {data["num_steps"] for data in partial} == {4}
+    picture = Image.open(BytesIO(base64.b64decode(partial[0]["b64_json"])))
+    assert (picture.format, picture.size, partial[0]["output_format"]) == ("WEBP", (8, 8), "webp")
+    assert "ignored" not in events[-1][1]
+    assert not any("partial" in name for name, _ in parse_events(plain.text))
+    assert unseen.json()["ignored"] == ["partial_images", "preview_interval_ms"], "they need a stream"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"partial_images": 4}, "partial_images: Input should be less than or equal to 3"),
+        ({"partial_images": -1}, "partial_images: Input should be greater than or equal to 0"),
+        ({"preview_interval_ms": 10}, "preview_interval_ms: Input should be greater than or equal to 100"),
+    ],
+)
+async def test_too_many_previews_are_refused(fields: dict[str, int], message: str) -> None:
+    async with open_client(FakeBackend()) as http:
+        answer = await http.post(IMAGES, json={"prompt": "a cat", "stream": True, **fields})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, message)
 
 
 async def test_a_video_job_names_what_was_ignored() -> None:
@@ -127,9 +163,9 @@ async def test_a_strict_service_refuses_them() -> None:
     app = create_api(FakeBackend(), WITH_VIDEOS, lenient=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         image = await http.post(IMAGES, json={"prompt": "a cat", "style": "vivid"})
-        video = await http.post("/v1/videos/sync", json={"prompt": "a cat", "flow_shift": 3})
+        video = await http.post("/v1/videos/sync", json={"prompt": "a cat", "boundary_ratio": 0.5})
     assert [answer.status_code for answer in (image, video)] == [422, 422]
-    assert [answer.json()["error"]["param"] for answer in (image, video)] == ["style", "flow_shift"]
+    assert [answer.json()["error"]["param"] for answer in (image, video)] == ["style", "boundary_ratio"]
 
 
 async def test_routes_that_other_clients_ask() -> None:

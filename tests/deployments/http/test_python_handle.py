@@ -97,6 +97,16 @@ async def test_a_stream() -> None:
     assert backend.ended == {"r1": "completed"}
 
 
+async def test_a_stream_with_previews() -> None:
+    body = {**BODY, "partial_images": 2}
+    updates = [update async for update in generate_stream(FakeBackend(), MODELS, body)]
+    partial = [update for update in updates if update["type"] == "partial_image"]
+    assert [(update["partial_image_index"], update["step"]) for update in partial] == [(0, 1), (1, 2)]
+    assert all(isinstance(image, bytes) for update in partial for image in update["images"])
+    assert "ignored" not in updates[-1]
+    assert (await generate(FakeBackend(), MODELS, body))["ignored"] == ["partial_images"]
+
+
 async def test_a_stream_that_is_left() -> None:
     backend = FakeBackend()
     updates = generate_stream(backend, MODELS, BODY)

@@ -43,6 +43,25 @@ async def test_an_image_is_generated_with_progress_and_its_timeline(
     assert np.array_equal(saved, decode_image(asked["data"][0]["b64_json"]))
 
 
+async def test_a_preview_is_in_the_place_of_the_image_until_it_comes(console: Console) -> None:
+    await console.fill("tiny-sd3", prompt="a red fox", size="512x512", steps=60)
+    card = await console.submit()
+    await card.locator("canvas.preview").wait_for()
+    assert await card.locator("canvas.preview").evaluate("canvas => [canvas.width, canvas.height]") == [64, 64]
+    assert await card.locator(".blank").is_hidden()
+    await card.locator("img").wait_for()
+    assert await card.locator("canvas.preview").count() == 0
+
+
+async def test_a_cancelled_request_keeps_no_preview(console: Console) -> None:
+    await console.fill("tiny-flux", prompt="a lighthouse", size="256x256", steps=ENDLESS)
+    card = await console.submit()
+    await card.locator("canvas.preview").wait_for()
+    await card.locator("button", has_text="Cancel").click()
+    await card.locator(".blank", has_text="cancelled").wait_for()
+    assert await card.locator("canvas.preview").count() == 0
+
+
 async def test_the_map_shows_what_runs_and_moves(console: Console) -> None:
     await console.fill("tiny-flux", prompt="a lighthouse", size="256x256", steps=ENDLESS)
     card = await console.submit()

@@ -9,7 +9,7 @@ import pytest
 from tests.support.waiting import until
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.plan_calls import select_inputs
-from tridentserve.engine.live.updates import FailedUpdate, ProgressUpdate, QueuedUpdate
+from tridentserve.engine.live.updates import FailedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.stages import Stage
@@ -49,6 +49,27 @@ async def test_a_client_that_waits_for_the_end_hears_of_no_step() -> None:
         ProgressUpdate("id", 1, 4),
         FailedUpdate("id", "code", "why"),
     ]
+
+
+async def test_previews_go_to_those_who_want_them_and_only_forward() -> None:
+    book, job = admitted()
+    viewing, watching = job.join(with_previews=True), job.join()
+    for step, picture in ((1, b"one"), (3, b"three"), (2, b"again"), (3, b"again")):  # it was retried behind step 3
+        job.publish_preview(step, (picture,))
+    assert [viewing.get_nowait(), viewing.get_nowait()] == [
+        PreviewUpdate("id", 0, 1, 4, (b"one",), "png"),
+        PreviewUpdate("id", 1, 3, 4, (b"three",), "png"),
+    ]
+    assert viewing.empty()
+    assert watching.empty()
+    assert job.join(with_previews=True).empty(), "whoever joins begins with the latest step, not with a preview"
+    book.leave(job, viewing)
+    assert len(job.viewers) == 1
+
+
+async def test_who_asks_for_previews_may_join_a_request_without() -> None:
+    _, job = admitted()
+    assert job.is_same(SPEC, replace(inputs(), partial_images=2, preview_interval_s=1.0))
 
 
 async def test_a_client_that_has_left_watches_no_more() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
-from tridentserve.engine.live.messages import ModelSource, PlanReport, ProgressNote, WorkerConfig
+from tridentserve.engine.live.messages import ModelSource, PlanReport, PreviewNote, ProgressNote, WorkerConfig
 from tridentserve.engine.live.plan_calls import list_last_steps
 from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.transport.parcel import ParcelLayout
@@ -55,6 +55,7 @@ class Plans:
     def __init__(self, fleet: WorkerFleet) -> None:
         self.fleet = fleet
         self.steps_told: Counter[int] = Counter()  # By plan, while it runs.
+        self.previews: defaultdict[int, list[PreviewNote]] = defaultdict(list)  # By plan.
         self.latest_id = -1
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
@@ -101,6 +102,8 @@ class Plans:
             if isinstance(report, ProgressNote):
                 notes += len(report.steps)
                 self.steps_told[plan.plan_id] += len(report.steps)
+            if isinstance(report, PreviewNote):
+                self.previews[plan.plan_id].append(report)
         notes += len(list_last_steps(plan, report))
         outputs = report.outputs or {}
         assert {name: len(files) for name, files in outputs.items()} == report.num_outputs
@@ -248,6 +251,24 @@ async def test_a_plan_tells_of_its_steps_from_the_moment_that_it_is_watched(plan
     await until(lambda: plans.steps_told[plan.plan_id] > 0 or running.done())
     plans.fleet.get_handle("w0").stop_plan(plan.plan_id)
     assert (await running)[0].outcome == "stopped"
+
+
+@pytest.mark.parametrize("model", ["sd3", "flux"])
+@pytest.mark.parametrize("workers", ["w0", "w1 w2"])
+async def test_previews_change_no_pixel(plans: Plans, stock: dict[str, Any], model: str, workers: str) -> None:
+    inputs, told = replace(INPUTS, partial_images=3), list[PreviewNote]()
+    plain = None if workers == "w0" else (await plans.run(plans.plan((E, D, C), workers, model)))[1]
+    # There are none before the colours of the model are fitted, in a thread for which no plan waits.
+    while len(told) < 3:
+        plan = plans.plan((E, D, C), workers, model)
+        _, (image,), _ = await plans.run(plan, inputs)
+        assert np.array_equal(pixels(image), stock[model] if plain is None else pixels(plain[0]))
+        told = plans.previews[plan.plan_id]
+    assert [(note.request_id, note.step) for note in told] == [("r", 1), ("r", 2), ("r", 3)]
+    assert all(pixels(file).shape == (12, 20, 3) for note in told for file in note.files)
+    unwatched = plans.plan((E, D, C), workers, model)
+    await plans.run(unwatched, inputs, is_watched=False)
+    assert not plans.previews[unwatched.plan_id]
 
 
 async def test_a_plan_that_nobody_watches_tells_of_its_end_alone(plans: Plans) -> None:

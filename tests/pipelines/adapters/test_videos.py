@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +24,17 @@ from tests.pipelines.models import (
     stock_result,
 )
 from tridentserve.errors import InvalidRequestError
+from tridentserve.pipelines import DenoisingState
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
+
+
+def as_json(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a state as they are after a handoff."""
+    read: dict[str, Any] = json.loads(json.dumps(values))
+    return read
 
 
 @pytest.mark.parametrize("count", [0, 1, 3], ids=["one-frame", "short", "longer"])
@@ -102,3 +111,35 @@ def test_noise_of_a_step_resumes_where_it_stopped(model: Model) -> None:
     assert torch.equal(once["latents"], again["latents"])
     elsewhere = replace(state, tensors=state.tensors | {"generator": torch.Generator().manual_seed(99).get_state()})
     assert not torch.equal(diffuse.step(elsewhere).tensors["latents"], once["latents"])
+
+
+FLOW_SHIFTED = ("wan", "wan-flow", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v")
+
+
+@pytest.mark.parametrize("variant", families(*FLOW_SHIFTED, quick=("wan", "wan-flow")))
+def test_a_flow_shift_makes_the_video_of_a_scheduler_that_is_built_with_it(model: Model, variant: str) -> None:
+    folder, diffuse = model(variant), load_stage(model(variant), Stage.DIFFUSE)
+    inputs = make_inputs(32, 48, steps=4, variant=variant, flow_shift=9.0)
+    state = start(folder, inputs)
+    for _ in range(4):  # each step by another scheduler, as after a handoff
+        state = diffuse.step(DenoisingState(state.step, state.num_steps, dict(state.tensors), as_json(state.values)))
+    latents = diffuse.latents(state)["latents"]
+    assert torch.equal(latents, stock_result(folder, inputs, "latent"))
+    assert not torch.equal(latents, final_latents(folder, replace(inputs, flow_shift=None)))
+
+
+@pytest.mark.parametrize("variant", families("wan-2.2", "wan_i2v-2.2", quick=("wan-2.2",)))
+def test_the_second_guidance_scale_holds_behind_the_boundary(model: Model, variant: str) -> None:
+    folder = model(variant)
+    inputs = make_inputs(32, 48, steps=6, variant=variant, guidance_scale_2=2.0)
+    latents = final_latents(folder, inputs)
+    assert torch.equal(latents, stock_result(folder, inputs, "latent"))
+    plain = final_latents(folder, replace(inputs, guidance_scale_2=None))
+    assert not torch.equal(latents, plain)
+    assert torch.equal(plain, final_latents(folder, replace(inputs, guidance_scale_2=inputs.guidance_scale)))
+
+
+@pytest.mark.parametrize("variant", ["flux", "sdxl"])
+def test_a_flow_shift_is_refused_by_schedulers_without_one(model: Model, variant: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"flow_shift: this model's scheduler \(\w+\) has no fixed shift"):
+        start(model(variant), make_inputs(32, 32, variant=variant, flow_shift=3.0))

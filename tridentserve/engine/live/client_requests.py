@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate, Update
+from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.request_records import RequestRecord
@@ -46,6 +46,12 @@ class ClientRequest:
     """One queue of updates for each client that waits."""
     watchers: set[asyncio.Queue[Update]] = field(default_factory=set)
     """Those of them that get the updates of progress too."""
+    viewers: set[asyncio.Queue[Update]] = field(default_factory=set)
+    """Those of these that get the previews too."""
+    num_previews: int = 0
+    """Previews that have been published."""
+    previewed_step: int = 0
+    """The step of the latest of them."""
     workers: set[WorkerId] = field(default_factory=set)
     """Workers that hold, or may be given, something of the request."""
     last_plan_id: int = -1
@@ -87,15 +93,27 @@ class ClientRequest:
         for inbox in self.watchers if is_progress else self.waiters:
             inbox.put_nowait(update)
 
-    def join(self, with_progress: bool = True) -> asyncio.Queue[Update]:
+    def publish_preview(self, step: int, images: tuple[bytes, ...]) -> None:
+        """Pass a preview to the clients that want previews, unless they have seen a later step."""
+        if step <= self.previewed_step:
+            return
+        spec, number, output_format = self.spec, self.num_previews, self.inputs.preview_format
+        update = PreviewUpdate(spec.request_id, number, step, spec.num_inference_steps, images, output_format)
+        self.num_previews, self.previewed_step = self.num_previews + 1, step
+        for inbox in self.viewers:
+            inbox.put_nowait(update)
+
+    def join(self, with_progress: bool = True, with_previews: bool = False) -> asyncio.Queue[Update]:
         """Add a client that waits for this request, `with_progress` or for its end only. It gives its inbox back with
-        `ClientRequests.leave`."""
+        `ClientRequests.leave`. It gets previews where the request was made with them, if it wants progress too."""
         inbox: asyncio.Queue[Update] = asyncio.Queue()
         if self.latest is not None and (with_progress or not isinstance(self.latest, ProgressUpdate)):
             inbox.put_nowait(self.latest)
         self.waiters.add(inbox)
         if with_progress:
             self.watchers.add(inbox)
+            if with_previews:
+                self.viewers.add(inbox)
         return inbox
 
     def is_same(self, spec: RequestSpec, inputs: GenerationInputs) -> bool:
@@ -173,6 +191,7 @@ class ClientRequests:
         """A client has gone. True when it was the last one of an unfinished request, which no client waits for then."""
         request.waiters.discard(inbox)
         request.watchers.discard(inbox)
+        request.viewers.discard(inbox)
         return (
             not request.waiters
             and request.key in self._unfinished

@@ -17,7 +17,7 @@ from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests, find_request_id
 from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
-from tridentserve.engine.live.messages import WorkerConfig
+from tridentserve.engine.live.messages import PreviewNote, WorkerConfig
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, EngineMetrics
 from tridentserve.engine.live.model_changes import ModelChanges
 from tridentserve.engine.live.plan_calls import PeakEstimator
@@ -74,6 +74,7 @@ class LiveEngine:
             self._requests,
             self._core.post,
             self._on_step,
+            self._on_preview,
             abandon,
             self._clock_offset_s,
             PeakEstimator(memory),
@@ -139,7 +140,7 @@ class LiveEngine:
             self._core.post(ev.RequestArrived(replace(spec, request_id=request.key)))
         if with_progress and not request.watchers:
             self._driver.watch_request(request)
-        inbox = request.join(with_progress)
+        inbox = request.join(with_progress, inputs.wants_previews)
         if with_progress:
             self._prospects.wake()
         try:
@@ -254,6 +255,10 @@ class LiveEngine:
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
         if self._requests.find_unfinished(request.key) is not None:
             request.publish(self._prospects.make_progress(request, steps_done))
+
+    def _on_preview(self, request: ClientRequest, note: PreviewNote) -> None:
+        if self._requests.find_unfinished(request.key) is not None:
+            request.publish_preview(note.step, note.files)
 
     def _is_waiting(self, request: ClientRequest) -> bool:
         record = self._records.records.get(request.key)

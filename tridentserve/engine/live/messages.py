@@ -102,6 +102,17 @@ class ProgressNote:
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewNote:
+    """A preview of a request of a plan."""
+
+    request_id: str
+    step: int
+    """Denoising steps of the request that were done."""
+    files: tuple[bytes, ...]
+    """A small picture of each output."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointNote:
     """A state checkpoint of each member of a plan has arrived at the worker that keeps them."""
 
@@ -124,7 +135,7 @@ class ReplicaLoad:
 
 
 # The notes that a worker sends while a plan is under way.
-PlanNote = ProgressNote | CheckpointNote | ReplicaLoad
+PlanNote = ProgressNote | PreviewNote | CheckpointNote | ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)

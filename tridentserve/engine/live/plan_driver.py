@@ -11,7 +11,14 @@ from typing import Any
 
 from tridentserve.engine.live.client_requests import ClientRequest, ClientRequests
 from tridentserve.engine.live.fleet import WorkerFleet
-from tridentserve.engine.live.messages import CheckpointNote, PlanNote, PlanReport, ProgressNote, ReplicaLoad
+from tridentserve.engine.live.messages import (
+    CheckpointNote,
+    PlanNote,
+    PlanReport,
+    PreviewNote,
+    ProgressNote,
+    ReplicaLoad,
+)
 from tridentserve.engine.live.plan_calls import (
     PeakEstimator,
     build_plan_event,
@@ -50,18 +57,20 @@ class PlanDriver:
         requests: ClientRequests,
         post: Callable[[ev.Event], None],
         on_step: Callable[[ClientRequest, int], None],
+        on_preview: Callable[[ClientRequest, PreviewNote], None],
         abandon: Callable[[str, int, int], None],
         clock_offset_s: float,
         peaks: PeakEstimator,
     ) -> None:
         """`post` gives the scheduler an event; `on_step(request, steps_done)` is called for each denoising step of a
-        request with watchers, some time after it, and for the last step of each plan; `abandon(group, rank, plan_id)`
-        tells the members of a process group that one of them is gone. The scheduler's time plus `clock_offset_s` is
-        the Unix clock's."""
+        request with watchers, some time after it, and for the last step of each plan, and `on_preview(request, note)`
+        for each preview; `abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone.
+        The scheduler's time plus `clock_offset_s` is the Unix clock's."""
         self._fleet = fleet
         self._requests = requests
         self._post = post
         self._on_step = on_step
+        self._on_preview = on_preview
         self._abandon = abandon
         self._clock_offset_s = clock_offset_s
         self.peaks = peaks
@@ -195,6 +204,9 @@ class PlanDriver:
         match note:
             case ProgressNote():
                 self._tell_steps(given.requests, note.steps)
+            case PreviewNote():
+                if (request := given.requests.get(note.request_id)) is not None:
+                    self._on_preview(request, note)
             case CheckpointNote():
                 if plan.saves is not None:
                     spans = tuple(span.shift(-self._clock_offset_s) for span in note.spans)

@@ -1,6 +1,6 @@
 """The updates that a client of one request gets, in this order: a `QueuedUpdate`, which comes again with other
-prospects while the request waits, any number of `ProgressUpdate`, and at the end one `CompletedUpdate` or one
-`FailedUpdate`.
+prospects while the request waits, any number of `ProgressUpdate` and `PreviewUpdate`, and at the end one
+`CompletedUpdate` or one `FailedUpdate`.
 
 The service turns them into the forms that clients see (JSON, plain dicts, OpenAI's errors) at its outer edge only.
 """
@@ -39,6 +39,24 @@ class ProgressUpdate:
     """See `QueuedUpdate`; 0 while it runs."""
     eta_s: float | None = None
     """See `QueuedUpdate`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewUpdate:
+    """Small pictures of the outputs as they are predicted to become, for a client that asks for them."""
+
+    request_id: str
+    index: int
+    """Previews of the request before this one."""
+    step: int
+    """Denoising steps that were done. The number never falls: a request that resumes from an earlier state has no new
+    preview until it is further than before."""
+    num_steps: int
+    """Denoising steps that the request asks for."""
+    images: tuple[bytes, ...]
+    """A file for each output, of the size of its latents."""
+    output_format: OutputFormat
+    """Format of the files: that of the result, and PNG where it is a video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,7 @@ class FailedUpdate:
     """Seconds from arrival to the result that were predicted, where the request is refused because of that."""
 
 
-Update = QueuedUpdate | ProgressUpdate | CompletedUpdate | FailedUpdate
+StreamedUpdate = QueuedUpdate | ProgressUpdate | PreviewUpdate | CompletedUpdate
+Update = StreamedUpdate | FailedUpdate
 
-pickle_by_fields(QueuedUpdate, ProgressUpdate, CompletedUpdate, FailedUpdate)
+pickle_by_fields(QueuedUpdate, ProgressUpdate, PreviewUpdate, CompletedUpdate, FailedUpdate)

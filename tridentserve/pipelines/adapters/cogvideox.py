@@ -115,6 +115,12 @@ class CogVideoXAdapter(VideoAdapter):
             stepped = super()._call_scheduler(scheduler, noise, timestep, latents, tensors, **arguments)
         return stepped.to(latents.dtype)  # type: ignore[no-any-return]
 
+    def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return latents[:, (latents.shape[1] + self._count_padding(shape)) // 2]
+
+    def _make_video(self, latents: torch.Tensor) -> torch.Tensor:
+        return latents[:, None].expand(-1, 1 + self._count_padding(Shape(0, 0)), -1, -1, -1)
+
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         channels_first = latents[:, self._count_padding(shape) :].permute(0, 2, 1, 3, 4)
         scaled: torch.Tensor = 1 / self.pipe.vae_scaling_factor_image * channels_first

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # The names of a state's tensors that belong to its scheduler begin with this.
 SCHEDULER_PREFIX = "scheduler."
+# The name of a state's value for the shift of the noise levels; None for that of the model.
+FLOW_SHIFT = "flow_shift"
 
 
 class DenoisingRequest:
@@ -29,7 +31,7 @@ class DenoisingRequest:
     def resume(cls, state: DenoisingState, adapter: DiffusersAdapter) -> DenoisingRequest:
         """Move a state to the adapter's device, with a scheduler of its own."""
         tensors = adapter._move_to_device(state.tensors)
-        scheduler = scheduler_state.make_scheduler(adapter.pipe.scheduler)
+        scheduler = scheduler_state.make_scheduler(adapter.pipe.scheduler, state.values[FLOW_SHIFT])
         scheduler_state.load(scheduler, tensors, state.values["scheduler"], adapter.device)
         rows = adapter._build_rows(tensors, state.values, tensors["latents"].shape[0])
         return cls(state, tensors, scheduler, rows)

@@ -20,7 +20,8 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
 from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines.adapters import scheduler_state
-from tridentserve.pipelines.adapters.denoising_request import SCHEDULER_PREFIX, DenoisingRequest
+from tridentserve.pipelines.adapters.clean_latents import predict_clean
+from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.pixels import round_pixels
@@ -72,7 +73,7 @@ class DiffusersAdapter(PipelineAdapter):
             # The generator is the CPU's, so that the noise of a seed is the same on every device.
             generator = torch.Generator("cpu").manual_seed(inputs.seed)
             tensors |= self._initialize(tensors, inputs, generator)
-            scheduler = scheduler_state.make_scheduler(self.pipe.scheduler)
+            scheduler = scheduler_state.make_scheduler(self.pipe.scheduler, inputs.flow_shift)
             try:
                 self._set_timesteps(scheduler, tensors["latents"], inputs.num_inference_steps)
             except ValueError as error:  # LCM and TCD, for example, have an upper limit.
@@ -88,6 +89,8 @@ class DiffusersAdapter(PipelineAdapter):
             tensors=tensors | scheduler_tensors,
             values={
                 "guidance_scale": inputs.guidance_scale,
+                "guidance_scale_2": inputs.guidance_scale_2,
+                FLOW_SHIFT: inputs.flow_shift,
                 "size": str(inputs.shape),
                 _LORA: inputs.lora,
                 "scheduler": scheduler_values,
@@ -141,7 +144,7 @@ class DiffusersAdapter(PipelineAdapter):
         sizes = [request.latents.shape[0] for request in requests]
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
-            guided = self._apply_guidance(own, request.values)
+            guided = self._apply_guidance(own, request.values, timestep)
             request.take_step(
                 self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
             )
@@ -150,6 +153,29 @@ class DiffusersAdapter(PipelineAdapter):
     def _join_rows(rows: Sequence[Tensors]) -> Tensors:
         """Join the rows of several requests into those of one batch, (passes, outputs, ...)."""
         return rows[0] if len(rows) == 1 else {name: torch.cat([row[name] for row in rows], dim=1) for name in rows[0]}
+
+    def sketch(self, before: torch.Tensor, state: DenoisingState) -> torch.Tensor:
+        with self._run_stage(Stage.DIFFUSE):
+            clean = predict_clean(self.pipe.scheduler, before, state)
+            return self._select_frame(clean, Shape.parse(state.values["size"])).float().cpu()
+
+    def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        """Select the latents of one frame of each output, (num_outputs, channels, height, width)."""
+        return self._unpack(latents, shape)
+
+    def count_sketch_channels(self) -> int:
+        config = self.pipe.vae.config
+        channels: int = config.get("latent_channels") or config["z_dim"]
+        return channels
+
+    def decode_sketch(self, sketch: torch.Tensor) -> torch.Tensor:
+        with self._run_stage(Stage.DECODE):
+            decoded = self._decode_frame(sketch.to(self.device, self.pipe.vae.dtype))
+            return (decoded.float() / 2 + 0.5).clamp(0, 1).cpu()
+
+    def _decode_frame(self, latents: torch.Tensor) -> torch.Tensor:
+        """Decode what `_select_frame` gives: the VAE's output, (num_outputs, 3, height, width)."""
+        return self._decode(latents)
 
     def latents(self, state: DenoisingState) -> Tensors:
         if state.step != state.num_steps:
@@ -211,8 +237,9 @@ class DiffusersAdapter(PipelineAdapter):
         (positions).
         """
 
-    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
-        """Apply guidance to the noise of one request, (passes, num_outputs, ...). The result is (num_outputs, ...)."""
+    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any], timestep: torch.Tensor) -> torch.Tensor:
+        """Apply guidance to the noise of one request, (passes, num_outputs, ...), at a `timestep`. The result is
+        (num_outputs, ...)."""
         if noise.shape[0] == 1:
             return noise[0]
         unconditional, conditional = noise

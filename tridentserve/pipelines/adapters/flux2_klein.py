@@ -78,15 +78,16 @@ class Flux2KleinAdapter(DiffusersAdapter):
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         rows = latents.transpose(1, 2).reshape(len(latents), -1, shape.height // 16, shape.width // 16)
-        # The VAE normalizes its latents by the statistics of a batch norm.
-        norm = self.pipe.vae.bn
-        mean = norm.running_mean.view(1, -1, 1, 1).to(rows.device, rows.dtype)
-        std = torch.sqrt(norm.running_var.view(1, -1, 1, 1) + self.pipe.vae.config.batch_norm_eps)
-        unpacked: torch.Tensor = self.pipe._unpatchify_latents(rows * std.to(rows.device, rows.dtype) + mean)
+        unpacked: torch.Tensor = self.pipe._unpatchify_latents(rows)
         return unpacked
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        image: torch.Tensor = self.pipe.vae.decode(latents, return_dict=False)[0]
+        # The VAE normalizes its latents, 2 by 2 of them together, by the statistics of a batch norm.
+        norm, rows = self.pipe.vae.bn, self.pipe._patchify_latents(latents)
+        mean = norm.running_mean.view(1, -1, 1, 1).to(rows.device, rows.dtype)
+        std = torch.sqrt(norm.running_var.view(1, -1, 1, 1) + self.pipe.vae.config.batch_norm_eps)
+        scaled = self.pipe._unpatchify_latents(rows * std.to(rows.device, rows.dtype) + mean)
+        image: torch.Tensor = self.pipe.vae.decode(scaled, return_dict=False)[0]
         return image
 
     def _install_sequence_parallelism(self) -> None:

@@ -92,8 +92,8 @@ class QwenImageAdapter(DiffusersAdapter):
             )[0]
         return noise
 
-    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
-        guided = super()._apply_guidance(noise, values)
+    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any], timestep: torch.Tensor) -> torch.Tensor:
+        guided = super()._apply_guidance(noise, values, timestep)
         if noise.shape[0] == 1:
             return guided
         wanted, actual = (torch.norm(each, dim=-1, keepdim=True) for each in (noise[1], guided))
@@ -105,6 +105,12 @@ class QwenImageAdapter(DiffusersAdapter):
             latents, shape.height, shape.width, self.pipe.vae_scale_factor
         )
         return unpacked
+
+    def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return self._unpack(latents, shape)[:, :, 0]
+
+    def _decode_frame(self, latents: torch.Tensor) -> torch.Tensor:
+        return self._decode(latents[:, :, None])
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.pipe.vae

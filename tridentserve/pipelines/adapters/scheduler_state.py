@@ -13,15 +13,28 @@ import diffusers
 import numpy as np
 import torch
 
-from tridentserve.errors import HandoffError
+from tridentserve.errors import HandoffError, InvalidRequestError
 from tridentserve.pipelines.base import Tensors
 
 _CONFIG = "_internal_dict"
 
 
-def make_scheduler(prototype: Any) -> Any:
-    """Make a new scheduler of the same class and config. Every request has its own; making one takes 0.3 to 0.9 ms."""
-    return type(prototype).from_config(prototype.config)
+def make_scheduler(prototype: Any, flow_shift: float | None = None) -> Any:
+    """Make a new scheduler of the same class and config, but for a `flow_shift` that a request asks for. Every request
+    has its own; making one takes 0.3 to 0.9 ms. Raises `InvalidRequestError` for a scheduler without such a shift."""
+    changes = {} if flow_shift is None else {_find_shift_name(prototype): flow_shift}
+    return type(prototype).from_config(prototype.config, **changes)
+
+
+def _find_shift_name(scheduler: Any) -> str:
+    """The config entry of a scheduler that shifts the noise levels of flow matching."""
+    config, known = scheduler.config, inspect.signature(type(scheduler)).parameters
+    if "shift" in known and not config.get("use_dynamic_shifting"):
+        return "shift"
+    if "flow_shift" in known and config.get("use_flow_sigmas"):
+        return "flow_shift"
+    name = type(scheduler).__name__
+    raise InvalidRequestError(f"flow_shift: this model's scheduler ({name}) has no fixed shift", "flow_shift")
 
 
 def draws_noise(scheduler: Any) -> bool:

@@ -16,6 +16,9 @@ from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
+# For `_unpack`, which looks at the number of frames alone.
+_ONE_FRAME = Shape(0, 0)
+
 
 class VideoAdapter(DiffusersAdapter):
     """A `diffusers` pipeline whose VAE gives (num_outputs, channels, frames, height, width)."""
@@ -28,6 +31,18 @@ class VideoAdapter(DiffusersAdapter):
             if not is_first():
                 return np.zeros((0, shape.num_frames, shape.height, shape.width, 3), np.uint8)
             return round_pixels(self.pipe.video_processor.postprocess_video(video, output_type="pt"))
+
+    def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
+        return latents[:, :, latents.shape[2] // 2]
+
+    def _decode_frame(self, latents: torch.Tensor) -> torch.Tensor:
+        scaled = self._unpack(self._make_video(latents), _ONE_FRAME)
+        video: torch.Tensor = self.pipe.vae.decode(scaled, return_dict=False)[0]
+        return video[:, :, 0]
+
+    def _make_video(self, latents: torch.Tensor) -> torch.Tensor:
+        """Make latents of a video of one frame, in the form in which D has them."""
+        return latents[:, :, None]
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         """Unpack latents as the VAE decodes them, (num_outputs, channels, latent frames, height / 8, width / 8), scaled

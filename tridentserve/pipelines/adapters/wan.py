@@ -51,10 +51,9 @@ class WanAdapter(VideoAdapter):
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
     ) -> torch.Tensor:
-        boundary = self.pipe.config.boundary_ratio
-        if boundary is None:
+        if self.pipe.config.boundary_ratio is None:
             return self._run(self.pipe.transformer, latents, timesteps, rows)
-        noisy = timesteps >= boundary * self.pipe.scheduler.config.num_train_timesteps
+        noisy = self._is_noisy(timesteps)
         if bool(noisy.all()):
             return self._run(self.pipe.transformer, latents, timesteps, rows)
         if not bool(noisy.any()):
@@ -64,6 +63,18 @@ class WanAdapter(VideoAdapter):
             theirs = {name: row[mine] for name, row in rows.items()}
             noise[mine] = self._run(model, latents[mine], timesteps[mine], theirs)
         return noise
+
+    def _is_noisy(self, timesteps: torch.Tensor) -> torch.Tensor:
+        """Compare timesteps with the boundary between the two transformers."""
+        boundary = self.pipe.config.boundary_ratio * self.pipe.scheduler.config.num_train_timesteps
+        noisy: torch.Tensor = timesteps >= boundary
+        return noisy
+
+    def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any], timestep: torch.Tensor) -> torch.Tensor:
+        second = values["guidance_scale_2"] if self.pipe.config.boundary_ratio is not None else None
+        if second is not None and not bool(self._is_noisy(timestep)):
+            values = values | {"guidance_scale": second}
+        return super()._apply_guidance(noise, values, timestep)
 
     def _run(self, transformer: Any, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors) -> torch.Tensor:
         if self.pipe.config.expand_timesteps:

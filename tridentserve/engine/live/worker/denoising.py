@@ -8,6 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import IntEnum
 
+import torch
+
+from tridentserve.engine.live.previews.due_previews import DuePreviews
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
 from tridentserve.errors import HandoffError, InvalidRequestError
@@ -35,6 +38,9 @@ class StepControl:
         self._watch = threading.Event()
         # Called on the leader, while the plan is watched, with each request and how many of its steps are done.
         self.on_step: Callable[[str, int], None] = lambda request_id, steps_done: None
+        # Called on the leader, while the plan is watched, with each preview that is due: the request, how many of its
+        # steps are done, and its sketch.
+        self.on_preview: Callable[[str, int, torch.Tensor], object] = lambda request_id, steps_done, sketch: None
         # Called on the leader with each state checkpoint that the plan asks for.
         self.on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None
 
@@ -79,6 +85,7 @@ class Denoising:
         self._control = control
         self._is_leader = group is None or group.rank == 0
         self._states: dict[str, DenoisingState] = {}
+        self._previews = DuePreviews({}, time.monotonic)
         self.stopped = False
         """The plan was stopped on purpose, and has no outputs."""
         self.paused_after: int | None = None
@@ -89,6 +96,7 @@ class Denoising:
         has the members that have not ended."""
         if self._is_leader:
             self._states = self._make_starting_states(inputs, given)
+            self._previews = DuePreviews(inputs, time.monotonic)
         if self._group is not None:
             self._states = _broadcast_states(self._states, self._group, self._is_leader)
 
@@ -111,10 +119,30 @@ class Denoising:
                 if done > 0:
                     self._report_step()
                 for members in batches.values():
-                    advanced = self._adapter.advance([self._states[request_id] for request_id in members])
-                    self._states.update(zip(members, advanced, strict=True))
+                    self._advance(members)
                 if self._is_leader and self._plan.is_saved_after(done + 1):
                     self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
+
+    def _advance(self, members: Sequence[str]) -> None:
+        """Do one step of members that share forward passes."""
+        states = [self._states[request_id] for request_id in members]
+        sketched = self._claim_previews(members)
+        self._states.update(zip(members, self._adapter.advance(states), strict=True))
+        for request_id, before in sketched.items():
+            state = self._states[request_id]
+            self._control.on_preview(request_id, state.step, self._adapter.sketch(before, state))
+
+    def _claim_previews(self, members: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The latents of those members of whose next step a preview is due. At all degrees the leader has all of
+        them."""
+        if not (self._is_leader and self._control.watched):
+            return {}
+        states = {request_id: self._states[request_id] for request_id in members}
+        return {
+            request_id: state.tensors["latents"]
+            for request_id, state in states.items()
+            if self._previews.claim(request_id, state.step + 1, state.num_steps)
+        }
 
     def collect_outputs(self) -> dict[str, Parcel]:
         """The outputs by request, for its next plan: a denoising state, or latents when all its steps are done. A plan

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport
+from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, PreviewNote
 from tridentserve.engine.live.metrics import WorkerMetrics
+from tridentserve.engine.live.previews.painter import PreviewFiles, PreviewPainter
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
@@ -66,6 +68,7 @@ class PlanRunner:
         replicas: ReplicaStore,
         host_copies: HostCopies,
         handoff: HandoffBuffer,
+        painter: PreviewPainter,
         metrics: WorkerMetrics,
     ) -> None:
         """Who holds `order` has the worker to itself; plans wait for it in the order in which they came."""
@@ -77,6 +80,7 @@ class PlanRunner:
         self._replicas = replicas
         self._host_copies = host_copies
         self._handoff = handoff
+        self._painter = painter
         self._metrics = metrics
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
         self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
@@ -94,14 +98,22 @@ class PlanRunner:
         """Run a plan behind those started before. One that cannot fit, however frugally it is run, is refused.
 
         `tell` is called with each replica that was loaded for it; on the leader with the steps (`StepTeller`) of a plan
-        that is watched, and with each state checkpoint that has arrived; then `report` once, for whatever outcome."""
+        that is watched, with the previews that its requests want, and with each state checkpoint that has arrived; then
+        `report` once, for whatever outcome."""
         loop = asyncio.get_running_loop()
         control = StepControl()
         if is_watched:
             control.ask_to_tell()
-        teller = StepTeller(tell)
+        teller, painting = StepTeller(tell), list[Future[None]]()
+
+        def paint(request_id: str, step: int, sketch: torch.Tensor) -> None:
+            def tell_files(files: PreviewFiles) -> None:
+                loop.call_soon_threadsafe(tell, PreviewNote(request_id, step, files))
+
+            painting.append(self._painter.paint(plan.model, sketch, inputs[request_id], tell_files))
+
         if plan.leader == self._worker_id:
-            control.on_step = teller.note_step
+            control.on_step, control.on_preview = teller.note_step, paint
         writer = CheckpointWriter(plan, self._handoff, tell, self._metrics.count_checkpoint)
         control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
         needed = list_needed_replicas(plan, self._worker_id)
@@ -110,6 +122,7 @@ class PlanRunner:
 
         async def run() -> None:
             outcome = await self._run_in_turn(running)
+            await self._painter.finish(plan.model, painting)
             teller.close()
             writer.drop_waiting()
             report(outcome)
@@ -157,6 +170,8 @@ class PlanRunner:
                 return Execution(stopped=True)  # its request has ended, so that its inputs were dropped
             await self._device_thread(self._executor.abandon_groups, plan)
             raise
+        if plan.leader == self._worker_id and _wants_previews(running):
+            await self._device_thread(self._painter.prepare, plan.model)
         running.peak.begin()
         execution = await self._device_thread(
             self._executor.execute_plan, plan, self._collect_inputs(running), incoming, control, frugal
@@ -262,6 +277,12 @@ class PlanRunner:
             message = f"{type(error).__name__} (more in the log of {self._worker_id})"
             code, retry = WorkerError.code, True
         return PlanReport(plan.plan_id, "failed", error=message, retry=retry, code=code)
+
+
+def _wants_previews(running: RunningPlan) -> bool:
+    """True when somebody watches a plan of which previews are wanted."""
+    is_watched = running.control.watched and Stage.DIFFUSE in running.plan.stages
+    return is_watched and any(inputs.wants_previews for inputs in running.inputs.values())
 
 
 def _may_succeed_later(error: TridentServeError) -> bool:

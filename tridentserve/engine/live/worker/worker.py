@@ -23,6 +23,7 @@ from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import LinkAddress, WorkerConfig, WorkerReady
 from tridentserve.engine.live.metrics import GAUGE_PERIOD_S, WorkerMetrics
+from tridentserve.engine.live.previews.painter import PreviewPainter
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -58,6 +59,7 @@ class WorkerParts:
         self.replicas = self._make_replica_store(device)
         self._executor = StageExecutor(worker_id, self.replicas, self.groups)
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
+        self._painter = PreviewPainter(self.host_copies)
         self.plan_runner = PlanRunner(
             worker_id=worker_id,
             device=device,
@@ -67,6 +69,7 @@ class WorkerParts:
             replicas=self.replicas,
             host_copies=self.host_copies,
             handoff=self.handoff,
+            painter=self._painter,
             metrics=self._metrics,
         )
         self._reporter: asyncio.Task[None] | None = None
@@ -110,6 +113,7 @@ class WorkerParts:
         """Drop all that is kept of a model, behind the plans that came before."""
         async with self._order:
             await self.replicas.unload_model(model)
+            await self.device_thread(self._painter.drop_model, model)
             await self.device_thread(self.host_copies.drop_model, model)
 
     async def connect_peers(self, peers: Mapping[WorkerId, tuple[ActorHandle[Any], WorkerReady]]) -> None:

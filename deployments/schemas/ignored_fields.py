@@ -1,0 +1,23 @@
+"""Fields of a body that are taken, and have no effect on this request: its answer names them."""
+
+from __future__ import annotations
+
+from deployments.models.served import ServedModel
+from deployments.schemas.foreign_fields import log_ignored
+from deployments.schemas.image import GenerationRequest
+
+_OF_PREVIEWS = ("partial_images", "preview_interval_ms")
+_OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift")
+
+
+def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) -> tuple[str, ...]:
+    """List the fields that only other servers know, those that have no meaning for `model`, and those about previews
+    unless the answer `streams`."""
+    defaults = type(request).model_fields
+    sent = {name for name in request.model_fields_set if getattr(request, name) != defaults[name].default}
+    without_effect = {name for name in _OF_SOME_MODELS if name not in model.own_fields}
+    if not streams:
+        without_effect.update(_OF_PREVIEWS)
+    for name in sent & without_effect:
+        log_ignored(name)
+    return tuple(sorted(sent & without_effect | {*request.ignored}))
