@@ -1,0 +1,154 @@
+"""Puts the explanation of a request together: what the log says, and what becomes of it when the log is run again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from deployments.explaining.rerun import Change, LogRerun
+from tridentserve.engine.simulated.resumed import ResumedEnd
+from tridentserve.errors import RequestNotFoundError
+from tridentserve.scheduling.explanation.causes import find_causes
+from tridentserve.scheduling.explanation.chronicle import Chronicle, Life
+from tridentserve.scheduling.explanation.explanation import Cause, Explanation, Rerun, describe_life, is_close
+from tridentserve.scheduling.explanation.waits import list_waits, sum_blockers
+from tridentserve.scheduling.explanation.wording import write_text
+from tridentserve.stages import Stage
+
+
+def explain_by_log(chronicle: Chronicle, request_id: str, why_not_run: str) -> Explanation:
+    """The explanation without re-runs. Raises `RequestNotFoundError`."""
+    life = _find(chronicle, request_id)
+    waits = list_waits(chronicle, life)
+    told = replace(describe_life(life, waits), causes=tuple(find_causes(chronicle, life, waits)), not_run=why_not_run)
+    return replace(told, text=write_text(told))
+
+
+def explain(log: LogRerun, request_id: str, limit_s: float) -> Explanation:
+    """The explanation, for a request that was late with re-runs, none of which begins after `limit_s` seconds. Raises
+    `RequestNotFoundError`."""
+    life = _find(log.chronicle, request_id)
+    if not life.is_late:
+        why = "it was on time" if life.outcome == "finished" else "only requests that were late are"
+        return explain_by_log(log.chronicle, request_id, why)
+    return _Asking(log, life, time.monotonic() + limit_s).explain()
+
+
+def _find(chronicle: Chronicle, request_id: str) -> Life:
+    life = chronicle.lives.get(request_id)
+    if life is None:
+        raise RequestNotFoundError(f"the decisions that are kept have no request {request_id!r}")
+    return life
+
+
+class _Asking:
+    """The re-runs of one request. All follow the log up to the same moment, before which nothing is changed."""
+
+    def __init__(self, log: LogRerun, life: Life, until_s: float) -> None:
+        self._log = log
+        self._life = life
+        self._until_s = until_s
+        self._is_cut_short = False
+        self._asked: dict[Change, ResumedEnd] = {}
+        self._waits = list_waits(log.chronicle, life)
+        lives = log.chronicle.lives
+        self._blockers = frozenset(name for name in sum_blockers(self._waits) if name in lives)
+        arrivals = [life.arrival_s + life.spec.waited_s]
+        arrivals += [lives[name].arrival_s + lives[name].spec.waited_s for name in self._blockers]
+        self._from_s = min(arrivals)
+        self._others = frozenset(
+            other.request_id
+            for other in lives.values()
+            if other is not life and other.arrival_s + other.spec.waited_s >= self._from_s
+        )
+
+    def explain(self) -> Explanation:
+        told = describe_life(self._life, self._waits)
+        end = self._run(Change())
+        baseline = self._compare("", end, None)
+        causes = [self._check(cause, baseline) for cause in find_causes(self._log.chronicle, self._life, self._waits)]
+        what_ifs = list(self._ask_further(baseline))
+        deviation_s = None
+        if baseline.latency_s is not None and told.latency_s is not None and self._life.outcome == "finished":
+            deviation_s = baseline.latency_s - told.latency_s
+        told = replace(
+            told,
+            causes=tuple(sorted(causes, key=lambda cause: not cause.verified)),
+            what_ifs=tuple(what_ifs),
+            baseline=baseline,
+            deviation_s=deviation_s,
+            is_close=None if deviation_s is None else is_close(deviation_s, told.latency_s or 0.0),
+            not_run="with further changes, as the time was up" if self._is_cut_short else "",
+        )
+        return replace(told, text=write_text(told))
+
+    def _check(self, cause: Cause, baseline: Rerun) -> Cause:
+        match cause.kind:
+            case "request":
+                assert cause.request_id is not None
+                change, words = Change(without=frozenset({cause.request_id})), f"without {cause.request_id}"
+            case "load":
+                change, words = Change(without=self._others), "without any other request"
+            case "order":
+                change, words = Change(degree=self._degree), "first in line"
+            case "loading":
+                change, words = Change(loads_take=0.0), "with the weights in memory"
+            case "overheads":
+                change, words = Change(has_overheads=False), "without them"
+            case "own time":
+                change, words = Change(without=self._others), "without any other request"
+        return cause.check(self._ask(words, change, baseline))
+
+    def _ask_further(self, baseline: Rerun) -> Iterator[Rerun]:
+        changes: list[tuple[str, Change]] = []
+        if len(self._blockers) > 1:
+            words = f"without all {len(self._blockers)} requests whose workers it waited for"
+            changes.append((words, Change(without=self._blockers)))
+        if (worker_id := self._choose_model_worker()) is not None:
+            changes.append((f"with one more worker like {worker_id}", Change(joins_like=worker_id)))
+        for degree in self._log.list_degrees(self._life.spec.model):
+            if degree != self._degree:
+                changes.append((f"at degree {degree}, as soon as so many workers were free", Change(degree=degree)))
+        for words, change in changes:
+            if (rerun := self._ask(words, change, baseline)) is not None:
+                yield rerun
+
+    @property
+    def _degree(self) -> int:
+        """The degree at which it denoised last, or would have at least."""
+        plans = [logged.plan for logged in self._life.plans if Stage.DIFFUSE in logged.plan.stages]
+        return plans[-1].degree if plans else 1
+
+    def _choose_model_worker(self) -> str | None:
+        """The worker that another one like it would have helped most: the leader of its D, else any that could."""
+        for logged in reversed(self._life.plans):
+            if Stage.DIFFUSE in logged.plan.stages:
+                return logged.plan.leader
+        able = self._log.chronicle.list_able(self._life.spec.model, self._life.arrival_s)
+        return min(able, default=None)
+
+    def _ask(self, words: str, change: Change, baseline: Rerun) -> Rerun | None:
+        if time.monotonic() > self._until_s:
+            self._is_cut_short = True
+            return None
+        if change not in self._asked:
+            self._asked[change] = self._run(change)
+        return self._compare(words, self._asked[change], baseline)
+
+    def _run(self, change: Change) -> ResumedEnd:
+        return self._log.run(self._life.request_id, self._from_s, change)
+
+    def _compare(self, words: str, end: ResumedEnd, baseline: Rerun | None) -> Rerun:
+        life = self._life
+        if end.outcome != "finished" or end.end_s is None:
+            return Rerun(words, None, None, False, is_certain=False)
+        latency_s = end.end_s - life.arrival_s
+        slo_s = life.slo_s if life.slo_s is not None else end.slo_s
+        on_time = None if slo_s is None else latency_s <= slo_s
+        before_s = baseline.latency_s if baseline is not None else None
+        if before_s is None:  # it does not finish without the change
+            return Rerun(words, latency_s, None, on_time, is_certain=baseline is not None)
+        gain_s = before_s - latency_s
+        off_s = abs(before_s - life.latency_s) if life.latency_s is not None and life.outcome == "finished" else 0.0
+        return Rerun(words, latency_s, gain_s, on_time, is_certain=gain_s > max(off_s, 1e-3))

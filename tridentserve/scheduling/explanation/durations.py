@@ -1,0 +1,131 @@
+"""The durations of a decision log, against those that a profile predicts: what a re-run of the log goes by."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from tridentserve.errors import ProfileError
+from tridentserve.plans import StageSpan
+from tridentserve.protocols import StageTimes
+from tridentserve.scheduling.explanation.chronicle import Chronicle, LoggedPlan
+from tridentserve.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedDurations:
+    """Seconds of a log as factors on a profile, and the times around the stages of plans."""
+
+    factors: dict[tuple[str, Stage], float] = field(default_factory=dict)
+    """The seconds of a stage of a request (by id) over those predicted for its degree and batch."""
+    typical: dict[tuple[str, Stage], float] = field(default_factory=dict)
+    """The median of these factors, by model, for requests that the log has no time of."""
+    models: dict[str, str] = field(default_factory=dict)
+    """The model of each request."""
+    start_s: float = 0.0
+    """Seconds from when a plan can begin to its first stage."""
+    report_s: float = 0.0
+    """Seconds from the end of a plan to its report, without those that grow with the pixels."""
+    image_s_per_pixel: float = 0.0
+    """Seconds that each decoded pixel adds to that."""
+    load_factor: float = 1.0
+    """The seconds of loads over those predicted."""
+
+    def get_factor(self, request_id: str, stage: Stage) -> float:
+        """The factor on the predicted seconds of a stage of a request, at whatever degree."""
+        known = self.factors.get((request_id, stage))
+        return known if known is not None else self.typical.get((self.models.get(request_id, ""), stage), 1.0)
+
+
+def measure_durations(chronicle: Chronicle, times: StageTimes) -> LoggedDurations:
+    """`times` is the profile as it stands: a copy that has learned nothing."""
+    sums: defaultdict[tuple[str, Stage], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for logged in chronicle.plans.values():
+        for span in logged.spans:
+            predicted_s = _predict(chronicle, logged, span, times)
+            for request_id in logged.plan.request_ids if predicted_s else ():
+                both = sums[request_id, span.stage]
+                both[0], both[1] = both[0] + span.seconds, both[1] + predicted_s
+    factors = {key: seconds / predicted_s for key, (seconds, predicted_s) in sums.items() if seconds > 0}
+    models = {request_id: life.spec.model for request_id, life in chronicle.lives.items()}
+    by_model: defaultdict[tuple[str, Stage], list[float]] = defaultdict(list)
+    for (request_id, stage), factor in factors.items():
+        by_model[models.get(request_id, ""), stage].append(factor)
+    report_s, image_s_per_pixel = _measure_reports(chronicle)
+    return LoggedDurations(
+        factors=factors,
+        typical={key: median(found) for key, found in by_model.items()},
+        models=models,
+        start_s=_median(_list_starts(chronicle)),
+        report_s=report_s,
+        image_s_per_pixel=image_s_per_pixel,
+        load_factor=_measure_loads(chronicle, times),
+    )
+
+
+def _predict(chronicle: Chronicle, logged: LoggedPlan, span: StageSpan, times: StageTimes) -> float:
+    """The predicted seconds of a stage of a plan as it ran; 0 where there is no prediction."""
+    specs = [life.spec for name in logged.plan.request_ids if (life := chronicle.lives.get(name)) is not None]
+    if len(specs) != len(logged.plan.members):
+        return 0.0
+    degree, batch = max(1, len(span.workers)), sum(spec.num_outputs for spec in specs)
+    try:
+        seconds = times.seconds(logged.plan.model, span.stage, specs[0].shape, degree, batch)
+    except ProfileError:
+        return 0.0
+    steps = span.steps if span.steps is not None else logged.plan.num_steps
+    return seconds * steps if span.stage is Stage.DIFFUSE else seconds
+
+
+def _list_starts(chronicle: Chronicle) -> Iterator[float]:
+    """Seconds from when plans had their workers to the first stage, of those that took over nothing and loaded
+    nothing."""
+    loading = {(load.worker_id, load.end_s) for load in chronicle.loads}
+    for logged in chronicle.plans.values():
+        if not logged.spans or not logged.begins_with_content:
+            continue
+        begin_s = max(
+            (
+                booking.start_s
+                for worker_id in logged.plan.workers
+                for booking in chronicle.list_bookings(worker_id)
+                if booking.kind == "runs" and booking.end_s == logged.reported_s
+            ),
+            default=logged.sent_s,
+        )
+        first_s = logged.spans[0].start_s
+        if not any(worker_id in logged.plan.workers and begin_s < end_s <= first_s for worker_id, end_s in loading):
+            yield max(0.0, first_s - begin_s)
+
+
+def _measure_reports(chronicle: Chronicle) -> tuple[float, float]:
+    plain: list[float] = []
+    decoded: list[tuple[float, int]] = []
+    for logged in chronicle.plans.values():
+        if not logged.spans or logged.reported_s is None:
+            continue
+        delay_s = max(0.0, logged.reported_s - logged.spans[-1].end_s)
+        lives = [chronicle.lives.get(name) for name in logged.plan.request_ids]
+        pixels = sum(life.spec.shape.pixels * life.spec.num_outputs for life in lives if life is not None)
+        if Stage.DECODE not in logged.plan.stages:
+            plain.append(delay_s)
+        elif pixels:
+            decoded.append((delay_s, pixels))
+    report_s = _median(plain) if plain else min((delay_s for delay_s, _ in decoded), default=0.0)
+    return report_s, _median(max(0.0, delay_s - report_s) / pixels for delay_s, pixels in decoded)
+
+
+def _measure_loads(chronicle: Chronicle, times: StageTimes) -> float:
+    factors = []
+    for load in chronicle.loads:
+        predicted_s = times.load_seconds(load.replica.model, load.replica.stage, load.source)
+        if predicted_s > 0:
+            factors.append((load.end_s - load.start_s) / predicted_s)
+    return _median(factors) if factors else 1.0
+
+
+def _median(values: Iterator[float] | list[float]) -> float:
+    found = list(values)
+    return median(found) if found else 0.0
