@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from deployments.assembly.cell_args import take_cell
 from deployments.assembly.planning import assemble_service
 from deployments.assembly.profiles import add_profiles, make_cost_model
 from deployments.config.app import AppArgs
@@ -21,8 +22,17 @@ def replay_log(args: AppArgs, decisions: Sequence[LogEntry]) -> Iterator[tuple[L
     later are in the log, their profiles in the same tables.
 
     Raises `ConfigError` when the log holds other workers than the configuration has."""
+    args = find_cell(args, decisions)
     specs, times = list_logged_workers(args, decisions), make_logged_times(args, decisions)
     return replay(decisions, assemble_service(args, times, specs).scheduler)
+
+
+def find_cell(args: AppArgs, decisions: Sequence[LogEntry]) -> AppArgs:
+    """The configuration of the cell that has written a log, which the ids of its workers name; where there is one cell,
+    that of the service."""
+    joined = (entry.event.worker.worker_id for entry in decisions if isinstance(entry.event, WorkerJoined))
+    found = re.match(r"c(\d+)n", next(joined, ""))
+    return take_cell(args, int(found[1])) if found else args
 
 
 def make_logged_times(args: AppArgs, decisions: Sequence[LogEntry]) -> CostModel:

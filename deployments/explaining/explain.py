@@ -7,11 +7,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from deployments.explaining.rerun import Change, LogRerun
+from tridentserve.engine.live.client_requests import find_request_id
 from tridentserve.engine.simulated.resumed import ResumedEnd
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.scheduling.explanation.causes import find_causes
 from tridentserve.scheduling.explanation.chronicle import Chronicle, Life
-from tridentserve.scheduling.explanation.explanation import Cause, Explanation, Rerun, describe_life, is_close
+from tridentserve.scheduling.explanation.explanation import (
+    Cause,
+    Explanation,
+    Rerun,
+    describe_life,
+    is_close,
+    rename_requests,
+)
 from tridentserve.scheduling.explanation.waits import list_waits, sum_blockers
 from tridentserve.scheduling.explanation.wording import write_text
 from tridentserve.stages import Stage
@@ -22,7 +30,7 @@ def explain_by_log(chronicle: Chronicle, request_id: str, why_not_run: str) -> E
     life = _find(chronicle, request_id)
     waits = list_waits(chronicle, life)
     told = replace(describe_life(life, waits), causes=tuple(find_causes(chronicle, life, waits)), not_run=why_not_run)
-    return replace(told, text=write_text(told))
+    return _word(told)
 
 
 def explain(log: LogRerun, request_id: str, limit_s: float) -> Explanation:
@@ -36,10 +44,24 @@ def explain(log: LogRerun, request_id: str, limit_s: float) -> Explanation:
 
 
 def _find(chronicle: Chronicle, request_id: str) -> Life:
+    """The request with this id, of which the latest attempt is meant where clients have used it again."""
     life = chronicle.lives.get(request_id)
-    if life is None:
-        raise RequestNotFoundError(f"the decisions that are kept have no request {request_id!r}")
-    return life
+    if life is not None:
+        return life
+    attempts = [life for key, life in chronicle.lives.items() if _name_request(key) == request_id]
+    if not attempts:
+        raise RequestNotFoundError("no request with this id is among the latest that are kept")
+    return attempts[-1]
+
+
+def _name_request(key: str) -> str:
+    """The id that clients know; that of a simulation is the scheduler's own."""
+    return find_request_id(key) or key
+
+
+def _word(told: Explanation) -> Explanation:
+    named = rename_requests(told, _name_request)
+    return replace(named, text=write_text(named))
 
 
 class _Asking:
@@ -81,13 +103,16 @@ class _Asking:
             is_close=None if deviation_s is None else is_close(deviation_s, told.latency_s or 0.0),
             not_run="with further changes, as the time was up" if self._is_cut_short else "",
         )
-        return replace(told, text=write_text(told))
+        return _word(told)
 
     def _check(self, cause: Cause, baseline: Rerun) -> Cause:
         match cause.kind:
             case "request":
                 assert cause.request_id is not None
-                change, words = Change(without=frozenset({cause.request_id})), f"without {cause.request_id}"
+                change, words = (
+                    Change(without=frozenset({cause.request_id})),
+                    f"without {_name_request(cause.request_id)}",
+                )
             case "load":
                 change, words = Change(without=self._others), "without any other request"
             case "order":

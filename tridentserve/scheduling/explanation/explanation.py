@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from tridentserve.plans import WorkerId
 from tridentserve.scheduling.explanation.chronicle import Life, PlanEnd
@@ -134,6 +135,23 @@ class Explanation:
     """All of it in plain words."""
 
 
+def rename_requests(explanation: Explanation, rename: Callable[[str], str]) -> Explanation:
+    """The explanation with the ids that clients know of requests; not in words, which are made with them."""
+    plans = (replace(each, shared_with=tuple(map(rename, each.shared_with))) for each in explanation.plans)
+    waits = (replace(each, request_ids=tuple(map(rename, each.request_ids))) for each in explanation.waits)
+    causes = (
+        replace(cause, request_id=rename(cause.request_id)) if cause.request_id is not None else cause
+        for cause in explanation.causes
+    )
+    return replace(
+        explanation,
+        request_id=rename(explanation.request_id),
+        plans=tuple(plans),
+        waits=tuple(waits),
+        causes=tuple(causes),
+    )
+
+
 def is_close(deviation_s: float, latency_s: float) -> bool:
     """True where a re-run without a change is as good as the log."""
     return abs(deviation_s) <= max(_CLOSE_SHARE * latency_s, _CLOSE_S)
@@ -172,3 +190,8 @@ def describe_life(life: Life, waits: list[Wait]) -> Explanation:
         ),
         requeues=tuple((time_s - since_s, reason) for time_s, reason in life.requeues),
     )
+
+
+def to_plain(explanation: Explanation) -> dict[str, Any]:
+    """The explanation as JSON has it."""
+    return {"object": "request.explanation", "id": explanation.request_id, **asdict(explanation)}
