@@ -20,7 +20,7 @@ from deployments.serve.cell_health import combine_health
 from deployments.serve.remote_backend import RemoteBackend
 from tridentserve.cells.router import SUMMARY_PERIOD_S, CellRouter
 from tridentserve.engine.live.updates import CompletedUpdate, QueuedUpdate, Update
-from tridentserve.errors import OverloadedError, ProfileError
+from tridentserve.errors import OverloadedError, ProfileError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.estimation.request_work import RequestWork, estimate_work
 from tridentserve.scheduling.events import Reject
@@ -135,6 +135,15 @@ class CellsBackend:
         if not any(states):
             raise LostCallError("no scheduler answers at the moment")
         return combine_states(states, known)
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """By the cell that had the request. Cells that had not say so at once; one that does may take a minute."""
+        answers = await asyncio.gather(*(cell.explain(request_id) for cell in self._cells), return_exceptions=True)
+        found = next((answer for answer in answers if isinstance(answer, dict)), None)
+        if found is not None:
+            return found
+        unknown = [answer for answer in answers if isinstance(answer, RequestNotFoundError)]
+        raise next((answer for answer in answers if answer not in unknown), unknown[0] if unknown else answers[0])
 
     async def close(self) -> None:
         """Ask for no loads any more."""

@@ -53,6 +53,9 @@ class FakeService:
     async def summarize_load(self) -> CellSummary:
         return self.summary
 
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        return await self.backend.explain(request_id)
+
     async def describe_cluster(self) -> ClusterState:
         return await self.backend.describe_cluster()
 

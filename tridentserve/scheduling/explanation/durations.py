@@ -8,22 +8,25 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from tridentserve.errors import ProfileError
-from tridentserve.plans import StageSpan
+from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.protocols import StageTimes
 from tridentserve.scheduling.explanation.chronicle import Chronicle, LoggedPlan
 from tridentserve.stages import Stage
+
+# The requests of a plan and the step of the first one with which it began.
+_PlanKey = tuple[tuple[str, ...], int]
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedDurations:
     """Seconds of a log as factors on a profile, and the times around the stages of plans."""
 
-    factors: dict[tuple[str, Stage], float] = field(default_factory=dict)
-    """The seconds of a stage of a request (by id) over those predicted for its degree and batch."""
-    typical: dict[tuple[str, Stage], float] = field(default_factory=dict)
-    """The median of these factors, by model, for requests that the log has no time of."""
-    models: dict[str, str] = field(default_factory=dict)
-    """The model of each request."""
+    of_plans: dict[tuple[_PlanKey, Stage], float] = field(default_factory=dict)
+    """The seconds of a stage of a plan over those predicted for its degree and batch."""
+    of_requests: dict[tuple[str, Stage], float] = field(default_factory=dict)
+    """The same of all plans of which a request was the first member."""
+    of_models: dict[tuple[str, Stage], float] = field(default_factory=dict)
+    """The median of all plans of a model."""
     start_s: float = 0.0
     """Seconds from when a plan can begin to its first stage."""
     report_s: float = 0.0
@@ -33,36 +36,43 @@ class LoggedDurations:
     load_factor: float = 1.0
     """The seconds of loads over those predicted."""
 
-    def get_factor(self, request_id: str, stage: Stage) -> float:
-        """The factor on the predicted seconds of a stage of a request, at whatever degree."""
-        known = self.factors.get((request_id, stage))
-        return known if known is not None else self.typical.get((self.models.get(request_id, ""), stage), 1.0)
+    def get_factor(self, plan: DispatchPlan, stage: Stage) -> float:
+        """The factor on the predicted seconds of a stage of a plan, whatever its degree: that of the same plan in the
+        log, else of its first request, else of its model."""
+        of_models = self.of_models.get((plan.model, stage), 1.0)
+        of_request = self.of_requests.get((plan.members[0].request_id, stage), of_models)
+        return self.of_plans.get((_make_key(plan), stage), of_request)
 
 
 def measure_durations(chronicle: Chronicle, times: StageTimes) -> LoggedDurations:
     """`times` is the profile as it stands: a copy that has learned nothing."""
+    of_plans: dict[tuple[_PlanKey, Stage], float] = {}
     sums: defaultdict[tuple[str, Stage], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    of_models: defaultdict[tuple[str, Stage], list[float]] = defaultdict(list)
     for logged in chronicle.plans.values():
         for span in logged.spans:
             predicted_s = _predict(chronicle, logged, span, times)
-            for request_id in logged.plan.request_ids if predicted_s else ():
-                both = sums[request_id, span.stage]
-                both[0], both[1] = both[0] + span.seconds, both[1] + predicted_s
-    factors = {key: seconds / predicted_s for key, (seconds, predicted_s) in sums.items() if seconds > 0}
-    models = {request_id: life.spec.model for request_id, life in chronicle.lives.items()}
-    by_model: defaultdict[tuple[str, Stage], list[float]] = defaultdict(list)
-    for (request_id, stage), factor in factors.items():
-        by_model[models.get(request_id, ""), stage].append(factor)
+            if predicted_s <= 0 or span.seconds <= 0:
+                continue
+            of_plans[_make_key(logged.plan), span.stage] = span.seconds / predicted_s
+            of_models[logged.plan.model, span.stage].append(span.seconds / predicted_s)
+            both = sums[logged.plan.members[0].request_id, span.stage]
+            both[0], both[1] = both[0] + span.seconds, both[1] + predicted_s
     report_s, image_s_per_pixel = _measure_reports(chronicle)
     return LoggedDurations(
-        factors=factors,
-        typical={key: median(found) for key, found in by_model.items()},
-        models=models,
+        of_plans=of_plans,
+        of_requests={key: seconds / predicted_s for key, (seconds, predicted_s) in sums.items()},
+        of_models={key: median(found) for key, found in of_models.items()},
         start_s=_median(_list_starts(chronicle)),
         report_s=report_s,
         image_s_per_pixel=image_s_per_pixel,
         load_factor=_measure_loads(chronicle, times),
     )
+
+
+def _make_key(plan: DispatchPlan) -> _PlanKey:
+    steps = plan.members[0].steps
+    return plan.request_ids, steps[0] if steps is not None else 0
 
 
 def _predict(chronicle: Chronicle, logged: LoggedPlan, span: StageSpan, times: StageTimes) -> float:

@@ -47,8 +47,8 @@ class PlanDemand:
 class TimeFactors:
     """Factors on stage times that make them those of a service that was observed."""
 
-    get_stage_factor: Callable[[str, Stage], float]
-    """The factor on a stage of a request (by id)."""
+    get_stage_factor: Callable[[DispatchPlan, Stage], float]
+    """The factor on a stage of a plan."""
     load_factor: float = 1.0
     """The factor on loads of weights."""
 
@@ -140,12 +140,14 @@ class ActualTimes:
         weights_bytes = self.weights_bytes(replica)
         return self.load_seconds(replica, "host") * num_bytes / weights_bytes if weights_bytes else 0.0
 
-    def draw_jitter(self, request_id: str, stage: Stage) -> float:
-        """The factor on a stage of a request: the same in all its plans, and under all policies."""
+    def draw_jitter(self, plan: DispatchPlan, stage: Stage) -> float:
+        """The factor on a stage of a plan: for its first request the same in all plans, and under all policies."""
         if self._factors is not None:
-            return self._factors.get_stage_factor(request_id, stage)
+            return self._factors.get_stage_factor(plan, stage)
         if not self._sigma:
             return 1.0
-        digest = hashlib.blake2b(f"{self._seed}/{request_id}/{stage.value}".encode(), digest_size=6).digest()
+        digest = hashlib.blake2b(
+            f"{self._seed}/{plan.members[0].request_id}/{stage.value}".encode(), digest_size=6
+        ).digest()
         uniform = (int.from_bytes(digest, "big") + 0.5) / 2**48
         return math.exp(self._sigma * _NORMAL.inv_cdf(uniform) - self._sigma**2 / 2)

@@ -206,7 +206,7 @@ class Executor:
         for stage, stage_s, degree in zip(run.plan.stages, run.demand.seconds, run.demand.degrees, strict=True):
             begin_s = end_s
             steps = run.plan.num_steps if stage is Stage.DIFFUSE else None
-            end_s += stage_s * (1 if steps is None else steps) * self._times.draw_jitter(run.specs[0].request_id, stage)
+            end_s += stage_s * (1 if steps is None else steps) * self._times.draw_jitter(run.plan, stage)
             spans.append(StageSpan(stage, begin_s, end_s, run.plan.workers[:degree], steps))
         run.spans = tuple(spans)
         self._enter_end(run, end_s)
