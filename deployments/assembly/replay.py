@@ -39,7 +39,8 @@ def make_logged_times(args: AppArgs, decisions: Sequence[LogEntry]) -> CostModel
     """A new cost model of a configuration, with the models that were added in the log. Raises `ProfileError`."""
     times = make_cost_model(args)
     added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
-    add_profiles(times, args, {event.model: event.profile for event in added})
+    if profiles := {event.model: event.profile for event in added}:
+        add_profiles(times, args, profiles)
     return times
 
 

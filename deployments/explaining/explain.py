@@ -64,6 +64,11 @@ def _word(told: Explanation) -> Explanation:
     return replace(named, text=write_text(named))
 
 
+def _rank(cause: Cause) -> tuple[bool, float]:
+    gain_s = cause.without.gain_s if cause.without is not None else None
+    return not cause.verified, -(gain_s or 0.0)
+
+
 class _Asking:
     """The re-runs of one request. All follow the log up to the same moment, before which nothing is changed."""
 
@@ -96,7 +101,7 @@ class _Asking:
             deviation_s = baseline.latency_s - told.latency_s
         told = replace(
             told,
-            causes=tuple(sorted(causes, key=lambda cause: not cause.verified)),
+            causes=tuple(sorted(causes, key=_rank)),
             what_ifs=tuple(what_ifs),
             baseline=baseline,
             deviation_s=deviation_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from deployments.assembly.options import make_service_options
@@ -12,7 +13,6 @@ from deployments.assembly.simulation import make_engine_options
 from deployments.config.app import AppArgs
 from deployments.explaining.pinned import PinnedDegree
 from dispatch.policies import Policy
-from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.resumed import ResumedEnd, ResumedSimulation
@@ -48,16 +48,17 @@ class LogRerun:
         self._args = args
         self._entries = recording.entries
         self._specs = list_logged_workers(args, recording.entries)
-        self._placement = recording.placement or make_placement(args, self._make_times(), self._specs)
+        self._times = make_logged_times(args, recording.entries)
+        self._placement = recording.placement or make_placement(args, deepcopy(self._times), self._specs)
         self.chronicle = Chronicle(recording.entries, self._placement)
-        self._durations = measure_durations(self.chronicle, self._make_times())
+        self._durations = measure_durations(self.chronicle, self._times)
 
     def list_degrees(self, model: str) -> Sequence[int]:
         """The degrees at which a model was profiled, and that the workers of one node that hold its D can form."""
         wanted = Replica(model, Stage.DIFFUSE)
         nodes = [spec.node_id for spec in self._specs if wanted in self._placement.replicas.get(spec.worker_id, ())]
         most = max((nodes.count(node) for node in nodes), default=0)
-        return [degree for degree in self._make_times().degrees(model, Stage.DIFFUSE) if degree <= most]
+        return [degree for degree in self._times.degrees(model, Stage.DIFFUSE) if degree <= most]
 
     def run(self, request_id: str, until_s: float, change: Change) -> ResumedEnd:
         """The end of a request where the log is followed up to `until_s` and changed from there."""
@@ -66,10 +67,9 @@ class LogRerun:
             joins = _copy_worker(specs, change.joins_like)
             specs = [*specs, joins]
             placement = _copy_place(placement, change.joins_like, joins.worker_id)
-        truth = self._make_times()
         planners = assemble_service(
             self._args,
-            self._make_times(),
+            deepcopy(self._times),  # it learns
             specs,
             alter=lambda policy: _pin(policy, request_id, change.degree),
             placement=placement,
@@ -85,11 +85,8 @@ class LogRerun:
             ),
         )
         actual = TimeFactors(durations.get_factor, change.loads_take * durations.load_factor)
-        simulation = ResumedSimulation(planners.scheduler, specs, placement, truth, options, actual)
+        simulation = ResumedSimulation(planners.scheduler, specs, placement, self._times, options, actual)
         return simulation.run(self._entries, request_id, until_s, without=change.without, joins=joins)
-
-    def _make_times(self) -> CostModel:
-        return make_logged_times(self._args, self._entries)
 
 
 def _pin(policy: Policy, request_id: str, degree: int | None) -> Policy:

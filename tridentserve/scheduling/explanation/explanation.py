@@ -12,6 +12,8 @@ from tridentserve.scheduling.explanation.waits import Wait, WaitKind
 
 # A re-run that changes nothing is as good as the log where it ends within this share of the latency, or these seconds.
 _CLOSE_SHARE, _CLOSE_S = 0.05, 0.2
+# What gains less than this share of the latency is no cause of it.
+_LEAST_GAIN = 0.02
 
 CauseKind = Literal[
     "request",  # one other request
@@ -85,15 +87,18 @@ class Cause:
     without: Rerun | None = None
     """The re-run without it; None where none was made."""
     verified: bool = False
-    """The request ends sooner without it, by more than the re-run is off. Of its own time: it is late even without any
-    other request."""
+    """The request ends sooner without it, by more than the re-run is off and by a fiftieth of its latency at least. Of
+    its own time: it is late even without any other request."""
 
     def check(self, without: Rerun | None) -> Cause:
         """The cause with the re-run without it."""
         if without is None:
             return self
-        verified = without.on_time is False if self.kind == "own time" else without.is_certain
-        return replace(self, without=without, verified=verified)
+        if self.kind == "own time":
+            return replace(self, without=without, verified=without.on_time is False)
+        gain_s, latency_s = without.gain_s or 0.0, without.latency_s or 0.0
+        matters = without.latency_s is not None and gain_s >= _LEAST_GAIN * (latency_s + gain_s)
+        return replace(self, without=without, verified=without.is_certain and matters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class Explanation:
     requeues: tuple[tuple[float, str], ...]
     """The times at which it had to wait again after a failure, with the reasons."""
     causes: tuple[Cause, ...] = ()
-    """Those that were verified first, and of these the ones that took longest."""
+    """Those that were verified first, and of these the ones without which it ends soonest."""
     what_ifs: tuple[Rerun, ...] = ()
     """Further changes under which the log was run again."""
     baseline: Rerun | None = None

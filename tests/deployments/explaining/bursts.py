@@ -1,0 +1,51 @@
+"""A small service, simulated under bursts, with its decision log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.simulation import simulate_service
+from deployments.config.app import AppArgs
+from tests.support.decision_log import read_log
+from tridentserve.engine.simulated import SimulationOptions, SimulationResult, TimedRequest
+from tridentserve.requests import RequestSpec, Shape
+from tridentserve.scheduling.decision_log import LogEntry
+
+ARGS = AppArgs.model_validate(
+    {
+        "models": [{"name": "tiny-sd3", "tiny": "sd3"}],
+        "cluster": {"workers_per_node": 4, "memory_mb": 1024},
+        "placement": ["EDC", "EDC", "DC", "E"],
+    }
+)
+
+
+@cache
+def record_bursts() -> tuple[LogEntry, ...]:
+    """The log of a burst, with stages that take other times than by the profile. Over ten requests are late."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "log.jsonl"
+        simulate_bursts(log=path)
+        return tuple(read_log(path))
+
+
+def simulate_bursts(without: Collection[str] = (), log: Path | None = None) -> SimulationResult:
+    """All of it, but for some requests: what would really have happened without them."""
+    options = SimulationOptions(jitter=0.2, plan_overhead_s=0.003, report_overhead_s=0.004, decision_log=log)
+    arrivals = [(at_s, spec) for at_s, spec in _list_arrivals() if spec.request_id not in without]
+    return simulate_service(ARGS, make_cost_model(ARGS), make_cost_model(ARGS), arrivals, options)
+
+
+def _list_arrivals() -> list[TimedRequest]:
+    draw = random.Random(7)
+    arrivals, at_s = [], 0.0
+    for number in range(25):
+        at_s += draw.expovariate(25.0)
+        side = draw.choice((256, 256, 512))
+        arrivals.append((at_s, RequestSpec(f"r{number}", "tiny-sd3", Shape(side, side), draw.choice((10, 20, 30)))))
+    return arrivals

@@ -1,0 +1,26 @@
+"""Small logs, of a scheduler that does what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.engine.simulated.scripted import Script, simulate
+from tests.support.decision_log import read_log
+from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.explanation.chronicle import Chronicle
+from tridentserve.testing import make_cluster
+
+
+def write_chronicle(
+    folder: Path,
+    types: Mapping[str, str],
+    arrivals: Mapping[str, float],
+    at_arrivals: Mapping[str, Sequence[ev.Effect]],
+    after: Mapping[int, Sequence[ev.Effect]] | None = None,
+    **options: object,
+) -> Chronicle:
+    """The chronicle of requests that run by a script: E takes 0.5 s, a step of D 1 s over the degree, C 2 s."""
+    path = folder / "log.jsonl"
+    simulate(Script(at_arrivals, after), types, arrivals, decision_log=path, **options)
+    return Chronicle(read_log(path), make_cluster(types)[1])
