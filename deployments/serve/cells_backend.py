@@ -139,11 +139,12 @@ class CellsBackend:
     async def explain(self, request_id: str) -> dict[str, Any]:
         """By the cell that had the request. Cells that had not say so at once; one that does may take a minute."""
         answers = await asyncio.gather(*(cell.explain(request_id) for cell in self._cells), return_exceptions=True)
-        found = next((answer for answer in answers if isinstance(answer, dict)), None)
-        if found is not None:
-            return found
-        unknown = [answer for answer in answers if isinstance(answer, RequestNotFoundError)]
-        raise next((answer for answer in answers if answer not in unknown), unknown[0] if unknown else answers[0])
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                return answer
+        # A cell that does not answer may have had it.
+        raise next((error for error in errors if not isinstance(error, RequestNotFoundError)), errors[0])
 
     async def close(self) -> None:
         """Ask for no loads any more."""

@@ -41,8 +41,6 @@ class RequestService(Protocol):
 
     async def summarize_load(self) -> CellSummary: ...
 
-    async def explain(self, request_id: str) -> dict[str, Any]: ...
-
     async def describe_cluster(self) -> ClusterState: ...
 
 
@@ -110,10 +108,6 @@ class ClientCalls:
     async def summarize_load(self) -> CellSummary:
         """The load, with all requests that this replica has made before."""
         return await self._gate.service.summarize_load()
-
-    async def explain(self, request_id: str) -> dict[str, Any]:
-        """Why a request ended when it did."""
-        return await self._gate.service.explain(request_id)
 
     async def describe_cluster(self, after: int) -> ClusterState:
         """The state of the cluster, with the stages that have ended after this number."""

@@ -78,8 +78,8 @@ class RemoteBackend:
         return summary
 
     async def explain(self, request_id: str) -> dict[str, Any]:
-        explanation: dict[str, Any] = await self._ask("explain", request_id)
-        return explanation
+        with translate_call_errors():
+            return dict(await self._handle.explain.remote(request_id))
 
     async def describe_cluster(self, cursor: tuple[int, ...]) -> ClusterState:
         state: ClusterState = await self._ask("describe_cluster", cursor[0] if cursor else 0)

@@ -16,13 +16,12 @@ from tridentserve.engine.simulated import SimulationOptions, SimulationResult, T
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.decision_log import LogEntry
 
-ARGS = AppArgs.model_validate(
-    {
-        "models": [{"name": "tiny-sd3", "tiny": "sd3"}],
-        "cluster": {"workers_per_node": 4, "memory_mb": 1024},
-        "placement": ["EDC", "EDC", "DC", "E"],
-    }
-)
+CONFIGURATION = {
+    "models": [{"name": "tiny-sd3", "tiny": "sd3"}],
+    "cluster": {"workers_per_node": 4, "memory_mb": 1024},
+    "placement": ["EDC", "EDC", "DC", "E"],
+}
+ARGS = AppArgs.model_validate(CONFIGURATION)
 
 
 @cache
