@@ -102,6 +102,22 @@ def test_a_free_worker_is_too_few_for_a_wide_group(tmp_path: Path) -> None:
     assert first.seconds == pytest.approx(3.5)
 
 
+def test_free_workers_without_free_cores(tmp_path: Path) -> None:
+    """One of the two may denoise at a time."""
+    chronicle = write_chronicle(
+        tmp_path,
+        {"a": "EDC", "b": "EDC"},
+        {"x": 0.0, "r": 1.0, "now": 7.5},
+        {"x": [run(1, "EDC", "a", "x")], "now": [run(2, "EDC", "b", "r")]},
+        max_denoising=1,
+    )
+    assert [(wait.kind, wait.request_ids, wait.seconds) for wait in waits_of(chronicle, "r")] == [
+        ("cores", ("x",), pytest.approx(ALONE_S - 1.0)),
+        ("held back", (), pytest.approx(1.0)),
+    ]
+    assert ("request", "x", ALONE_S - 1.0) in causes_of(chronicle, "r")
+
+
 def test_a_worker_that_is_reserved(tmp_path: Path) -> None:
     """b has nothing to do while x encodes elsewhere, and is kept for it."""
     chronicle = write_chronicle(

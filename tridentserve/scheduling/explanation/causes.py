@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tridentserve.scheduling.explanation.chronicle import Chronicle, Life
 from tridentserve.scheduling.explanation.explanation import Cause
-from tridentserve.scheduling.explanation.waits import Wait, sum_blockers, sum_kinds
+from tridentserve.scheduling.explanation.waits import BLOCKED, Wait, sum_blockers, sum_kinds
 
 # A cause that took less than this share of the latency is not looked at.
 _LEAST_SHARE = 0.05
@@ -20,7 +20,7 @@ def find_causes(chronicle: Chronicle, life: Life, waits: Sequence[Wait]) -> list
     kinds, blockers = sum_kinds(waits), sum_blockers(waits)
     lives = chronicle.lives
     later = {name for name in blockers if name in lives and lives[name].arrival_s > life.arrival_s}
-    busy = [wait for wait in waits if wait.kind in ("busy", "wider")]
+    busy = [wait for wait in waits if wait.kind in BLOCKED]
     overtaken_s = sum(wait.seconds for wait in busy if later.issuperset(wait.request_ids))
     found = [Cause("request", seconds, name) for name, seconds in list(blockers.items())[:_MAX_BLOCKERS]]
     found.append(Cause("load", sum(wait.seconds for wait in busy)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import RequestSpec
@@ -116,6 +117,7 @@ class Chronicle:
         self.loads: list[LoggedLoad] = []
         self.end_s = 0.0
         self._placements: list[tuple[float, PlacementPlan]] = [] if placement is None else [(float("-inf"), placement)]
+        self._specs: dict[WorkerId, WorkerSpec] = {}
         self._absences: defaultdict[WorkerId, list[tuple[float, float]]] = defaultdict(list)
         for entry in entries:
             self._take_in(entry)
@@ -132,21 +134,32 @@ class Chronicle:
 
     def list_able(self, model: str, at_s: float) -> set[WorkerId]:
         """The workers that could denoise for a model: by the placement in force, else those that did in the log."""
-        wanted = Replica(model, Stage.DIFFUSE)
-        plan = next((plan for since_s, plan in reversed(self._placements) if since_s <= at_s), None)
-        if plan is not None:
-            found = {worker_id for worker_id, held in plan.replicas.items() if wanted in held}
-        else:
-            found = {
-                worker_id
-                for each in self.plans.values()
-                if each.plan.model == model and Stage.DIFFUSE in each.plan.stages
-                for worker_id in each.plan.workers
-            }
-        return {worker_id for worker_id in found if not self._is_absent(worker_id, at_s)}
+        return {worker_id for worker_id, models in self._list_denoisers(at_s).items() if model in models}
 
-    def _is_absent(self, worker_id: WorkerId, at_s: float) -> bool:
-        return any(start_s <= at_s < end_s for start_s, end_s in self._absences.get(worker_id, ()))
+    def list_sharing(self, worker_id: WorkerId, at_s: float) -> tuple[set[WorkerId], int | None]:
+        """The workers that denoise on the cores of a worker's node, and how many of them may at once; None: all."""
+        spec = self._specs.get(worker_id)
+        if spec is None or spec.max_denoising is None:
+            return set(), None
+        denoisers = self._list_denoisers(at_s)
+        return {name for name in denoisers if self._specs[name].node_id == spec.node_id}, spec.max_denoising
+
+    def _list_denoisers(self, at_s: float) -> dict[WorkerId, set[str]]:
+        """The live workers that could denoise, with the models for which."""
+        plan = next((plan for since_s, plan in reversed(self._placements) if since_s <= at_s), None)
+        found: dict[WorkerId, set[str]] = {}
+        if plan is not None:
+            for worker_id, held in plan.replicas.items():
+                found[worker_id] = {replica.model for replica in held if replica.stage is Stage.DIFFUSE}
+        else:
+            for logged in self.plans.values():
+                for worker_id in logged.plan.workers if Stage.DIFFUSE in logged.plan.stages else ():
+                    found.setdefault(worker_id, set()).add(logged.plan.model)
+        return {name: models for name, models in found.items() if models and self._is_alive(name, at_s)}
+
+    def _is_alive(self, worker_id: WorkerId, at_s: float) -> bool:
+        absences = self._absences.get(worker_id, ())
+        return worker_id in self._specs and not any(start_s <= at_s < end_s for start_s, end_s in absences)
 
     # The entries.
 
@@ -171,6 +184,7 @@ class Chronicle:
             case ev.WorkerLost():
                 self._absences[event.worker_id].append((now_s, float("inf")))
             case ev.WorkerJoined():
+                self._specs[event.worker.worker_id] = event.worker
                 if absences := self._absences.get(event.worker.worker_id):
                     absences[-1] = (absences[-1][0], now_s)
             case ev.ModelAdded() | ev.ModelRemoved() | ev.RequestCancelled() | ev.CheckpointSaved():

@@ -15,6 +15,7 @@ from tridentserve.stages import Stage
 WaitKind = Literal[
     "busy",  # the workers that it ran on later had other requests
     "wider",  # fewer workers were free than it ran on later
+    "cores",  # workers were free, but not the cores of their node
     "held back",  # as many workers were free as it ran on later
     "loading",  # weights came into its workers
     "starting",  # inputs and the start of a plan
@@ -22,6 +23,8 @@ WaitKind = Literal[
 ]
 
 
+# Kinds of waits for other requests.
+BLOCKED: tuple[WaitKind, ...] = ("busy", "wider", "cores")
 _ROUNDING_S = 1e-9
 
 
@@ -60,7 +63,7 @@ def sum_blockers(waits: Sequence[Wait]) -> dict[str, float]:
     """Seconds for which each other request had workers that it waited for, the longest first."""
     found: defaultdict[str, float] = defaultdict(float)
     for wait in waits:
-        if wait.kind in ("busy", "wider"):
+        if wait.kind in BLOCKED:
             for request_id in wait.request_ids:
                 found[request_id] += wait.seconds
     return dict(sorted(found.items(), key=lambda item: -item[1]))
@@ -108,12 +111,18 @@ def _list_queueing(
 ) -> Iterator[Wait]:
     """It waits for a dispatch, which gave it the workers of `target`."""
     workers = target.plan.workers
-    able = chronicle.list_able(life.spec.model, start_s) | set(workers)
     is_diffuse = Stage.DIFFUSE in target.plan.stages
-    for begin_s, end_s in _cut(chronicle, able if is_diffuse else set(workers), start_s, logged.sent_s):
+    able = chronicle.list_able(life.spec.model, start_s) | set(workers) if is_diffuse else set(workers)
+    sharing, limit = chronicle.list_sharing(workers[0], start_s) if is_diffuse else (set[WorkerId](), None)
+    for begin_s, end_s in _cut(chronicle, able | sharing, start_s, logged.sent_s):
         others = _find_holders(chronicle, life, workers, begin_s, end_s)
-        free = _list_free(chronicle, life, able, begin_s, end_s) if is_diffuse else ()
-        if free and len(free) >= len(workers):
+        free = _list_free(chronicle, life, able, begin_s, end_s)
+        taken = sharing.difference(_list_free(chronicle, life, sharing, begin_s, end_s))
+        has_cores = limit is None or len(taken) + len(workers) <= limit or not taken
+        if len(free) >= len(workers) and not has_cores:
+            holders = _find_holders(chronicle, life, tuple(sorted(taken)), begin_s, end_s)
+            yield Wait("cores", begin_s, end_s, holders, workers)
+        elif len(free) >= len(workers):
             yield Wait("held back", begin_s, end_s, (), free)
         elif others:
             yield Wait("wider" if free else "busy", begin_s, end_s, others, workers)

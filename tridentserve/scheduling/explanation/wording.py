@@ -99,6 +99,8 @@ def _name_wait(wait: ExplainedWait) -> str:
             return (
                 f"fewer workers were free than the {len(wait.workers)} it ran on; others had {_join(wait.request_ids)}"
             )
+        case "cores":
+            return f"the cores of its node were taken, by {_join(wait.request_ids)}"
         case "held back":
             return f"{_join(wait.workers)} {verb} free, and the policy did not start it"
         case "loading":
