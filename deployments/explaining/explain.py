@@ -24,6 +24,8 @@ from tridentserve.scheduling.explanation.waits import list_waits, sum_blockers
 from tridentserve.scheduling.explanation.wording import write_text
 from tridentserve.stages import Stage
 
+_ROUNDING_S = 1e-3
+
 
 def explain_by_log(chronicle: Chronicle, request_id: str, why_not_run: str) -> Explanation:
     """The explanation without re-runs. Raises `RequestNotFoundError`."""
@@ -70,35 +72,32 @@ def _rank(cause: Cause) -> tuple[bool, float]:
 
 
 class _Asking:
-    """The re-runs of one request. All follow the log up to the same moment, before which nothing is changed."""
+    """The re-runs of one request. Each follows the log up to the moment before which its change changes nothing, and is
+    compared with one that follows it as far and changes nothing."""
 
     def __init__(self, log: LogRerun, life: Life, until_s: float) -> None:
         self._log = log
         self._life = life
         self._until_s = until_s
         self._is_cut_short = False
-        self._asked: dict[Change, ResumedEnd] = {}
+        self._ends: dict[tuple[Change, float], ResumedEnd] = {}
         self._waits = list_waits(log.chronicle, life)
         lives = log.chronicle.lives
         self._blockers = frozenset(name for name in sum_blockers(self._waits) if name in lives)
-        arrivals = [life.arrival_s + life.spec.waited_s]
-        arrivals += [lives[name].arrival_s + lives[name].spec.waited_s for name in self._blockers]
-        self._from_s = min(arrivals)
+        self._from_s = self._find_start(self._blockers)
         self._others = frozenset(
-            other.request_id
-            for other in lives.values()
-            if other is not life and other.arrival_s + other.spec.waited_s >= self._from_s
+            other.request_id for other in lives.values() if other is not life and _taken_in_s(other) >= self._from_s
         )
 
     def explain(self) -> Explanation:
         told = describe_life(self._life, self._waits)
-        end = self._run(Change())
-        baseline = self._compare("", end, None)
-        causes = [self._check(cause, baseline) for cause in find_causes(self._log.chronicle, self._life, self._waits)]
-        what_ifs = list(self._ask_further(baseline))
-        deviation_s = None
-        if baseline.latency_s is not None and told.latency_s is not None and self._life.outcome == "finished":
-            deviation_s = baseline.latency_s - told.latency_s
+        self._run(Change(), _taken_in_s(self._life))
+        causes = [self._check(cause) for cause in find_causes(self._log.chronicle, self._life, self._waits)]
+        what_ifs = list(self._ask_further())
+        # Of those that changed nothing, the one that is furthest off the log: the others are no worse.
+        unchanged = [self._compare("", end, None) for (change, _), end in self._ends.items() if change == Change()]
+        baseline = max(unchanged, key=lambda rerun: abs(self._deviate(rerun) or 0.0))
+        deviation_s = self._deviate(baseline)
         told = replace(
             told,
             causes=tuple(sorted(causes, key=_rank)),
@@ -110,38 +109,39 @@ class _Asking:
         )
         return _word(told)
 
-    def _check(self, cause: Cause, baseline: Rerun) -> Cause:
+    def _check(self, cause: Cause) -> Cause:
+        since_s = self._from_s
         match cause.kind:
             case "request":
                 assert cause.request_id is not None
-                change, words = (
-                    Change(without=frozenset({cause.request_id})),
-                    f"without {_name_request(cause.request_id)}",
-                )
+                change = Change(without=frozenset({cause.request_id}))
+                words, since_s = f"without {_name_request(cause.request_id)}", self._find_start(change.without)
             case "load":
                 change, words = Change(without=self._others), "without any other request"
             case "order":
                 change, words = Change(degree=self._degree), "first in line"
+                since_s = _taken_in_s(self._life)
             case "loading":
                 change, words = Change(loads_take=0.0), "with the weights in memory"
             case "overheads":
                 change, words = Change(has_overheads=False), "without them"
             case "own time":
                 change, words = Change(without=self._others), "without any other request"
-        return cause.check(self._ask(words, change, baseline))
+        return cause.check(self._ask(words, change, since_s))
 
-    def _ask_further(self, baseline: Rerun) -> Iterator[Rerun]:
-        changes: list[tuple[str, Change]] = []
+    def _ask_further(self) -> Iterator[Rerun]:
+        changes: list[tuple[str, Change, float]] = []
         if len(self._blockers) > 1:
             words = f"without all {len(self._blockers)} requests whose workers it waited for"
-            changes.append((words, Change(without=self._blockers)))
+            changes.append((words, Change(without=self._blockers), self._from_s))
         if (worker_id := self._choose_model_worker()) is not None:
-            changes.append((f"with one more worker like {worker_id}", Change(joins_like=worker_id)))
+            changes.append((f"with one more worker like {worker_id}", Change(joins_like=worker_id), self._from_s))
         for degree in self._log.list_degrees(self._life.spec.model):
             if degree != self._degree:
-                changes.append((f"at degree {degree}, as soon as so many workers were free", Change(degree=degree)))
-        for words, change in changes:
-            if (rerun := self._ask(words, change, baseline)) is not None:
+                words = f"at degree {degree}, as soon as so many workers were free"
+                changes.append((words, Change(degree=degree), _taken_in_s(self._life)))
+        for each in changes:
+            if (rerun := self._ask(*each)) is not None:
                 yield rerun
 
     @property
@@ -158,16 +158,23 @@ class _Asking:
         able = self._log.chronicle.list_able(self._life.spec.model, self._life.arrival_s)
         return min(able, default=None)
 
-    def _ask(self, words: str, change: Change, baseline: Rerun) -> Rerun | None:
+    def _find_start(self, without: frozenset[str]) -> float:
+        """The time at which the first of these requests came, and this one."""
+        lives = self._log.chronicle.lives
+        return min(_taken_in_s(life) for life in (self._life, *(lives[name] for name in without if name in lives)))
+
+    def _ask(self, words: str, change: Change, since_s: float) -> Rerun | None:
         if time.monotonic() > self._until_s:
             self._is_cut_short = True
             return None
-        if change not in self._asked:
-            self._asked[change] = self._run(change)
-        return self._compare(words, self._asked[change], baseline)
+        baseline = self._compare("", self._run(Change(), since_s), None)
+        return self._compare(words, self._run(change, since_s), baseline)
 
-    def _run(self, change: Change) -> ResumedEnd:
-        return self._log.run(self._life.request_id, self._from_s, change)
+    def _run(self, change: Change, since_s: float) -> ResumedEnd:
+        key = (change, since_s)
+        if key not in self._ends:
+            self._ends[key] = self._log.run(self._life.request_id, since_s, change)
+        return self._ends[key]
 
     def _compare(self, words: str, end: ResumedEnd, baseline: Rerun | None) -> Rerun:
         life = self._life
@@ -177,8 +184,19 @@ class _Asking:
         slo_s = life.slo_s if life.slo_s is not None else end.slo_s
         on_time = None if slo_s is None else latency_s <= slo_s
         before_s = baseline.latency_s if baseline is not None else None
-        if before_s is None:  # it does not finish without the change
+        if baseline is None or before_s is None:  # it does not finish without the change
             return Rerun(words, latency_s, None, on_time, is_certain=baseline is not None)
         gain_s = before_s - latency_s
-        off_s = abs(before_s - life.latency_s) if life.latency_s is not None and life.outcome == "finished" else 0.0
-        return Rerun(words, latency_s, gain_s, on_time, is_certain=gain_s > max(off_s, 1e-3))
+        off_s = abs(self._deviate(baseline) or 0.0)
+        return Rerun(words, latency_s, gain_s, on_time, is_certain=gain_s > max(off_s, _ROUNDING_S))
+
+    def _deviate(self, baseline: Rerun) -> float | None:
+        """Seconds by which a re-run without a change ends later than the log; None where one does not finish."""
+        if baseline.latency_s is None or self._life.latency_s is None or self._life.outcome != "finished":
+            return None
+        return baseline.latency_s - self._life.latency_s
+
+
+def _taken_in_s(life: Life) -> float:
+    """The time at which the scheduler got a request."""
+    return life.arrival_s + life.spec.waited_s

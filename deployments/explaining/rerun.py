@@ -13,13 +13,14 @@ from deployments.assembly.simulation import make_engine_options
 from deployments.config.app import AppArgs
 from deployments.explaining.pinned import PinnedDegree
 from dispatch.policies import Policy
+from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.resumed import ResumedEnd, ResumedSimulation
 from tridentserve.engine.simulated.workers.actual_times import TimeFactors
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.scheduling.explanation.chronicle import Chronicle
-from tridentserve.scheduling.explanation.durations import measure_durations
+from tridentserve.scheduling.explanation.durations import measure_durations, teach
 from tridentserve.scheduling.explanation.recording import Recording
 from tridentserve.stages import Stage
 
@@ -46,12 +47,14 @@ class LogRerun:
     def __init__(self, args: AppArgs, recording: Recording) -> None:
         """Raises `ConfigError` when the log holds other workers than the configuration has, `ProfileError`."""
         self._args = args
-        self._entries = recording.entries
+        self._recording = recording
         self._specs = list_logged_workers(args, recording.entries)
         self._times = make_logged_times(args, recording.entries)
         self._placement = recording.placement or make_placement(args, deepcopy(self._times), self._specs)
         self.chronicle = Chronicle(recording.entries, self._placement)
         self._durations = measure_durations(self.chronicle, self._times)
+        # The parts of a long log that are followed up to some time, and the times that the scheduler knew before.
+        self._parts: dict[float, tuple[Recording, CostModel]] = {}
 
     def list_degrees(self, model: str) -> Sequence[int]:
         """The degrees at which a model was profiled, and that the workers of one node that hold its D can form."""
@@ -62,14 +65,15 @@ class LogRerun:
 
     def run(self, request_id: str, until_s: float, change: Change) -> ResumedEnd:
         """The end of a request where the log is followed up to `until_s` and changed from there."""
-        specs, placement, joins = self._specs, self._placement, None
+        part, learned = self._begin_before(until_s)
+        specs, placement, joins = self._specs, part.placement or self._placement, None
         if change.joins_like is not None:
             joins = _copy_worker(specs, change.joins_like)
             specs = [*specs, joins]
             placement = _copy_place(placement, change.joins_like, joins.worker_id)
         planners = assemble_service(
             self._args,
-            deepcopy(self._times),  # it learns
+            deepcopy(learned),
             specs,
             alter=lambda policy: _pin(policy, request_id, change.degree),
             placement=placement,
@@ -86,7 +90,16 @@ class LogRerun:
         )
         actual = TimeFactors(durations.get_factor, change.loads_take * durations.load_factor)
         simulation = ResumedSimulation(planners.scheduler, specs, placement, self._times, options, actual)
-        return simulation.run(self._entries, request_id, until_s, without=change.without, joins=joins)
+        return simulation.run(part.entries, request_id, until_s, without=change.without, joins=joins)
+
+    def _begin_before(self, until_s: float) -> tuple[Recording, CostModel]:
+        if until_s not in self._parts:
+            part, before = self._recording.begin_before(until_s)
+            learned = deepcopy(self._times)
+            if before:
+                teach(learned, self.chronicle, before[-1].now_s)
+            self._parts[until_s] = part, learned
+        return self._parts[until_s]
 
 
 def _pin(policy: Policy, request_id: str, degree: int | None) -> Policy:

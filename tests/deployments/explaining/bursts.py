@@ -25,26 +25,29 @@ ARGS = AppArgs.model_validate(CONFIGURATION)
 
 
 @cache
-def record_bursts() -> tuple[LogEntry, ...]:
-    """The log of a burst, with stages that take other times than by the profile. Over ten requests are late."""
+def record_bursts(num_bursts: int = 1) -> tuple[LogEntry, ...]:
+    """The log of bursts, with stages that take other times than by the profile. Over ten requests of one are late."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "log.jsonl"
-        simulate_bursts(log=path)
+        simulate_bursts(log=path, num_bursts=num_bursts)
         return tuple(read_log(path))
 
 
-def simulate_bursts(without: Collection[str] = (), log: Path | None = None) -> SimulationResult:
+def simulate_bursts(without: Collection[str] = (), log: Path | None = None, num_bursts: int = 1) -> SimulationResult:
     """All of it, but for some requests: what would really have happened without them."""
     options = SimulationOptions(jitter=0.2, plan_overhead_s=0.003, report_overhead_s=0.004, decision_log=log)
-    arrivals = [(at_s, spec) for at_s, spec in _list_arrivals() if spec.request_id not in without]
+    arrivals = [(at_s, spec) for at_s, spec in _list_arrivals(num_bursts) if spec.request_id not in without]
     return simulate_service(ARGS, make_cost_model(ARGS), make_cost_model(ARGS), arrivals, options)
 
 
-def _list_arrivals() -> list[TimedRequest]:
+def _list_arrivals(num_bursts: int) -> list[TimedRequest]:
     draw = random.Random(7)
     arrivals, at_s = [], 0.0
-    for number in range(25):
-        at_s += draw.expovariate(25.0)
-        side = draw.choice((256, 256, 512))
-        arrivals.append((at_s, RequestSpec(f"r{number}", "tiny-sd3", Shape(side, side), draw.choice((10, 20, 30)))))
+    for burst in range(num_bursts):
+        for number in range(25):
+            at_s += draw.expovariate(25.0)
+            side = draw.choice((256, 256, 512))
+            spec = RequestSpec(f"b{burst}r{number}", "tiny-sd3", Shape(side, side), draw.choice((10, 20, 30)))
+            arrivals.append((at_s, spec))
+        at_s += 60.0
     return arrivals

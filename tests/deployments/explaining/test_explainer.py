@@ -8,6 +8,7 @@ import pytest
 
 from deployments.explaining.explainer import Explainer
 from tests.deployments.explaining.bursts import ARGS, record_bursts
+from tests.support.waiting import PATIENCE_S
 from tridentserve.errors import OverloadedError, RequestNotFoundError
 from tridentserve.scheduling.explanation.chronicle import Chronicle
 from tridentserve.scheduling.explanation.recording import Recording
@@ -18,7 +19,8 @@ async def record() -> Recording:
 
 
 async def test_a_late_request_is_explained_with_runs_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.explaining.explainer._MAX_WAITING", 1)
+    for name, value in (("_MAX_WAITING", 1), ("_LIMIT_S", PATIENCE_S), ("_END_S", 2 * PATIENCE_S)):
+        monkeypatch.setattr(f"deployments.explaining.explainer.{name}", value)
     late = Chronicle(record_bursts()).list_late()[0]
     explainer = Explainer(ARGS, record)
     answers = await asyncio.gather(

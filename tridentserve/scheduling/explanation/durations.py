@@ -70,6 +70,21 @@ def measure_durations(chronicle: Chronicle, times: StageTimes) -> LoggedDuration
     )
 
 
+def teach(times: StageTimes, chronicle: Chronicle, until_s: float) -> None:
+    """Have stage times learn from all plans that were reported up to a time, as a scheduler did then."""
+    reported = [each for each in chronicle.plans.values() if each.reported_s is not None and each.reported_s <= until_s]
+    for logged in sorted(reported, key=lambda each: each.reported_s or 0.0):
+        specs = [life.spec for name in logged.plan.request_ids if (life := chronicle.lives.get(name)) is not None]
+        for span in logged.spans if specs else ():
+            calls = (
+                1 if span.stage is not Stage.DIFFUSE else logged.plan.num_steps if span.steps is None else span.steps
+            )
+            if calls:
+                batch = len(logged.plan.members) * max(spec.num_outputs for spec in specs)
+                degree = max(1, len(span.workers))
+                times.observe(logged.plan.model, span.stage, specs[0].shape, degree, batch, span.seconds / calls)
+
+
 def _make_key(plan: DispatchPlan) -> _PlanKey:
     steps = plan.members[0].steps
     return plan.request_ids, steps[0] if steps is not None else 0

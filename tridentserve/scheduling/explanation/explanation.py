@@ -68,7 +68,7 @@ class Rerun:
     latency_s: float | None
     """None where it did not finish."""
     gain_s: float | None
-    """Seconds by which it ends sooner than in the re-run without a change."""
+    """Seconds by which it ends sooner than in the re-run that follows the log as far and changes nothing."""
     on_time: bool | None
     """None where its deadline is not known."""
     is_certain: bool
@@ -129,9 +129,9 @@ class Explanation:
     what_ifs: tuple[Rerun, ...] = ()
     """Further changes under which the log was run again."""
     baseline: Rerun | None = None
-    """The re-run without a change; None where the log was not run again."""
+    """Of the re-runs that change nothing the one that is furthest off the log; None where it was not run again."""
     deviation_s: float | None = None
-    """Seconds by which the re-run without a change ends it later than the log (below 0: sooner)."""
+    """Seconds by which that one ends the request later than the log (below 0: sooner)."""
     is_close: bool | None = None
     """The deviation is so small that the changes are as good as the log; None where it is not known."""
     not_run: str = ""

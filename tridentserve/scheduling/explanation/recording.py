@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, Replica, WorkerId
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry
 
+# A log is followed from its beginning where no more entries than these would be left out otherwise.
+_WORTH_LEAVING_OUT = 2000
 # Ticks come while requests wait, too: so many entries are kept at most for each request that is.
 _ENTRIES_PER_REQUEST = 100
 
@@ -20,6 +22,24 @@ class Recording:
     entries: Sequence[LogEntry]
     placement: PlacementPlan | None = None
     """The placement in force at the beginning; None: that of the service's start."""
+
+    def begin_before(self, from_s: float) -> tuple[Recording, Sequence[LogEntry]]:
+        """The part of a long log from the last moment without requests before `from_s`, and the entries before it; of
+        one that never was without requests, or is not long, all of it."""
+        open_requests: set[str] = set()
+        cut = 0
+        for number, entry in enumerate(self.entries):
+            if not open_requests and isinstance(entry.event, ev.RequestArrived):
+                cut = number
+            if entry.now_s >= from_s:
+                break
+            _note_requests(entry, open_requests)
+        if cut <= _WORTH_LEAVING_OUT:
+            return self, ()
+        before = self.entries[:cut]
+        begun = _Begun(before)
+        entries = [*begun.list_needed(), *self.entries[cut:]]
+        return Recording(entries, begun.placement or self.placement), before
 
 
 class RecentDecisions:
@@ -52,11 +72,9 @@ class RecentDecisions:
 
     def _shorten(self) -> None:
         cut = self._choose_cut()
-        begun = _Begun()
-        for entry in self._entries[:cut]:
-            begun.take_in(entry)
+        begun = _Begun(self._entries[:cut])
         self._placement = begun.placement or self._placement
-        self._entries = [entry for entry in self._entries[:cut] if begun.is_needed(entry)] + self._entries[cut:]
+        self._entries = begun.list_needed() + self._entries[cut:]
         self._arrivals = sum(isinstance(entry.event, ev.RequestArrived) for entry in self._entries)
 
     def _choose_cut(self) -> int:
@@ -75,49 +93,67 @@ class RecentDecisions:
 
 
 class _Begun:
-    """The requests, plans and workers that have begun and not ended, and what is in force."""
+    """The requests, plans and workers that have begun and not ended in some entries, and the placement after them."""
 
-    def __init__(self) -> None:
-        self.requests: set[str] = set()
-        self.plans: set[int] = set()
-        self.workers: set[str] = set()
-        self.models: set[str] = set()
+    def __init__(self, entries: Sequence[LogEntry]) -> None:
+        self._entries = entries
+        self._requests: set[str] = set()
+        self._plans: set[int] = set()
+        self._workers: set[WorkerId] = set()
+        self._models: set[str] = set()
+        # The latest load of each replica that has not left its worker since.
+        self._loads: dict[tuple[WorkerId, Replica], LogEntry] = {}
         self.placement: PlacementPlan | None = None
+        for entry in entries:
+            self._take_in(entry)
 
-    def take_in(self, entry: LogEntry) -> None:
-        _note_requests(entry, self.requests)
+    def list_needed(self) -> list[LogEntry]:
+        """The entries with the beginning of something that has not ended."""
+        loads = {id(entry) for entry in self._loads.values()}
+        return [entry for entry in self._entries if id(entry) in loads or self._is_needed(entry)]
+
+    def _take_in(self, entry: LogEntry) -> None:
+        _note_requests(entry, self._requests)
         match entry.event:
             case ev.WorkerJoined():
-                self.workers.add(entry.event.worker.worker_id)
+                self._workers.add(entry.event.worker.worker_id)
             case ev.WorkerLost():
-                self.workers.discard(entry.event.worker_id)
+                self._lose(entry.event.worker_id)
+            case ev.ReplicaLoaded():
+                for replica in entry.event.evicted:
+                    self._loads.pop((entry.event.worker_id, replica), None)
+                self._loads[entry.event.worker_id, entry.event.loaded] = entry
             case ev.ModelAdded():
-                self.models.add(entry.event.model)
+                self._models.add(entry.event.model)
             case ev.ModelRemoved():
-                self.models.discard(entry.event.model)
+                self._models.discard(entry.event.model)
             case ev.StageFinished() | ev.PlanStopped() | ev.PlanFailed():
-                self.plans.discard(entry.event.plan_id)
+                self._plans.discard(entry.event.plan_id)
             case _:
                 pass
         for effect in entry.effects:
             if isinstance(effect, ev.RunPlan):
-                self.plans.add(effect.plan.plan_id)
+                self._plans.add(effect.plan.plan_id)
             elif isinstance(effect, ev.Place):
                 self.placement = effect.plan
 
-    def is_needed(self, entry: LogEntry) -> bool:
-        """True of an entry with the beginning of something that has not ended."""
+    def _lose(self, worker_id: WorkerId) -> None:
+        self._workers.discard(worker_id)
+        for key in [key for key in self._loads if key[0] == worker_id]:
+            del self._loads[key]
+
+    def _is_needed(self, entry: LogEntry) -> bool:
         match entry.event:
             case ev.RequestArrived():
-                begins = entry.event.spec.request_id in self.requests
+                begins = entry.event.spec.request_id in self._requests
             case ev.WorkerJoined():
-                begins = entry.event.worker.worker_id in self.workers
+                begins = entry.event.worker.worker_id in self._workers
             case ev.ModelAdded():
-                begins = entry.event.model in self.models
+                begins = entry.event.model in self._models
             case _:
                 begins = False
         plans = (effect.plan.plan_id for effect in entry.effects if isinstance(effect, ev.RunPlan))
-        return begins or not self.plans.isdisjoint(plans)
+        return begins or not self._plans.isdisjoint(plans)
 
 
 def _note_requests(entry: LogEntry, open_requests: set[str]) -> None:

@@ -124,7 +124,7 @@ def _tell_causes(each: Explanation) -> Iterator[str]:
         yield "What it may be due to, not checked:"
         yield from (f"- {_name_cause(cause, each)}" for cause in unchecked)
     if others:
-        yield "What it was not due to:"
+        yield "Looked at too, and no cause:"
         yield from (f"- {_name_cause(cause, each)}; {_tell_check(cause)}" for cause in others)
 
 
@@ -170,9 +170,8 @@ def _tell_rerun(rerun: Rerun) -> str:
 
 def _tell_trust(each: Explanation) -> Iterator[str]:
     if each.deviation_s is not None:
-        off = f"{abs(each.deviation_s):.2f} s {'later' if each.deviation_s >= 0 else 'sooner'} than it did"
         trust = "the changes are as good as that" if each.is_close else "take the changes as estimates of that accuracy"
-        yield f"Run again without a change it ends {off}: {trust}."
+        yield f"Run again without a change it ends within {abs(each.deviation_s):.2f} s of when it did: {trust}."
     if each.not_run:
         yield f"Not run again: {each.not_run}."
 
