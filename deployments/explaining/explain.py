@@ -132,7 +132,7 @@ class _Asking:
     def _ask_further(self) -> Iterator[Rerun]:
         changes: list[tuple[str, Change, float]] = []
         if len(self._blockers) > 1:
-            words = f"without all {len(self._blockers)} requests whose workers it waited for"
+            words = f"without all {len(self._blockers)} requests that it waited for"
             changes.append((words, Change(without=self._blockers), self._from_s))
         if (worker_id := self._choose_model_worker()) is not None:
             changes.append((f"with one more worker like {worker_id}", Change(joins_like=worker_id), self._from_s))
@@ -180,15 +180,15 @@ class _Asking:
         life = self._life
         if end.outcome != "finished" or end.end_s is None:
             return Rerun(words, None, None, False, is_certain=False)
-        latency_s = end.end_s - life.arrival_s
+        latency_s, gain_s, off_s = end.end_s - life.arrival_s, None, 0.0
+        if baseline is not None and baseline.latency_s is not None:
+            gain_s = baseline.latency_s - latency_s
+            off_s = self._deviate(baseline) or 0.0
+            latency_s -= off_s  # as far off as the re-run that changes nothing
+        is_certain = gain_s is None or gain_s > max(abs(off_s), _ROUNDING_S)
         slo_s = life.slo_s if life.slo_s is not None else end.slo_s
         on_time = None if slo_s is None else latency_s <= slo_s
-        before_s = baseline.latency_s if baseline is not None else None
-        if baseline is None or before_s is None:  # it does not finish without the change
-            return Rerun(words, latency_s, None, on_time, is_certain=baseline is not None)
-        gain_s = before_s - latency_s
-        off_s = abs(self._deviate(baseline) or 0.0)
-        return Rerun(words, latency_s, gain_s, on_time, is_certain=gain_s > max(off_s, _ROUNDING_S))
+        return Rerun(words, latency_s, gain_s, on_time, is_certain=baseline is not None and is_certain)
 
     def _deviate(self, baseline: Rerun) -> float | None:
         """Seconds by which a re-run without a change ends later than the log; None where one does not finish."""

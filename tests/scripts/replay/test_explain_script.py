@@ -34,7 +34,7 @@ def test_the_latest_late_requests(
     assert explain.main([str(log), "--late", "1", "--config", str(config)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{late[-1]} (tiny-sd3, ")
-    assert "each checked by a run of the log without it:" in text
+    assert "the log was run again without each:" in text
 
 
 def test_one_request_as_json_by_the_log_alone(log: Path, late: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ class Rerun:
     change: str
     """In words; empty where nothing is changed."""
     latency_s: float | None
-    """None where it did not finish."""
+    """The latency of the log less the gain; of a re-run that changes nothing its own. None where it did not finish."""
     gain_s: float | None
     """Seconds by which it ends sooner than in the re-run that follows the log as far and changes nothing."""
     on_time: bool | None

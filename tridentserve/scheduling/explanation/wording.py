@@ -118,7 +118,7 @@ def _tell_causes(each: Explanation) -> Iterator[str]:
     verified = [cause for cause in each.causes if cause.verified]
     others = [cause for cause in each.causes if cause.without is not None and not cause.verified]
     if verified:
-        yield "Why it took so long, each checked by a run of the log without it:"
+        yield "Why it took so long; the log was run again without each:"
         yield from (f"- {_name_cause(cause, each)}; {_tell_check(cause)}" for cause in verified)
     if unchecked:
         yield "What it may be due to, not checked:"
@@ -131,13 +131,11 @@ def _tell_causes(each: Explanation) -> Iterator[str]:
 def _name_cause(cause: Cause, each: Explanation) -> str:
     match cause.kind:
         case "request":
-            return f"{cause.request_id} had workers that it waited for, for {cause.seconds:.2f} s"
+            return f"it waited {cause.seconds:.2f} s for {cause.request_id} to be done"
         case "load":
-            return f"other requests had the workers that it waited for, for {cause.seconds:.2f} s in all"
+            return f"it waited {cause.seconds:.2f} s in all for other requests to be done"
         case "order":
-            return (
-                f"the policy let it wait for {cause.seconds:.2f} s in favour of later ones, or while workers were free"
-            )
+            return f"the policy let it wait {cause.seconds:.2f} s for later ones, or while workers were free"
         case "loading":
             return f"weights were loaded for {cause.seconds:.2f} s"
         case "overheads":
