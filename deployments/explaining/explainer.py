@@ -20,7 +20,7 @@ from tridentserve.scheduling.explanation.recording import Recording
 
 # After so many seconds no further change is tried; and the process ends, whatever it does.
 _LIMIT_S = 20.0
-_END_S = 60.0
+_KILL_AFTER_S = 60.0
 # Entries that are pickled at once.
 _CHUNK = 100
 # Most explanations that wait for the one that is being made.
@@ -73,7 +73,7 @@ def _run_child(args: AppArgs, recording: Recording, request_id: str) -> dict[str
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as child:
         try:
-            out, err = child.communicate(task, _END_S)
+            out, err = child.communicate(task, _KILL_AFTER_S)
         except subprocess.TimeoutExpired:
             child.kill()
             out, err = child.communicate()

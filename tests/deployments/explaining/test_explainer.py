@@ -19,7 +19,7 @@ async def record() -> Recording:
 
 
 async def test_a_late_request_is_explained_with_runs_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_MAX_WAITING", 1), ("_LIMIT_S", PATIENCE_S), ("_END_S", 2 * PATIENCE_S)):
+    for name, value in (("_MAX_WAITING", 1), ("_LIMIT_S", PATIENCE_S), ("_KILL_AFTER_S", 2 * PATIENCE_S)):
         monkeypatch.setattr(f"deployments.explaining.explainer.{name}", value)
     late = Chronicle(record_bursts()).list_late()[0]
     explainer = Explainer(ARGS, record)

@@ -74,7 +74,8 @@ def test_without_a_change_every_request_ends_as_in_the_log(seed: int, tmp_path: 
         assert life.end_s is not None
         for until_s in (life.arrival_s, life.arrival_s - 5.0, (life.arrival_s + life.end_s) / 2):
             end = logged.resume(life.request_id, until_s)
-            assert (end.end_s, end.outcome) == (pytest.approx(life.end_s), life.outcome)
+            assert end.end_s == pytest.approx(life.end_s)
+            assert end.outcome == life.outcome
             assert end.took_over_s <= max(0.0, until_s)
 
 
@@ -112,7 +113,8 @@ def test_a_log_that_begins_in_the_middle_is_followed_by_other_plan_ids(tmp_path:
 
 def _shift_ids(entry: LogEntry, by: int) -> LogEntry:
     """The entry with other plan ids."""
-    event, effects = entry.event, []
+    event = entry.event
+    effects: list[ev.Effect] = []
     if isinstance(event, ev.StageFinished | ev.PlanFailed | ev.PlanStopped | ev.CheckpointSaved):
         event = replace(event, plan_id=event.plan_id + by)
     for effect in entry.effects:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.engine.simulated.scripted import Script, simulate
 from tests.support.decision_log import read_log
@@ -21,7 +22,7 @@ def write_chronicle(
     at_arrivals: Mapping[str, Sequence[ev.Effect]],
     after: Mapping[int, Sequence[ev.Effect]] | None = None,
     max_denoising: int | None = None,
-    **options: object,
+    **options: Any,
 ) -> Chronicle:
     """The chronicle of requests that run by a script: E takes 0.5 s, a step of D 1 s over the degree, C 2 s."""
     path = folder / "log.jsonl"

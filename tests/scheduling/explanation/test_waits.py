@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,28 +13,32 @@ from tests.scheduling.explanation.logs import write_chronicle
 from tridentserve.scheduling.explanation.causes import find_causes
 from tridentserve.scheduling.explanation.chronicle import Chronicle
 from tridentserve.scheduling.explanation.explanation import Cause, describe_life
-from tridentserve.scheduling.explanation.waits import Wait, list_waits, sum_blockers
+from tridentserve.scheduling.explanation.waits import WaitStretch, list_waits, sum_blockers
 
 # A request of four steps takes so long alone on one worker.
 ALONE_S = 0.5 + 4.0 + 2.0
 
 
-def waits_of(chronicle: Chronicle, request_id: str) -> list[Wait]:
+def near(seconds: float | None) -> Any:
+    return pytest.approx(seconds)
+
+
+def waits_of(chronicle: Chronicle, request_id: str) -> list[WaitStretch]:
     """Those of a request that are worth telling; together with its stages they fill its time."""
     life = chronicle.lives[request_id]
     waits = list_waits(chronicle, life)
     computed_s = sum(span.seconds for logged in life.plans for span in logged.spans)
-    assert sum(wait.seconds for wait in waits) + computed_s == pytest.approx(life.latency_s)
-    assert sum(wait.end_s - wait.start_s for wait in describe_life(life, waits).waits) == pytest.approx(
+    assert sum(wait.seconds for wait in waits) + computed_s == near(life.latency_s)
+    assert sum(wait.end_s - wait.start_s for wait in describe_life(life, waits).waits) == near(
         sum(wait.seconds for wait in waits)
     )
     return waits
 
 
-def causes_of(chronicle: Chronicle, request_id: str) -> list[tuple[str, str | None, float]]:
+def causes_of(chronicle: Chronicle, request_id: str) -> list[tuple[Any, ...]]:
     life = chronicle.lives[request_id]
     found = find_causes(chronicle, life, list_waits(chronicle, life))
-    return [(cause.kind, cause.request_id, pytest.approx(cause.seconds)) for cause in found]
+    return [(cause.kind, cause.request_id, near(cause.seconds)) for cause in found]
 
 
 def test_a_queue_behind_two_requests(tmp_path: Path) -> None:
@@ -48,11 +53,11 @@ def test_a_queue_behind_two_requests(tmp_path: Path) -> None:
     # r's plan is sent at once, and waits in the queue of the worker.
     busy = [("busy", wait.request_ids, wait.seconds) for wait in waits_of(chronicle, "r")]
     assert busy == [
-        ("busy", ("x",), pytest.approx(ALONE_S - 1.0)),
-        ("busy", ("y",), pytest.approx(ALONE_S)),
+        ("busy", ("x",), near(ALONE_S - 1.0)),
+        ("busy", ("y",), near(ALONE_S)),
     ]
     waits = list_waits(chronicle, chronicle.lives["r"])
-    assert sum_blockers(waits) == {"y": pytest.approx(ALONE_S), "x": pytest.approx(ALONE_S - 1.0)}
+    assert sum_blockers(waits) == {"y": near(ALONE_S), "x": near(ALONE_S - 1.0)}
     assert causes_of(chronicle, "r") == [
         ("load", None, 2 * ALONE_S - 1.0),
         ("request", "y", ALONE_S),
@@ -65,7 +70,7 @@ def test_a_queue_behind_two_requests(tmp_path: Path) -> None:
 def test_a_worker_that_loads_weights(tmp_path: Path) -> None:
     chronicle = write_chronicle(tmp_path, {"a": "D"}, {"r": 1.0}, {"r": [run(1, "EDC", "a")]})
     (wait,) = waits_of(chronicle, "r")
-    assert (wait.kind, wait.workers, wait.seconds) == ("loading", ("a",), pytest.approx(6.0))
+    assert (wait.kind, wait.workers, wait.seconds) == ("loading", ("a",), near(6.0))
     assert ("loading", None, 6.0) in causes_of(chronicle, "r")
 
 
@@ -85,7 +90,7 @@ def test_held_back_while_a_worker_is_free(tmp_path: Path) -> None:
         {"x": [run(1, "EDC", "a", "x")], "now": [run(2, "EDC", "b", "r")]},
     )
     (wait,) = waits_of(chronicle, "r")
-    assert (wait.kind, wait.workers, wait.seconds, wait.request_ids) == ("held back", ("b",), pytest.approx(3.0), ())
+    assert (wait.kind, wait.workers, wait.seconds, wait.request_ids) == ("held back", ("b",), near(3.0), ())
     assert ("order", None, 3.0) in causes_of(chronicle, "r")
 
 
@@ -99,7 +104,7 @@ def test_a_free_worker_is_too_few_for_a_wide_group(tmp_path: Path) -> None:
     )
     first, *_ = waits_of(chronicle, "r")
     assert (first.kind, first.request_ids) == ("wider", ("x",))
-    assert first.seconds == pytest.approx(3.5)
+    assert first.seconds == near(3.5)
 
 
 def test_free_workers_without_free_cores(tmp_path: Path) -> None:
@@ -112,8 +117,8 @@ def test_free_workers_without_free_cores(tmp_path: Path) -> None:
         max_denoising=1,
     )
     assert [(wait.kind, wait.request_ids, wait.seconds) for wait in waits_of(chronicle, "r")] == [
-        ("cores", ("x",), pytest.approx(ALONE_S - 1.0)),
-        ("held back", (), pytest.approx(1.0)),
+        ("cores", ("x",), near(ALONE_S - 1.0)),
+        ("held back", (), near(1.0)),
     ]
     assert ("request", "x", ALONE_S - 1.0) in causes_of(chronicle, "r")
 
@@ -141,8 +146,8 @@ def test_a_request_that_never_runs(tmp_path: Path) -> None:
     life = chronicle.lives["r"]
     waits = list_waits(chronicle, life)
     assert [(wait.kind, wait.request_ids, wait.seconds) for wait in waits[:2]] == [
-        ("busy", ("x",), pytest.approx(ALONE_S - 1.0)),
-        ("held back", (), pytest.approx(10.0 - ALONE_S)),
+        ("busy", ("x",), near(ALONE_S - 1.0)),
+        ("held back", (), near(10.0 - ALONE_S)),
     ]
     assert (life.outcome, life.latency_s, life.is_late) == ("unfinished", None, False)
     assert describe_life(life, waits).plans == ()

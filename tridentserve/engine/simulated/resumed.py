@@ -22,7 +22,7 @@ from tridentserve.scheduling.tick_pacer import SchedulerLike
 # Requests are looked at this often, in seconds of the simulation, to see whether the one in question has ended.
 _LOOK_S = 0.5
 
-_PlanReport = ev.StageFinished | ev.PlanStopped | ev.PlanFailed
+_PlanEndEvent = ev.StageFinished | ev.PlanStopped | ev.PlanFailed
 # Events that come from outside of the scheduler and its workers.
 _FROM_OUTSIDE = (
     ev.RequestArrived,
@@ -104,7 +104,7 @@ class ResumedSimulation:
                 continue
             if isinstance(event, ev.RequestArrived):
                 self._recorder.record_arrival(event.spec, entry.now_s - event.spec.waited_s)
-            if isinstance(event, _PlanReport):
+            if isinstance(event, _PlanEndEvent):
                 self._under_way.pop(event.plan_id, None)
             effects = self._cell.follow(event, entry.now_s)
             sent = [effect.plan.plan_id for effect in effects if isinstance(effect, ev.RunPlan)]
@@ -121,7 +121,7 @@ class ResumedSimulation:
 
     def _translate(self, event: ev.Event) -> ev.Event | None:
         """The event with the id that its plan has here; None for one about a plan that began before the log."""
-        if not isinstance(event, _PlanReport | ev.CheckpointSaved):
+        if not isinstance(event, _PlanEndEvent | ev.CheckpointSaved):
             return event
         plan_id = self._ids.get(event.plan_id)
         return None if plan_id is None else replace(event, plan_id=plan_id)

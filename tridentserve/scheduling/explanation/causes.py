@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tridentserve.scheduling.explanation.chronicle import Chronicle, Life
 from tridentserve.scheduling.explanation.explanation import Cause
-from tridentserve.scheduling.explanation.waits import BLOCKED, Wait, sum_blockers, sum_kinds
+from tridentserve.scheduling.explanation.waits import BLOCKED, WaitStretch, sum_blockers, sum_kinds
 
 # A cause that took less than this share of the latency is not looked at.
 _LEAST_SHARE = 0.05
@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.05
 _MAX_BLOCKERS = 5
 
 
-def find_causes(chronicle: Chronicle, life: Life, waits: Sequence[Wait]) -> list[Cause]:
+def find_causes(chronicle: Chronicle, life: Life, waits: Sequence[WaitStretch]) -> list[Cause]:
     """The causes that come into question, those that took longest first. Several may have taken the same seconds: two
     requests on two workers, both of which it needed."""
     kinds, blockers = sum_kinds(waits), sum_blockers(waits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from tridentserve.errors import ProfileError
@@ -21,19 +21,19 @@ _PlanKey = tuple[tuple[str, ...], int]
 class LoggedDurations:
     """Seconds of a log as factors on a profile, and the times around the stages of plans."""
 
-    of_plans: dict[tuple[_PlanKey, Stage], float] = field(default_factory=dict)
+    of_plans: dict[tuple[_PlanKey, Stage], float]
     """The seconds of a stage of a plan over those predicted for its degree and batch."""
-    of_requests: dict[tuple[str, Stage], float] = field(default_factory=dict)
+    of_requests: dict[tuple[str, Stage], float]
     """The same of all plans of which a request was the first member."""
-    of_models: dict[tuple[str, Stage], float] = field(default_factory=dict)
+    of_models: dict[tuple[str, Stage], float]
     """The median of all plans of a model."""
-    start_s: float = 0.0
+    start_s: float
     """Seconds from when a plan can begin to its first stage."""
-    report_s: float = 0.0
+    report_s: float
     """Seconds from the end of a plan to its report, without those that grow with the pixels."""
-    image_s_per_pixel: float = 0.0
+    image_s_per_pixel: float
     """Seconds that each decoded pixel adds to that."""
-    load_factor: float = 1.0
+    load_factor: float
     """The seconds of loads over those predicted."""
 
     def get_factor(self, plan: DispatchPlan, stage: Stage) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tridentserve.plans import WorkerId
 from tridentserve.scheduling.explanation.chronicle import Life, PlanEnd
-from tridentserve.scheduling.explanation.waits import Wait, WaitKind
+from tridentserve.scheduling.explanation.waits import WaitKind, WaitStretch
 
 # A re-run that changes nothing is as good as the log where it ends within this share of the latency, or these seconds.
 _CLOSE_SHARE, _CLOSE_S = 0.05, 0.2
@@ -129,7 +129,7 @@ class Explanation:
     what_ifs: tuple[Rerun, ...] = ()
     """Further changes under which the log was run again."""
     baseline: Rerun | None = None
-    """Of the re-runs that change nothing the one that is furthest off the log; None where it was not run again."""
+    """The re-run that changes nothing and is furthest off the log; None where it was not run again."""
     deviation_s: float | None = None
     """Seconds by which that one ends the request later than the log (below 0: sooner)."""
     is_close: bool | None = None
@@ -162,7 +162,7 @@ def is_close(deviation_s: float, latency_s: float) -> bool:
     return abs(deviation_s) <= max(_CLOSE_SHARE * latency_s, _CLOSE_S)
 
 
-def describe_life(life: Life, waits: list[Wait]) -> Explanation:
+def describe_life(life: Life, waits: list[WaitStretch]) -> Explanation:
     """All that the log itself says of a request."""
     since_s, shape = life.arrival_s, life.spec.shape
     return Explanation(

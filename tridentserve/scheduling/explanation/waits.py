@@ -29,7 +29,7 @@ _ROUNDING_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitStretch:
     """One stretch of waiting for one thing."""
 
     kind: WaitKind
@@ -45,21 +45,21 @@ class Wait:
         return self.end_s - self.start_s
 
 
-def list_waits(chronicle: Chronicle, life: Life) -> list[Wait]:
+def list_waits(chronicle: Chronicle, life: Life) -> list[WaitStretch]:
     """All waits of a request, in order; those of one kind for the same requests that follow each other are one."""
-    merged: list[Wait] = []
+    merged: list[WaitStretch] = []
     for wait in _list_all(chronicle, life):
         last = merged[-1] if merged else None
         follows = last is not None and abs(last.end_s - wait.start_s) < _ROUNDING_S
         if last is not None and follows and (last.kind, last.request_ids) == (wait.kind, wait.request_ids):
             workers = tuple(dict.fromkeys((*last.workers, *wait.workers)))
-            merged[-1] = Wait(wait.kind, last.start_s, wait.end_s, wait.request_ids, workers)
+            merged[-1] = WaitStretch(wait.kind, last.start_s, wait.end_s, wait.request_ids, workers)
         elif wait.seconds > _ROUNDING_S:
             merged.append(wait)
     return merged
 
 
-def sum_blockers(waits: Sequence[Wait]) -> dict[str, float]:
+def sum_blockers(waits: Sequence[WaitStretch]) -> dict[str, float]:
     """Seconds for which each other request had workers that it waited for, the longest first."""
     found: defaultdict[str, float] = defaultdict(float)
     for wait in waits:
@@ -69,7 +69,7 @@ def sum_blockers(waits: Sequence[Wait]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def sum_kinds(waits: Sequence[Wait]) -> dict[WaitKind, float]:
+def sum_kinds(waits: Sequence[WaitStretch]) -> dict[WaitKind, float]:
     """Seconds of each kind of wait, the longest first."""
     found: defaultdict[WaitKind, float] = defaultdict(float)
     for wait in waits:
@@ -77,7 +77,7 @@ def sum_kinds(waits: Sequence[Wait]) -> dict[WaitKind, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _list_all(chronicle: Chronicle, life: Life) -> Iterator[Wait]:
+def _list_all(chronicle: Chronicle, life: Life) -> Iterator[WaitStretch]:
     """A request waits for a dispatch before its first plan, after it was stopped between steps and after a failure; and
     for its workers, weights and inputs between a plan and its first stage."""
     since_s, was_cut = life.arrival_s, True
@@ -92,7 +92,7 @@ def _list_all(chronicle: Chronicle, life: Life) -> Iterator[Wait]:
             yield from _list_after_dispatch(chronicle, life, since_s, span.start_s, logged)
             since_s = max(since_s, span.end_s)
         if logged.reported_s is not None:
-            yield Wait("reporting", since_s, max(since_s, logged.reported_s))
+            yield WaitStretch("reporting", since_s, max(since_s, logged.reported_s))
             since_s = max(since_s, logged.reported_s)
         was_cut = logged.outcome != "finished" or _has_steps_left(life, logged)
     end_s = chronicle.end_s if life.end_s is None else life.end_s
@@ -108,7 +108,7 @@ def _has_steps_left(life: Life, logged: LoggedPlan) -> bool:
 
 def _list_queueing(
     chronicle: Chronicle, life: Life, start_s: float, logged: LoggedPlan, target: LoggedPlan
-) -> Iterator[Wait]:
+) -> Iterator[WaitStretch]:
     """It waits for a dispatch, which gave it the workers of `target`."""
     workers = target.plan.workers
     is_diffuse = Stage.DIFFUSE in target.plan.stages
@@ -121,30 +121,30 @@ def _list_queueing(
         has_cores = limit is None or len(taken) + len(workers) <= limit or not taken
         if len(free) >= len(workers) and not has_cores:
             holders = _find_holders(chronicle, life, tuple(sorted(taken)), begin_s, end_s)
-            yield Wait("cores", begin_s, end_s, holders, workers)
+            yield WaitStretch("cores", begin_s, end_s, holders, workers)
         elif len(free) >= len(workers):
-            yield Wait("held back", begin_s, end_s, (), free)
+            yield WaitStretch("held back", begin_s, end_s, (), free)
         elif others:
-            yield Wait("wider" if free else "busy", begin_s, end_s, others, workers)
+            yield WaitStretch("wider" if free else "busy", begin_s, end_s, others, workers)
         else:
-            yield Wait("held back", begin_s, end_s, (), workers)
+            yield WaitStretch("held back", begin_s, end_s, (), workers)
 
 
-def _list_unserved(chronicle: Chronicle, life: Life, start_s: float, end_s: float) -> Iterator[Wait]:
+def _list_unserved(chronicle: Chronicle, life: Life, start_s: float, end_s: float) -> Iterator[WaitStretch]:
     """It waits for a dispatch that never came."""
     able = chronicle.list_able(life.spec.model, start_s)
     for begin_s, until_s in _cut(chronicle, able, start_s, end_s):
         free = _list_free(chronicle, life, able, begin_s, until_s)
         if free:
-            yield Wait("held back", begin_s, until_s, (), free)
+            yield WaitStretch("held back", begin_s, until_s, (), free)
         else:
             holders = _find_holders(chronicle, life, tuple(sorted(able)), begin_s, until_s)
-            yield Wait("busy", begin_s, until_s, holders, tuple(sorted(able)))
+            yield WaitStretch("busy", begin_s, until_s, holders, tuple(sorted(able)))
 
 
 def _list_after_dispatch(
     chronicle: Chronicle, life: Life, start_s: float, end_s: float, logged: LoggedPlan
-) -> Iterator[Wait]:
+) -> Iterator[WaitStretch]:
     """It has its workers, and waits until they can begin."""
     workers = logged.plan.workers
     loads = [load for load in chronicle.loads if load.worker_id in workers and load.end_s > start_s]
@@ -152,11 +152,11 @@ def _list_after_dispatch(
     for begin_s, until_s in _cut(chronicle, set(workers), start_s, end_s, cuts):
         middle_s = (begin_s + until_s) / 2
         if others := _find_holders(chronicle, life, workers, begin_s, until_s):
-            yield Wait("busy", begin_s, until_s, others, workers)
+            yield WaitStretch("busy", begin_s, until_s, others, workers)
         elif loading := tuple(dict.fromkeys(ld.worker_id for ld in loads if ld.start_s <= middle_s < ld.end_s)):
-            yield Wait("loading", begin_s, until_s, (), loading)
+            yield WaitStretch("loading", begin_s, until_s, (), loading)
         else:
-            yield Wait("starting", begin_s, until_s, (), workers)
+            yield WaitStretch("starting", begin_s, until_s, (), workers)
 
 
 def _cut(

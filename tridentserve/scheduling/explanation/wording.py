@@ -51,7 +51,7 @@ def _tell_plans(each: Explanation) -> Iterator[str]:
     for plans in groups:
         if plans in hidden:
             if plans is hidden[0]:
-                yield f"- and {len(hidden)} times on other workers, until {hidden[-1][-1].end_s or 0.0:.2f}"
+                yield f"- and {len(hidden)} times on other workers"
             continue
         stages, workers = plans[0].stages, plans[0].workers
         where = f"{_join(workers)} ({_count(len(workers), 'worker')})"
