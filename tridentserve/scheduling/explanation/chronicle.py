@@ -115,7 +115,8 @@ class Chronicle:
         """By request id; of an id that came twice the latest."""
         self.plans: dict[int, LoggedPlan] = {}
         self.loads: list[LoggedLoad] = []
-        self.end_s = 0.0
+        self.told_until_s = 0.0
+        """The time of the last entry."""
         self._placements: list[tuple[float, PlacementPlan]] = [] if placement is None else [(float("-inf"), placement)]
         self._specs: dict[WorkerId, WorkerSpec] = {}
         self._absences: defaultdict[WorkerId, list[tuple[float, float]]] = defaultdict(list)
@@ -127,7 +128,10 @@ class Chronicle:
 
     def list_late(self) -> list[Life]:
         """The requests that were late, in the order in which they ended."""
-        return sorted((life for life in self.lives.values() if life.is_late), key=lambda life: life.end_s or 0.0)
+        return sorted(
+            (life for life in self.lives.values() if life.is_late),
+            key=lambda life: life.arrival_s + (life.latency_s or 0.0),
+        )
 
     def list_bookings(self, worker_id: WorkerId) -> list[Booking]:
         return self._bookings.get(worker_id, [])
@@ -165,7 +169,7 @@ class Chronicle:
 
     def _take_in(self, entry: LogEntry) -> None:
         now_s, event = entry.now_s, entry.event
-        self.end_s = max(self.end_s, now_s)
+        self.told_until_s = max(self.told_until_s, now_s)
         match event:
             case ev.RequestArrived():
                 spec = event.spec
@@ -227,7 +231,7 @@ class Chronicle:
         found: defaultdict[WorkerId, list[Booking]] = defaultdict(list)
         free_s: defaultdict[WorkerId, float] = defaultdict(float)
         for logged in self.plans.values():
-            end_s = self.end_s if logged.reported_s is None else logged.reported_s
+            end_s = self.told_until_s if logged.reported_s is None else logged.reported_s
             for worker_id in logged.plan.workers:
                 start_s = max(logged.sent_s, free_s[worker_id])
                 free_s[worker_id] = max(free_s[worker_id], end_s)

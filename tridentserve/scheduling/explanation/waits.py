@@ -95,7 +95,7 @@ def _list_all(chronicle: Chronicle, life: Life) -> Iterator[WaitStretch]:
             yield WaitStretch("reporting", since_s, max(since_s, logged.reported_s))
             since_s = max(since_s, logged.reported_s)
         was_cut = logged.outcome != "finished" or _has_steps_left(life, logged)
-    end_s = chronicle.end_s if life.end_s is None else life.end_s
+    end_s = chronicle.told_until_s if life.end_s is None else life.end_s
     if was_cut and end_s > since_s:
         yield from _list_unserved(chronicle, life, since_s, end_s)
 
