@@ -41,6 +41,10 @@ class Backend(Protocol):
         """The state of the service as `GET /health` answers it: "status" is "ready", "degraded" (some workers are
         missing) or another word for a service that cannot take requests, "workers" is the number of ready workers."""
 
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """Why a request ended when it did, as `tridentserve.scheduling.explanation.explanation.to_plain` has it. Raises
+        `RequestNotFoundError` for one that is not among the latest."""
+
     async def describe_cluster(self, cursor: tuple[int, ...]) -> ClusterState:
         """The state of the cluster, with what has ended since the state with this `cursor`; with an empty one, of the
         last minute. Raises a `TridentServeError` when no scheduler answers."""

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from lib.command_line import Parser
-from pydantic import ValidationError
+from lib.decision_logs import read_decisions
 
 from deployments.assembly.replay import replay_log
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
 from tridentserve.errors import TridentServeError
-from tridentserve.scheduling.decision_log import LogEntry, decode_entry
+from tridentserve.scheduling.decision_log import LogEntry
 from tridentserve.scheduling.events import Effect
 
 _SHOWN = 10
@@ -33,24 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the Serve config file that the service ran with")
     options = parser.parse_args(argv)
     try:
-        return _compare(read_args(options.config), _read(options.log))
+        return _compare(read_args(options.config), read_decisions(options.log, "replay_decisions"))
     except (OSError, TridentServeError) as error:
         print(f"replay_decisions: {error}", file=sys.stderr)
         return 2
-
-
-def _read(path: Path) -> list[LogEntry]:
-    """All decisions of a log. A service that runs, or was killed, may have written a part of the last line only."""
-    complete, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
-    if rest:
-        print(f"replay_decisions: {path}: the last line is incomplete and is left out", file=sys.stderr)
-    decisions = []
-    for number, line in enumerate(complete.splitlines(), start=1):
-        try:
-            decisions.append(decode_entry(line))
-        except ValidationError as error:
-            raise TridentServeError(f"{path}:{number}: not a decision ({error.error_count()} problems)") from error
-    return decisions
 
 
 def _compare(args: AppArgs, decisions: list[LogEntry]) -> int:

@@ -69,7 +69,7 @@ def make_service_options(args: AppArgs) -> ServiceOptions:
         replan=args.replan.make_options(),
         replans=args.replan.enabled,
         windows_s={model.name: model.window_s for model in args.models if model.window_s is not None},
-        engine=EngineOptions(**collect_values(EngineOptions, args, args.dispatch)),
+        engine=EngineOptions(**collect_values(EngineOptions, args, args.dispatch, args.scheduler)),
         worker=worker,
     )
 

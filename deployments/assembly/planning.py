@@ -74,16 +74,19 @@ def assemble_service(
     *,
     alter: Callable[[Policy], Policy] = lambda policy: policy,
     replanner: Replanner | None = None,
+    placement: PlacementPlan | None = None,
 ) -> Planners:
-    """The planners of the service that a configuration describes. `alter` and `replanner` are for benchmarks: another
-    policy in place of the configured one, another replanner in place of the service's own.
+    """The planners of the service that a configuration describes. `alter` and `replanner` are for benchmarks and
+    re-runs: another policy in place of the configured one, another replanner in place of the service's own.
+    `placement`: the one to start with, where it is not that of the configuration.
 
     Raises `ConfigError`, beginning with the key at fault, for what cannot work on these workers."""
     options, load = make_service_options(args), list_expected_load(args)
     with _name_key(f"dispatch.policy: {args.dispatch.policy}"):
         policy = alter(_make_policy(options, times, specs, load))
-    with _name_key("placement"):
-        placement = make_placement(args, times, specs, policy)
+    if placement is None:
+        with _name_key("placement"):
+            placement = make_placement(args, times, specs, policy)
     if replanner is None and _follows_load(options, policy, is_planned=args.placement == "auto"):
         replanner = _make_replanner(options, times, specs, load, policy)
     return Planners(policy, placement, _make_scheduler(options, times, specs, policy, placement, replanner))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
+from deployments.assembly.cell_args import take_cell
 from deployments.assembly.planning import assemble_service
 from deployments.assembly.profiles import add_profiles, make_cost_model
 from deployments.config.app import AppArgs
+from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.scheduling.decision_log import LogEntry, replay
@@ -19,21 +22,42 @@ def replay_log(args: AppArgs, decisions: Sequence[LogEntry]) -> Iterator[tuple[L
     later are in the log, their profiles in the same tables.
 
     Raises `ConfigError` when the log holds other workers than the configuration has."""
+    args = find_cell(args, decisions)
+    specs, times = list_logged_workers(args, decisions), make_logged_times(args, decisions)
+    return replay(decisions, assemble_service(args, times, specs).scheduler)
+
+
+def find_cell(args: AppArgs, decisions: Sequence[LogEntry]) -> AppArgs:
+    """The configuration of the cell that has written a log, which the ids of its workers name; where there is one cell,
+    that of the service."""
+    joined = (entry.event.worker.worker_id for entry in decisions if isinstance(entry.event, WorkerJoined))
+    found = re.match(r"c(\d+)n", next(joined, ""))
+    return take_cell(args, int(found[1])) if found else args
+
+
+def make_logged_times(args: AppArgs, decisions: Sequence[LogEntry]) -> CostModel:
+    """A new cost model of a configuration, with the models that were added in the log. Raises `ProfileError`."""
+    times = make_cost_model(args)
+    added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
+    if profiles := {event.model: event.profile for event in added}:
+        add_profiles(times, args, profiles)
+    return times
+
+
+def list_logged_workers(args: AppArgs, decisions: Sequence[LogEntry]) -> list[WorkerSpec]:
+    """The workers of a log. Raises `ConfigError` when the configuration has others."""
     specs = _list_workers(decisions)
     if len(specs) != args.cluster.num_workers:
         raise ConfigError(
             f"the log has {len(specs)} workers, the configuration {args.cluster.num_workers}: is it this one's log?"
         )
-    times = make_cost_model(args)
-    added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
-    add_profiles(times, args, {event.model: event.profile for event in added})
-    return replay(decisions, assemble_service(args, times, specs).scheduler)
+    return specs
 
 
 def _list_workers(decisions: Sequence[LogEntry]) -> list[WorkerSpec]:
-    """The workers as they first joined, in the order of their ids (`n0w0`, `n0w1`, ...)."""
+    """The workers as they first joined, in the order of their ids (`n0w0`, `n0w1`, ...; in cells `c0n0w0`, ...)."""
     first: dict[str, WorkerSpec] = {}
     for decision in decisions:
         if isinstance(decision.event, WorkerJoined):
             first.setdefault(decision.event.worker.worker_id, decision.event.worker)
-    return sorted(first.values(), key=lambda spec: tuple(int(part) for part in spec.worker_id[1:].split("w")))
+    return sorted(first.values(), key=lambda spec: [int(part) for part in re.findall(r"\d+", spec.worker_id)])

@@ -73,6 +73,7 @@ class SchedulerArgs(Args):
         "there. One is enough for hundreds of workers.",
     )
     predict_every_s: float | None = make_option(SchedulerOptions, "predict_every_s")
+    explain_last: int = make_option(EngineOptions, "explain_last")
 
 
 class HandoffArgs(Args):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import FastAPI
 
@@ -16,11 +15,10 @@ from deployments.http.routes.console_routes import CONSOLE_ROUTES, add_console_r
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
 from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
 from deployments.http.routes.refused_routes import METRICS_ROUTE, add_refused_routes
+from deployments.http.routes.request_routes import REQUEST_ROUTES, add_request_routes
 from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
-from deployments.http.routes.video_routes import VIDEO_ROUTES, add_video_routes, cancel_job
+from deployments.http.routes.video_routes import VIDEO_ROUTES, add_video_routes
 from deployments.models.served import ServedModel
-from deployments.schemas.image import REQUEST_ID
-from tridentserve.errors import RequestNotFoundError
 
 HEARTBEAT_S = 10.0
 _ROUTES = (
@@ -28,7 +26,7 @@ _ROUTES = (
     *CHAT_ROUTES,
     *VIDEO_ROUTES,
     *QUOTE_ROUTES,
-    "DELETE /v1/requests/{request_id}",
+    *REQUEST_ROUTES,
     *SERVICE_ROUTES,
     *CONSOLE_ROUTES,
     METRICS_ROUTE,
@@ -60,17 +58,9 @@ def create_api(
     add_chat_routes(api, backend, models, max_body_bytes, lenient)
     add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
     add_quote_routes(api, backend, models, max_body_bytes, lenient)
+    add_request_routes(api, backend, videos)
     add_service_routes(api, backend, models)
     add_refused_routes(api)
-
-    @api.delete("/v1/requests/{request_id}")
-    async def cancel_request(request_id: str) -> dict[str, Any]:
-        if not REQUEST_ID.fullmatch(request_id) or not (
-            await backend.cancel(request_id) or await cancel_job(videos, request_id)
-        ):
-            raise RequestNotFoundError("no unfinished request has this id")
-        return {"id": request_id, "object": "request.deleted", "deleted": True}
-
     about = {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
     add_console_routes(api, backend, about, heartbeat_s)
     return api

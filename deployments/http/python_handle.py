@@ -12,12 +12,13 @@ from deployments.plain_updates import to_plain
 from deployments.schemas.edit import EditRequest, build_images
 from deployments.schemas.foreign_fields import describe_ignored
 from deployments.schemas.ignored_fields import list_ignored
-from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
+from deployments.schemas.image import REQUEST_ID, ImageRequest, parse_as, parse_image_request
 from deployments.schemas.image_field import build_beside_loop
 from deployments.schemas.model_choice import drop_default_name, make_unknown_model_error
 from deployments.schemas.quote import build_alternatives, describe_quotes, parse_quote_request
 from deployments.schemas.video import HandleVideoRequest, build_video_request
 from tridentserve.engine.live.updates import CompletedUpdate
+from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
 
@@ -61,6 +62,13 @@ async def quote(
     ignored = list_ignored(asked, models[alternatives[0].spec.model], streams=True)
     quotes = await backend.quote([each.spec for each in alternatives])
     return describe_quotes(alternatives, quotes) | describe_ignored(ignored)
+
+
+async def explain(backend: Backend, request_id: str) -> dict[str, Any]:
+    """Why a request ended when it did: the answer of `GET /v1/requests/{id}/explain`. Raises `RequestNotFoundError`."""
+    if not REQUEST_ID.fullmatch(request_id):
+        raise RequestNotFoundError("no request has such an id")
+    return await backend.explain(request_id)
 
 
 async def _build_request(

@@ -24,8 +24,8 @@ from tridentserve.errors import TridentServeError
 
 @serve.ingress()
 class ApiDeployment:
-    """The HTTP routes, and for Python handles `generate`, `generate_stream` and `quote`, which take and return plain
-    dicts (docs/api.md)."""
+    """The HTTP routes, and for Python handles `generate`, `generate_stream`, `quote` and `explain`, which take and
+    return plain dicts, texts and lists (docs/api.md)."""
 
     def __init__(
         self, schedulers: list[DeploymentHandle[Any]], args: AppArgs, videos: DeploymentHandle[Any] | None
@@ -53,6 +53,11 @@ class ApiDeployment:
         """See `deployments.http.python_handle.quote`."""
         with _raise_plain_errors():
             return await handle_api.quote(self._backend, self._models, body, self._lenient)
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """See `deployments.http.python_handle.explain`."""
+        with _raise_plain_errors():
+            return await handle_api.explain(self._backend, request_id)
 
     async def generate_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See `deployments.http.python_handle.generate_stream`."""

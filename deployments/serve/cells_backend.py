@@ -20,7 +20,7 @@ from deployments.serve.cell_health import combine_health
 from deployments.serve.remote_backend import RemoteBackend
 from tridentserve.cells.router import SUMMARY_PERIOD_S, CellRouter
 from tridentserve.engine.live.updates import CompletedUpdate, QueuedUpdate, Update
-from tridentserve.errors import OverloadedError, ProfileError
+from tridentserve.errors import OverloadedError, ProfileError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.estimation.request_work import RequestWork, estimate_work
 from tridentserve.scheduling.events import Reject
@@ -135,6 +135,16 @@ class CellsBackend:
         if not any(states):
             raise LostCallError("no scheduler answers at the moment")
         return combine_states(states, known)
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """By the cell that had the request. Cells that had not say so at once; one that does may take a minute."""
+        answers = await asyncio.gather(*(cell.explain(request_id) for cell in self._cells), return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                return answer
+        # A cell that does not answer may have had it.
+        raise next((error for error in errors if not isinstance(error, RequestNotFoundError)), errors[0])
 
     async def close(self) -> None:
         """Ask for no loads any more."""

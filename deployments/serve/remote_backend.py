@@ -77,6 +77,10 @@ class RemoteBackend:
         summary: CellSummary = await self._ask("summarize_load")
         return summary
 
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        with translate_call_errors():
+            return dict(await self._handle.explain.remote(request_id))
+
     async def describe_cluster(self, cursor: tuple[int, ...]) -> ClusterState:
         state: ClusterState = await self._ask("describe_cluster", cursor[0] if cursor else 0)
         return state

@@ -18,6 +18,7 @@ from ray.util import get_node_ip_address
 from deployments.assembly.cell_args import name_workers, take_cell
 from deployments.config.app import AppArgs
 from deployments.config.live import apply_user_config, name_scheduler
+from deployments.explaining.explainer import Explainer
 from deployments.model_updates.catalogue import Catalogue
 from deployments.replica_logs import prepare_logs
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
@@ -59,6 +60,7 @@ class SchedulerDeployment:
         self._follower = UserConfigFollower(first) if first is not None else None
         self._engine: LiveEngine | None = None
         self._reconciler: ModelReconciler | None = None
+        self._explainer: Explainer | None = None
         self._images = ImageBudget(MAX_HELD_BYTES)
         self._gate = ClientGate(self)
         self._listener: ChannelListener | None = None
@@ -78,6 +80,7 @@ class SchedulerDeployment:
         args = self._take_cell(user_config)
         workers = name_workers(self._args, self._cell)
         self._engine, self._reconciler = await start_engine(args, _count_gpus_per_worker(args), workers)
+        self._explainer = Explainer(args, self._engine.record_decisions)
         host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         self._listener = await listen(host, self._gate.serve)
         if self._follower is not None:
@@ -151,6 +154,12 @@ class SchedulerDeployment:
         summary = await self._require_engine().summarize_load()
         taken = {model.name for model in self._reconciler.catalogue.latest.models} if self._reconciler else set()
         return CellSummary({model: load for model, load in summary.models.items() if model in taken})
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """See `deployments.explaining.explainer.Explainer`."""
+        if self._explainer is None:
+            raise WorkerError("the service is starting")
+        return await self._explainer.explain(request_id)
 
     async def describe_cluster(self) -> ClusterState:
         """See `LiveEngine`."""

@@ -16,7 +16,7 @@ from deployments.config.models import Limits
 from deployments.models.served import ServedModel
 from tests.support.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate, Update
-from tridentserve.errors import RequestCancelledError
+from tridentserve.errors import RequestCancelledError, RequestNotFoundError
 from tridentserve.models.families import FAMILIES
 from tridentserve.plans import StageSpan
 from tridentserve.requests import GenerationInputs, RequestSpec
@@ -121,6 +121,12 @@ class FakeBackend:
         """A tenth of a second for each step; the deadline is a second, where there is no other. Nothing is known of
         sides above 128, and none of 32 can be made."""
         return [_quote(spec) for spec in specs]
+
+    async def explain(self, request_id: str) -> dict[str, Any]:
+        """Knows all requests that it has seen."""
+        if not any(spec.request_id == request_id for spec, _ in self.seen):
+            raise RequestNotFoundError("no request with this id is kept")
+        return {"object": "request.explanation", "id": request_id, "text": f"{request_id} was made up"}
 
     async def describe_cluster(self, cursor: tuple[int, ...] = ()) -> ClusterState:
         self.num_described += 1

@@ -221,6 +221,30 @@ def test_the_decision_log_replays_to_the_same_effects(service: Service) -> None:
         assert decision.effects == effects
 
 
+def test_a_late_request_is_explained_by_the_service_and_from_its_log(service: Service, tmp_path: Path) -> None:
+    """The scheduler's process has it in memory; the log is run again in another one."""
+    body = {"model": "tiny-sd3", "prompt": "too late", "size": "64x64", "num_inference_steps": 4}
+    service.generate(**body, request_id="explained", slo_ms=1)
+    answer = http.get(f"{service.url}/v1/requests/explained/explain", timeout=PATIENCE_S)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert told["text"].startswith("explained (tiny-sd3, 64x64, 4 steps) was ")
+    assert told["late_s"] > 0
+    assert "own time" in [cause["kind"] for cause in told["causes"]]
+    assert http.get(f"{service.url}/v1/requests/never-made/explain").status_code == 404
+
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"applications": [{"args": service.args}]}))
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(read_lines(service.decision_log)) + "\n")
+    command = [sys.executable, "scripts/explain.py", str(log), "explained", "--config", str(config), "--json"]
+    done = run([*command, "--limit-s", str(PATIENCE_S)], ROOT)
+    assert done.returncode == 0, done.stderr
+    again = json.loads(done.stdout)
+    assert again["text"].splitlines()[0] == told["text"].splitlines()[0]
+    assert [cause["verified"] for cause in again["causes"] if cause["kind"] == "own time"] == [True]
+
+
 def test_an_incident_is_replayed_from_the_command_line(service: Service, tmp_path: Path) -> None:
     service.generate(model="tiny-flux", prompt="an incident", size="64x64", num_inference_steps=2)
     config = tmp_path / "config.yaml"

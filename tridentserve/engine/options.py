@@ -44,6 +44,12 @@ class EngineOptions(LoopOptions):
         ge=1,
         description="Most unfinished requests that the service holds; it answers further ones with status 429.",
     )
+    explain_last: int = Field(
+        default=200,
+        ge=0,
+        description="Number of the latest requests whose decisions each scheduler keeps in memory, so that "
+        "`GET /v1/requests/{id}/explain` can say why they were late; with 0 none are kept.",
+    )
     max_result_age_s: float = Field(
         default=60,
         ge=0,

@@ -14,6 +14,7 @@ from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel, ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import Update
+from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
@@ -69,6 +70,7 @@ class FakeHandle:
         self.listener: ChannelListener | None = None
         self.get_address = SimpleNamespace(remote=self._get_address)
         self.take_references = SimpleNamespace(remote=self._take_references)
+        self.explain = SimpleNamespace(remote=self._explain)
         self.get_health = SimpleNamespace(remote=backend.get_health)
 
     async def _get_address(self) -> ChannelAddress:
@@ -81,6 +83,14 @@ class FakeHandle:
     def _serve(self, channel: Channel) -> ClientCalls:
         self.channels.append(channel)
         return self.gate.serve(channel)
+
+    async def _explain(self, request_id: str) -> dict[str, Any]:
+        if self.refuse is not None:
+            raise self.refuse
+        try:
+            return await self.service.backend.explain(request_id)
+        except RequestNotFoundError as error:
+            raise as_ray_does(error) from None
 
     async def _take_references(self, call_id: str) -> list[Any]:
         return self.gate.take_references(call_id)

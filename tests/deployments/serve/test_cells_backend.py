@@ -21,7 +21,7 @@ from tests.deployments.serve.two_cells import make_two_cells
 from tests.support.waiting import until
 from tridentserve.cells.summary import CellModelLoad, CellSummary
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
-from tridentserve.errors import OverloadedError, WorkerError
+from tridentserve.errors import OverloadedError, RequestNotFoundError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling.estimation.request_work import RequestWork
 from tridentserve.scheduling.watching.cluster_state import ClusterState, WatchedWorker
@@ -174,6 +174,20 @@ async def test_the_live_state_is_that_of_all_cells_that_answer(cells: Cells) -> 
     await until(lambda: len(cells.backend._lost) == 2)
     with pytest.raises(WorkerError, match="no scheduler answers"):
         await cells.backend.describe_cluster(one.cursor)
+
+
+async def test_the_cell_that_had_a_request_explains_it(cells: Cells) -> None:
+    await cells.wait_until_known()
+    await wait_for_result(cells.backend.generate(*make_request("mine")))
+    assert sum(len(fake.seen) for fake in cells.fakes) == 1
+    assert (await cells.backend.explain("mine"))["id"] == "mine"
+    with pytest.raises(RequestNotFoundError):
+        await cells.backend.explain("another")
+    (had,) = (number for number, fake in enumerate(cells.fakes) if fake.seen)
+    cells.lose(1 - had)
+    assert (await cells.backend.explain("mine"))["id"] == "mine"
+    with pytest.raises(WorkerError):
+        await cells.backend.explain("another")
 
 
 async def test_a_request_under_which_too_many_cells_are_lost_fails(cells: Cells) -> None:

@@ -14,6 +14,7 @@ from typing import IO, TypeVar
 
 from tridentserve.scheduling.decision_log import LogEntry, encode_entry
 from tridentserve.scheduling.events import Effect, Event, Tick
+from tridentserve.scheduling.explanation.recording import RecentDecisions
 from tridentserve.scheduling.tick_pacer import TICK_S, SchedulerLike, TickPacer
 
 logger = logging.getLogger(__name__)
@@ -32,14 +33,16 @@ class CoreThread:
         on_crash: Callable[[BaseException], None],
         tick_s: float = TICK_S,
         log_path: Path | None = None,
+        recent: RecentDecisions | None = None,
     ) -> None:
         """`listener` is called in this thread with each decision, `on_crash` with an error that ended the thread.
-        `tick_s`: see `TickPacer`."""
+        `tick_s`: see `TickPacer`. The decisions that `recent` keeps are this thread's."""
         self._scheduler = scheduler
         self._listener = listener
         self._on_crash = on_crash
         self._pacer = TickPacer(tick_s)
         self._log_path = log_path
+        self._recent = recent or RecentDecisions(0)
         # Not a SimpleQueue: when the thread is preempted for longer than the rest of a short limit, CPython's
         # `SimpleQueue.get(timeout=...)` counts that as no limit and waits for the next item (3.11.7: once in some ten
         # thousand calls with 0.2 ms, once in three thousand with 1 us).
@@ -111,6 +114,7 @@ class CoreThread:
             now_s, event = self._advance_clock(item[0]), item[1]
             self._pacer.note_event(event)
             effects = self._scheduler.on(event, now_s)
+            self._recent.add(now_s, event, effects)
             _write_entry(log, now_s, event, effects)
             self._listener(now_s, event, effects)
 
@@ -120,6 +124,7 @@ class CoreThread:
         if outcome.failure is not None and not outcome.is_repeated:
             logger.error("a tick failed", exc_info=outcome.failure)
         # Also a tick without effects: a policy may remember what it saw then, and a replay must see the same.
+        self._recent.add(now_s, Tick(), outcome.effects)
         _write_entry(log, now_s, Tick(), outcome.effects)
         if outcome.has_decided:
             self._listener(now_s, Tick(), outcome.effects)

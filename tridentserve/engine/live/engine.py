@@ -31,6 +31,7 @@ from tridentserve.plans import WorkerId
 from tridentserve.protocols import StageMemory
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling import events as ev
+from tridentserve.scheduling.explanation.recording import RecentDecisions, Recording
 from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.request_records import RequestRecord, RequestRecords, RequestState
 from tridentserve.scheduling.scheduler import Scheduler
@@ -60,8 +61,9 @@ class LiveEngine:
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler  # belongs to the scheduler's thread
         self._fleet = WorkerFleet(workers, spawner, self._on_joined, self._on_lost)
+        self._recent = RecentDecisions(self._options.explain_last)
         self._core = CoreThread(
-            scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log
+            scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log, self._recent
         )
         self.models = ModelChanges(self._core, self._fleet, self._set_memory)
         self._clock_offset_s = time.time() - self._core.now_s()
@@ -172,6 +174,10 @@ class LiveEngine:
             await asyncio.wrap_future(core.call(partial(lambda spec: scheduler.quote(spec, core.now_s()), spec)))
             for spec in specs
         ]
+
+    async def record_decisions(self) -> Recording:
+        """The decisions about the latest requests, for explanations."""
+        return await asyncio.wrap_future(self._core.call(self._recent.copy))
 
     async def describe_cluster(self) -> ClusterState:
         """The state of the cluster in seconds of the Unix clock, with what has ended in the last minute."""

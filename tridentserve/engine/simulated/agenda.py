@@ -25,6 +25,11 @@ class Agenda:
         """True when something is due that is no tick: a scheduler enters ticks for as long as a request waits."""
         return len(self._heap) > self._num_ticks
 
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing is due, no tick either."""
+        return not self._heap
+
     def call_at(self, time_s: float, action: Callable[[*_Arguments], None], *args: *_Arguments) -> None:
         """Call `action(*args)` at `time_s`, which must not be NaN; a time that has passed is now."""
         self._entered += 1

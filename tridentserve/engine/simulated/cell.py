@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from tridentserve.cluster import WorkerSpec
@@ -10,7 +10,7 @@ from tridentserve.engine.simulated.agenda import Agenda
 from tridentserve.engine.simulated.core import SimulatedCore
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
-from tridentserve.engine.simulated.workers.actual_times import ActualTimes
+from tridentserve.engine.simulated.workers.actual_times import ActualTimes, TimeFactors
 from tridentserve.engine.simulated.workers.devices import Devices
 from tridentserve.engine.simulated.workers.execution import Executor
 from tridentserve.engine.simulated.workers.handoff import Handoff
@@ -34,14 +34,15 @@ class SimulatedCell:
         options: SimulationOptions,
         agenda: Agenda,
         recorder: Recorder,
+        factors: TimeFactors | None = None,
     ) -> None:
-        """See `SimulatedEngine`."""
+        """See `SimulatedEngine`; `factors`: see `ActualTimes`."""
         self._agenda = agenda
         self._recorder = recorder
         self._workers = tuple(workers)
         self._placement = placement
         self._failures = options.failures
-        actual = ActualTimes(times, options.jitter, options.seed)
+        actual = ActualTimes(times, options.jitter, options.seed, factors)
         self._devices = Devices(workers, actual, options.reserve_bytes)
         self._handoff = Handoff(self._devices, actual, options.handoff_capacity_bytes)
         self._core = SimulatedCore(scheduler, agenda, self._carry_out, options, recorder.counts)
@@ -54,11 +55,58 @@ class SimulatedCell:
     def start(self, log: IO[str] | None = None) -> None:
         """All workers join, with their placement in memory. Decisions are written to `log`."""
         self._core.log = log
+        self.prepare()
+        for device in self._devices:
+            self._agenda.call_at(self._agenda.now_s, self._core.post, ev.WorkerJoined(device.spec))
+
+    def prepare(self) -> None:
+        """The workers get their placement into memory."""
         self._devices.place(self._placement)
         self._recorder.record_placement(self._placement, self._agenda.now_s)
         for device in self._devices:
             self._devices.fill(device)
-            self._agenda.call_at(self._agenda.now_s, self._core.post, ev.WorkerJoined(device.spec))
+
+    def follow(self, event: ev.Event, at_s: float) -> list[ev.Effect]:
+        """An event of a log, which happens now: the scheduler takes it in, and the workers carry out what it decides.
+        Plans end here when they do in the log."""
+        match event:
+            case ev.RequestArrived():
+                self._open[event.spec.request_id] = None
+            case ev.StageFinished() | ev.PlanStopped() | ev.PlanFailed():
+                self._executor.settle(event)
+            case ev.ReplicaLoaded():
+                self._executor.note_load(event)
+            case _:
+                self._move_worker(event)
+        return self._core.follow(event, at_s)
+
+    def take_over(self, under_way: Mapping[int, ev.StageFinished | None], reports: Mapping[int, float]) -> None:
+        """From now on the scheduler and the workers go on by themselves. `under_way`: the plans that have been sent and
+        not reported, with the reports that the log has of them later, at the times `reports`."""
+        for plan_id, report in under_way.items():
+            if report is None or report.num_steps is not None:
+                continue
+            if self._executor.holds(plan_id):
+                self._executor.correct(plan_id, report.spans)
+            else:
+                self._agenda.call_at(reports[plan_id], self._core.post, report)
+        self._core.take_over()
+
+    def change(self, event: ev.Event) -> None:
+        """Something of a log happens that is none of the workers' reports: to the scheduler, and to a worker that it is
+        about."""
+        if not self._move_worker(event):
+            self._core.post(event)
+
+    def _move_worker(self, event: ev.Event) -> bool:
+        """A worker goes or comes back. False for other events, and for a worker that comes for the first time."""
+        if isinstance(event, ev.WorkerLost):
+            self._executor.lose(event.worker_id)
+            return True
+        if isinstance(event, ev.WorkerJoined) and event.incarnation:
+            self._executor.join(event.worker.worker_id)
+            return True
+        return False
 
     def arrive(self, spec: RequestSpec) -> None:
         """A request of the recorder's arrives."""

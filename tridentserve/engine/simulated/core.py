@@ -14,7 +14,7 @@ from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.engine.simulated.result import Counts
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, encode_entry
-from tridentserve.scheduling.tick_pacer import SchedulerLike, TickOutcome, TickPacer
+from tridentserve.scheduling.tick_pacer import SchedulerLike, TickOutcome, TickPacer, process_event
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class SimulatedCore:
         self.log: IO[str] | None = None
         """The file of the decisions."""
         self._inbox: deque[tuple[float, ev.Event]] = deque()
-        self._is_busy = self._is_stopped = False
+        self._is_busy = self._is_stopped = self._is_following = False
         self._pacer = TickPacer(options.tick_s, options.retry_s)
         # The next tick is entered for this time, under the number `_due`.
         self._due_s = math.inf
@@ -50,7 +50,7 @@ class SimulatedCore:
 
     def post(self, event: ev.Event) -> None:
         """An event happens now. May be called from the listener."""
-        if self._is_stopped:
+        if self._is_stopped or self._is_following:
             return
         self._inbox.append((self._agenda.now_s, event))
         if not self._is_busy:
@@ -62,6 +62,24 @@ class SimulatedCore:
         lost."""
         self._is_stopped = True
         self._inbox.clear()
+
+    def follow(self, event: ev.Event, at_s: float) -> list[ev.Effect]:
+        """An event of a log that is followed. Until `take_over` ticks come where the log has them, and what workers
+        report is dropped, as the log has that too."""
+        self._is_following = True
+        if isinstance(event, ev.Tick):
+            effects = self._pacer.tick(self._scheduler, at_s).effects
+            self._pacer.note_end(at_s)
+        else:
+            self._pacer.note_event(event)
+            effects, _ = process_event(self._scheduler, event, at_s)
+        self._tell(event, effects)
+        return effects
+
+    def take_over(self) -> None:
+        """The log is not followed any more."""
+        self._is_following = False
+        self._enter_tick()
 
     def _handle_inbox(self) -> None:
         """Process the events that wait, and enter the next tick."""

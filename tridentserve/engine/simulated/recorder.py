@@ -84,6 +84,10 @@ class Recorder:
         """A tick led to this plan."""
         self.counts.methods[effect.reason.rsplit(", ", 1)[-1]] += 1
 
+    def knows(self, request_id: str) -> bool:
+        """True of a request that has arrived."""
+        return request_id in self._entries
+
     def has_ended(self, request_id: str) -> bool:
         return self._entries[request_id].end_s is not None
 

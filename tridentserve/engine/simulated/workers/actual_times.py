@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -42,12 +43,24 @@ class PlanDemand:
     less."""
 
 
+@dataclass(frozen=True, slots=True)
+class TimeFactors:
+    """Factors on stage times that make them those of a service that was observed."""
+
+    get_stage_factor: Callable[[DispatchPlan, Stage], float]
+    """The factor on a stage of a plan."""
+    load_factor: float = 1.0
+    """The factor on loads of weights."""
+
+
 class ActualTimes:
     """Asks a `StageTimes` once per question. The scheduler's own copy may learn; this one does not change."""
 
-    def __init__(self, times: StageTimes, jitter: float, seed: int) -> None:
+    def __init__(self, times: StageTimes, jitter: float, seed: int, factors: TimeFactors | None = None) -> None:
+        """`factors`: in place of the jitter."""
         self._times = times
         self._seed = seed
+        self._factors = factors
         # A lognormal factor with mean 1 and relative standard deviation `jitter`.
         self._sigma = math.sqrt(math.log1p(jitter * jitter))
         self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...]], PlanDemand] = {}
@@ -118,7 +131,8 @@ class ActualTimes:
         return self._times.unit(replica.model, replica.stage)
 
     def load_seconds(self, replica: Replica, source: LoadSource) -> float:
-        return self._times.load_seconds(replica.model, replica.stage, source)
+        seconds = self._times.load_seconds(replica.model, replica.stage, source)
+        return seconds if self._factors is None else seconds * self._factors.load_factor
 
     def host_seconds(self, model: str, stage: Stage, num_bytes: int) -> float:
         """Seconds from host memory to the device, at the speed at which weights come from there."""
@@ -126,10 +140,14 @@ class ActualTimes:
         weights_bytes = self.weights_bytes(replica)
         return self.load_seconds(replica, "host") * num_bytes / weights_bytes if weights_bytes else 0.0
 
-    def draw_jitter(self, request_id: str, stage: Stage) -> float:
-        """The factor on a stage of a request: the same in all its plans, and under all policies."""
+    def draw_jitter(self, plan: DispatchPlan, stage: Stage) -> float:
+        """The factor on a stage of a plan: for its first request the same in all plans, and under all policies."""
+        if self._factors is not None:
+            return self._factors.get_stage_factor(plan, stage)
         if not self._sigma:
             return 1.0
-        digest = hashlib.blake2b(f"{self._seed}/{request_id}/{stage.value}".encode(), digest_size=6).digest()
+        digest = hashlib.blake2b(
+            f"{self._seed}/{plan.members[0].request_id}/{stage.value}".encode(), digest_size=6
+        ).digest()
         uniform = (int.from_bytes(digest, "big") + 0.5) / 2**48
         return math.exp(self._sigma * _NORMAL.inv_cdf(uniform) - self._sigma**2 / 2)

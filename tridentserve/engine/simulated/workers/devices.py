@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tridentserve.cluster import WorkerSpec
@@ -105,6 +105,12 @@ class Devices:
             self._remove(device, replica)
         device.evicted.clear()
         device.loading_until_s = 0.0
+
+    def drop(self, device: Device, replicas: Iterable[Replica]) -> None:
+        """The worker has these replicas no more, if it had them."""
+        for replica in replicas:
+            if replica in device.resident:
+                self._remove(device, replica)
 
     def unload(self, model: str) -> None:
         """Drop all replicas of a model. No plan of it runs any more."""

@@ -105,6 +105,37 @@ class Executor:
         else:
             self._cut(run)
 
+    # A log is followed.
+
+    def holds(self, plan_id: int) -> bool:
+        """True while a plan waits or runs."""
+        return plan_id in self._runs
+
+    def settle(self, event: ev.StageFinished | ev.PlanStopped | ev.PlanFailed) -> None:
+        """A plan has ended like this, however far it has come here."""
+        run = self._runs.get(event.plan_id)
+        if run is None:
+            return
+        if isinstance(event, ev.StageFinished):
+            run.spans, run.num_steps = event.spans, event.num_steps
+            if run.spans:
+                self._handoff.keep(run, self._agenda.now_s)
+        self._leave(run)
+
+    def correct(self, plan_id: int, spans: tuple[StageSpan, ...]) -> None:
+        """The stages of a plan that has started take these times."""
+        run = self._runs.get(plan_id)
+        if run is not None and run.started_s is not None:
+            run.spans = spans
+            self._enter_end(run, spans[-1].end_s)
+
+    def note_load(self, event: ev.ReplicaLoaded) -> None:
+        """A worker has loaded a replica, whether it did here or not."""
+        device = self._devices[event.worker_id]
+        self._devices.drop(device, event.evicted)
+        if event.loaded not in device.resident:
+            self._devices.add(device, event.loaded)
+
     # Workers go and come back.
 
     def lose(self, worker_id: WorkerId) -> None:
@@ -175,7 +206,7 @@ class Executor:
         for stage, stage_s, degree in zip(run.plan.stages, run.demand.seconds, run.demand.degrees, strict=True):
             begin_s = end_s
             steps = run.plan.num_steps if stage is Stage.DIFFUSE else None
-            end_s += stage_s * (1 if steps is None else steps) * self._times.draw_jitter(run.specs[0].request_id, stage)
+            end_s += stage_s * (1 if steps is None else steps) * self._times.draw_jitter(run.plan, stage)
             spans.append(StageSpan(stage, begin_s, end_s, run.plan.workers[:degree], steps))
         run.spans = tuple(spans)
         self._enter_end(run, end_s)
@@ -218,7 +249,7 @@ class Executor:
     def _finish_load(
         self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float
     ) -> None:
-        if not device.alive or device.incarnation != incarnation:
+        if not device.alive or device.incarnation != incarnation or replica in device.resident:
             return
         self._devices.add(device, replica)
         num_bytes = self._times.weights_bytes(replica)

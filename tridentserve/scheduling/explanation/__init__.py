@@ -1,0 +1,1 @@
+"""Explains, from a decision log, why a request ended when it did."""
