@@ -16,9 +16,9 @@ from lib.default_model.denoiser_training import train_denoiser
 from lib.default_model.export import export_model
 from lib.default_model.latents import prepare_latents
 from lib.default_model.pipeline import load_tokenizers
-from lib.default_model.processes import run_processes
 from lib.default_model.restart import begin_from_model
 from lib.default_model.vae_training import train_vae
+from lib.training.processes import run_processes
 
 STAGES = ("vae", "latents", "denoiser", "export")
 

@@ -13,7 +13,7 @@ from deployments.config.base import Args, LocalPath, Name, make_config_error, ma
 from tridentserve.byte_sizes import MIB
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
-from tridentserve.models.shipped_models import find_shipped_model, list_shipped_models
+from tridentserve.models.model_folder import find_shipped_model, list_shipped_models
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

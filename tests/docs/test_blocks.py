@@ -19,6 +19,7 @@ OF_THE_SHELL = (".", "export")
 OTHERS = {
     ("README.md", "HTTP"): "a drawing",
     ("docs/architecture.md", "tridentserve/"): "directories",
+    ("docs/operations.md", "b0r5"): "an explanation",
     ("docs/policy.md", "value"): "formulas",
     (
         "docs/traces.md",

@@ -12,7 +12,7 @@ from deployments.config.models import ModelArgs
 from deployments.models.served import build_served_model
 from profiler import load_tables
 from tridentserve.errors import ConfigError
-from tridentserve.models.shipped_models import find_shipped_model, list_shipped_models
+from tridentserve.models.model_folder import find_shipped_model, list_shipped_models
 
 MOST_BYTES = 40 * 10**6
 
@@ -43,7 +43,7 @@ def test_unknown_names_are_refused_with_those_that_there_are() -> None:
 @pytest.mark.parametrize("sources", [{"shipped": "shapes", "tiny": "sd3"}, {"shipped": "shapes", "path": "/models"}])
 def test_a_model_has_one_source(sources: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="exactly one of `path`"):
-        ModelArgs(name="m", **sources)
+        ModelArgs.model_validate({"name": "m", **sources})
 
 
 def test_a_folder_without_an_index_is_no_model() -> None:

@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tridentserve.errors import ModelFolderError
+from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.families import FAMILIES, find_family
 from tridentserve.models.family import Family
 from tridentserve.stages import Stage
 
 MODEL_INDEX = "model_index.json"
+# The models that lie in this package with their weights, so that a service draws without any download.
+_SHIPPED = Path(__file__).parent / "shipped"
 _INDEX_SUFFIX = ".safetensors.index.json"
 # The file name without its ending that each library gives to the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
@@ -245,3 +247,15 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
         if length > _MAX_HEADER_BYTES:
             raise ValueError(f"header of {length} bytes")
         return 8 + length, dict(json.loads(file.read(length)).items())
+
+
+def list_shipped_models() -> list[str]:
+    """The names of the models that lie in this package, sorted."""
+    return sorted(path.parent.name for path in _SHIPPED.glob(f"*/{MODEL_INDEX}"))
+
+
+def find_shipped_model(name: str) -> Path:
+    """The model folder of a model in this package. Raises `ConfigError` where there is none of this name."""
+    if name not in list_shipped_models():
+        raise ConfigError(f"no model {name!r} is shipped with TridentServe; use one of {list_shipped_models()}")
+    return _SHIPPED / name

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens, derive_seed
 from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures, tokenize
-from lib.default_model.muon import MatrixOptimizer
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
-from lib.default_model.processes import count_processes, get_rank
-from lib.default_model.runs import TrainingRun, plan_rate
+from lib.training.muon import MatrixOptimizer
+from lib.training.processes import count_processes, get_rank
+from lib.training.runs import TrainingRun, plan_rate
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1

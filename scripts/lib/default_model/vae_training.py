@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from lib.default_model.architecture import build_vae, derive_seed
 from lib.default_model.drawing import draw_picture
-from lib.default_model.runs import TrainingRun, plan_rate
 from lib.default_model.scenes import DrawnScene, draw_scene
+from lib.training.runs import TrainingRun, plan_rate
 
 _CROP = 64
 _BATCH = 16

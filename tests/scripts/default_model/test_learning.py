@@ -8,7 +8,7 @@ import pytest
 import torch
 from lib.default_model.denoiser_training import draw_size
 from lib.default_model.latents import SIZES, SMALL_PIXELS
-from lib.default_model.muon import MatrixOptimizer, orthogonalize
+from lib.training.muon import MatrixOptimizer, orthogonalize
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])

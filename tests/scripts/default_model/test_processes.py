@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from lib.default_model.processes import count_processes, get_rank, run_processes
-from lib.default_model.runs import TrainingRun
+from lib.training.processes import count_processes, get_rank, run_processes
+from lib.training.runs import TrainingRun
 
 STEPS = 4
 

@@ -6,7 +6,7 @@ from lib.judge.asking import PictureSampling, ask_pipeline, draw_questions
 from lib.judge.reading import read_picture
 from lib.judge.scoring import average, score_picture
 
-from tridentserve.models.shipped_models import find_shipped_model
+from tridentserve.models.model_folder import find_shipped_model
 
 
 def test_pictures_show_what_was_asked_for() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from lib.default_model import architecture
 from lib.default_model.captions import describe
-from lib.default_model.runs import TrainingRun, plan_rate
 from lib.default_model.scenes import draw_scene
+from lib.training.runs import TrainingRun, plan_rate
 
 from tests.support.processes import run
 

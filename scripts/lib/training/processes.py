@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 
 def run_processes(number: int, train: Callable[..., None], *arguments: Any) -> None:
@@ -26,7 +26,8 @@ def run_processes(number: int, train: Callable[..., None], *arguments: Any) -> N
         train(*arguments)
         return
     with tempfile.TemporaryDirectory() as directory:
-        context = mp.spawn(_join, (number, Path(directory) / "store", train, arguments), number, join=False)
+        arguments_of_each = (number, Path(directory) / "store", train, arguments)
+        context: Any = spawn(_join, arguments_of_each, number, join=False)  # type: ignore[no-untyped-call]
         # Ctrl-C reaches all processes of the terminal: the others end by it after the step that they do together.
         while True:
             try:
@@ -64,7 +65,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= count_processes()
-    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    for gradient, mean in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(mean.view_as(gradient))
 
 

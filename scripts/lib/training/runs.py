@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from lib.default_model.processes import agree, average_gradients, get_rank
+from lib.training.processes import agree, average_gradients, get_rank
 
 
 class TrainingRun:

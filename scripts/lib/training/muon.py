@@ -28,7 +28,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply one step to all parameters that have gradients; each is a matrix (rows, columns)."""
         for group in self.param_groups:
             updates = defaultdict(list)
@@ -52,8 +52,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     """Matrices (n, rows, columns) with the same singular vectors and singular values of about one (0.5 to 1.5)."""
     first, second, third = _COEFFICIENTS
-    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
-    wide = wide / (wide.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    wide: torch.Tensor = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+    wide = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
     for _ in range(_ITERATIONS):
         gram = wide @ wide.mT
         wide = first * wide + torch.baddbmm(gram, gram, gram, beta=second, alpha=third) @ wide
