@@ -22,7 +22,7 @@ def begin_from_model(folder: Path, model: Path, vae_steps: int) -> None:
     """
     if (folder / "vae.pt").exists():
         return
-    pipe = diffusers.StableDiffusion3Pipeline.from_pretrained(model, torch_dtype=torch.float32)
+    pipe = diffusers.StableDiffusion3Pipeline.from_pretrained(model, dtype=torch.float32)
     pipe.tokenizer.save_pretrained(folder / "tokenizer")
     pipe.tokenizer_3.save_pretrained(folder / "tokenizer_3")
     parts = ModelParts(

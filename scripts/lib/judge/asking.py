@@ -55,7 +55,7 @@ def ask_pipeline(folder: Path, questions: Sequence[JudgedPrompt], settings: Pict
     import torch
     from diffusers import StableDiffusion3Pipeline
 
-    pipe: Any = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, torch_dtype=torch.float32)
+    pipe: Any = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     chosen = {"num_inference_steps": settings.steps, "guidance_scale": settings.guidance_scale}
     size = max(1, _BATCH_PIXELS // questions[0].side ** 2)
