@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
-from lib.default_model.denoiser_training import draw_size
+from lib.default_model.denoiser_training import draw_size, load_averages
 from lib.default_model.latents import SIZES, SMALL_PIXELS
+from lib.default_model.restart import begin_from_model, count_earlier_steps
 from lib.training.muon import MatrixOptimizer, orthogonalize
+from safetensors.torch import load_file
+
+from tridentserve.models.model_folder import find_shipped_model
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])
@@ -42,3 +48,17 @@ def test_small_pictures_come_first() -> None:
     early = {draw_size(rng, 0.3) for _ in range(500)}
     assert {width * height <= SMALL_PIXELS for width, height in early} == {True}
     assert {draw_size(rng, 0.9) for _ in range(2000)} == set(SIZES)
+
+
+def test_a_run_that_begins_from_a_model_has_its_weights_and_its_history(tmp_path: Path) -> None:
+    model = find_shipped_model("shapes")
+    begin_from_model(tmp_path, model, vae_steps=5)
+    parts, step = load_averages(tmp_path)
+    assert step == 0
+    weights = load_file(model / "transformer" / "diffusion_pytorch_model.safetensors")
+    for name, value in parts.transformer.state_dict().items():
+        assert torch.equal(value, weights.get(name, value).float()), name
+    assert count_earlier_steps(tmp_path)["steps"] == json.loads((model / "training.json").read_text())["steps"]
+    (tmp_path / "denoiser.pt").write_bytes(b"of this run")
+    begin_from_model(tmp_path, model, vae_steps=5)  # a run that has begun stays as it is
+    assert (tmp_path / "denoiser.pt").read_bytes() == b"of this run"
