@@ -92,7 +92,7 @@ class ModelArgs(Args):
     )
     shipped: str | None = Field(
         default=None,
-        description="Name of a model whose weights lie in the package, which has none so far. Exactly one of `path`, "
+        description="Name of a model whose weights lie in the package, such as `shapes`. Exactly one of `path`, "
         "`shipped` and `tiny` is given.",
     )
     tiny: str | None = Field(

@@ -20,9 +20,9 @@ from lib.default_model.restart import HISTORY, count_earlier_steps
 _CARD = """\
 # The default model of TridentServe
 
-A small text-to-image model with the parts of Stable Diffusion 3, so that a service without any download answers \
-"a red circle above a blue square" with just that. It was trained by `scripts/train_default_model.py` of this \
-repository, on pictures that the script draws itself, and knows nothing else.
+A small text-to-image model with the parts of Stable Diffusion 3, for prompts such as "a red circle above a blue \
+square" and a service without any download. It was trained by `scripts/train_default_model.py` of this repository, on \
+pictures that the script draws itself, and knows nothing else. `docs/default-model.md` says how good it is.
 
 - **Made on** {date}, with torch {torch} and diffusers {diffusers}; {steps:,} steps of the transformer, {vae_steps:,} \
 of the VAE. All files have {size_mb:.1f} MB (half precision; the service computes in the precision that it is told).

@@ -23,6 +23,7 @@ from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.pipelines import PipelineAdapter
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -89,6 +90,18 @@ def test_only_those_who_ask_get_sketches_and_only_while_watched(folder: Path) ->
     assert none == []
     for name, parcel in outputs.items():
         assert torch.equal(parcel.tensors["latents"], unwatched[name].tensors["latents"])
+
+
+def test_a_sketch_that_fails_ends_no_plan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no memory for it")
+
+    asks = make_inputs(32, 32, 4, partial_images=3)
+    expected, _ = denoise(folder, [asks])
+    monkeypatch.setattr(DiffusersAdapter, "sketch", fail)
+    outputs, sketches = denoise(folder, [asks])
+    assert sketches == []
+    assert torch.equal(outputs["a"].tensors["latents"], expected["a"].tensors["latents"])
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -19,6 +20,8 @@ from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
 from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
+
+logger = logging.getLogger(__name__)
 
 
 class StepCommand(IntEnum):
@@ -129,8 +132,15 @@ class Denoising:
         sketched = self._claim_previews(members)
         self._states.update(zip(members, self._adapter.advance(states), strict=True))
         for request_id, before in sketched.items():
-            state = self._states[request_id]
-            self._control.on_preview(request_id, state.step, self._adapter.sketch(before, state))
+            self._sketch(request_id, before, self._states[request_id])
+
+    def _sketch(self, request_id: str, before: torch.Tensor, state: DenoisingState) -> None:
+        try:
+            sketch = self._adapter.sketch(before, state)
+        except Exception:  # previews are an extra: whatever fails here must not end a plan
+            logger.exception("there is no preview of %s after step %d", request_id, state.step)
+            return
+        self._control.on_preview(request_id, state.step, sketch)
 
     def _claim_previews(self, members: Sequence[str]) -> dict[str, torch.Tensor]:
         """The latents of those members of whose next step a preview is due. At all degrees the leader has all of
