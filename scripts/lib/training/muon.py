@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from lib.training.processes import compute_shared
+
 # Newton-Schulz iteration of Keller Jordan's Muon: five steps bring all singular values near one.
 _COEFFICIENTS, _ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 # With 0.2 updates are as large as those of AdamW at the same learning rate (Liu et al., arXiv 2502.16982). Matrices
@@ -44,7 +46,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 updates[parameter.shape].append((parameter, update))
             for shape, pairs in updates.items():
                 scale = _SCALE * max(shape) ** 0.5 * group["lr"]
-                orthogonal = orthogonalize(torch.stack([update for _, update in pairs]))
+                orthogonal = compute_shared(orthogonalize, torch.stack([update for _, update in pairs]))
                 for (parameter, _), update in zip(pairs, orthogonal, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=scale)
 

@@ -69,6 +69,19 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
         gradient.copy_(mean.view_as(gradient))
 
 
+def compute_shared(function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """Apply a function that takes each row by itself and keeps its shape: each process computes its share of the rows,
+    which are the same in all processes, and has all of the result."""
+    processes = count_processes()
+    if processes == 1:
+        return function(rows)
+    share = -(-len(rows) // processes)
+    padded = torch.cat([rows, rows.new_zeros(share * processes - len(rows), *rows.shape[1:])])
+    result = torch.empty_like(padded)
+    dist.all_gather(list(result.chunk(processes)), function(padded.chunk(processes)[get_rank()]).contiguous())
+    return result[: len(rows)]
+
+
 def agree(wish: bool) -> bool:
     """True in all processes if it is in one."""
     if count_processes() == 1:
