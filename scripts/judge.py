@@ -1,25 +1,52 @@
-"""Judge the default model: ask for pictures that it was never trained on, read them back, and compare.
+"""Judge the default models: ask for pictures, or with --video for clips, that they were never trained on, read them
+back, and compare.
 
 MODEL is a model folder, which diffusers' own pipeline loads in this process; with --url it is the name of a model of
-that running service. Prints the share of things in the right color and in the right shape,
-of pictures with the right number of things, the right background, and the right relation; and one JSON object.
+that running service. Prints the share of things in the right color and in the right shape, of pictures with the right
+number of things, the right background, and the right relation, and of the things of clips that move where they
+should; and one JSON object.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive
 from lib.judge.asking import JudgedPrompt, PictureSampling, ask_pipeline, ask_service, draw_questions
+from lib.judge.motion_asking import ask_video_pipeline, ask_video_service, draw_motion_questions
+from lib.judge.motion_scoring import score_clip
 from lib.judge.reading import read_picture
 from lib.judge.scoring import average, score_picture
 from PIL import Image
 from tqdm import tqdm
+
+from tridentserve.errors import TridentServeError
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The judgement of one kind of model."""
+
+    draw: Callable[[int, int, int], Sequence[JudgedPrompt[Any]]]
+    ask_pipeline: Callable[[Path, Sequence[JudgedPrompt[Any]], PictureSampling], Iterator[np.ndarray]]
+    ask_service: Callable[[str, str, Sequence[JudgedPrompt[Any]], PictureSampling, int], Iterator[np.ndarray]]
+    score: Callable[[Any, np.ndarray], Any]
+    """(scene, what was made)."""
+    sides: tuple[int, ...]
+    """In pixels, if the command names none."""
+
+
+PICTURES = Judgement(
+    draw_questions, ask_pipeline, ask_service, lambda scene, made: score_picture(scene, read_picture(made)), (128, 256)
+)
+CLIPS = Judgement(draw_motion_questions, ask_video_pipeline, ask_video_service, score_clip, (96,))
 
 
 def main() -> None:
@@ -27,7 +54,13 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--url", help="of a running service, such as http://127.0.0.1:8000")
     parser.add_argument("--prompts", type=make_positive(int), default=200)
-    parser.add_argument("--sides", type=make_positive(int), nargs="+", default=[128, 256], help="in pixels")
+    parser.add_argument("--video", action="store_true", help="MODEL makes videos")
+    parser.add_argument(
+        "--sides",
+        type=make_positive(int),
+        nargs="+",
+        help="in pixels; default: all sizes of the quality figures in docs/default-model.md",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the prompts and of the noise")
     parser.add_argument("--steps", type=make_positive(int), help="default: the model's own")
     parser.add_argument("--guidance-scale", type=float, help="default: the model's own")
@@ -37,37 +70,34 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = PictureSampling(arguments.steps, arguments.guidance_scale)
     run = describe_run(libraries=("torch", "diffusers"))
+    judgement = CLIPS if arguments.video else PICTURES
     figures = {}
-    for side in arguments.sides:
-        questions = draw_questions(arguments.prompts, side, arguments.seed)
-        pictures = ask(arguments.model, arguments.url, questions, settings, arguments.clients)
+    for side in arguments.sides or judgement.sides:
+        questions = judgement.draw(arguments.prompts, side, arguments.seed)
+        if arguments.url is not None:
+            url = arguments.url.rstrip("/")
+            made = judgement.ask_service(url, arguments.model, questions, settings, arguments.clients)
+        else:
+            made = judgement.ask_pipeline(Path(arguments.model), questions, settings)
         scores = []
-        for question, picture in zip(tqdm(questions, desc=f"{side}x{side}"), pictures, strict=True):
-            scores.append(score_picture(question.scene, read_picture(picture)))
+        for question, shown in zip(tqdm(questions, desc=f"{side}x{side}"), made, strict=True):
+            scores.append(judgement.score(question.scene, shown))
             if arguments.images is not None:
-                keep(picture, question, arguments.images)
+                keep(shown, question, arguments.images)
         figures[f"side_{side}"] = average(scores)
         print(f"{side}x{side}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures[f"side_{side}"].items()))
     print_result(run, figures)
 
 
-def ask(
-    model: str, url: str | None, questions: list[JudgedPrompt], settings: PictureSampling, clients: int
-) -> Iterator[np.ndarray]:
-    """Have the pictures made, as 8-bit RGB of shape (side, side, 3)."""
-    if url is not None:
-        return ask_service(url.rstrip("/"), model, questions, settings, clients)
-    return ask_pipeline(Path(model), questions, settings)
-
-
-def keep(picture: np.ndarray, question: JudgedPrompt, directory: Path) -> None:
-    """Write a picture whose file name is its prompt."""
+def keep(shown: np.ndarray, question: JudgedPrompt[Any], directory: Path) -> None:
+    """Write a picture, or every fourth frame of a clip in a row, to a file whose name is its prompt."""
     directory.mkdir(parents=True, exist_ok=True)
+    picture = shown if shown.ndim == 3 else np.concatenate(list(shown[::4]), 1)
     Image.fromarray(picture).save(directory / f"{question.side}-{question.seed} {question.prompt}.png")
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, httpx.HTTPError, TridentServeError) as error:
         sys.exit(f"judge: {error}")

@@ -1,8 +1,9 @@
-"""Train the default text-to-image model on pictures that this script draws itself, stage by stage.
+"""Train the default text-to-image model, or with --video the default text-to-video model, on pictures or clips that
+this script draws itself, stage by stage.
 
-The stages are: `vae` (the image VAE), `latents` (pictures and captions prepared once), `denoiser` (the transformer with
-its text encoders), `export` (the model folder). Each may be stopped with Ctrl-C at any moment and goes on where it
-was; a stage that is complete is passed over. On two CPU cores the VAE takes half an hour, the transformer hours.
+The stages are: `vae`, `latents` (pictures and captions prepared once), `denoiser` (the transformer with its text
+encoders), `export` (the model folder). Each may be stopped with Ctrl-C at any moment and goes on where it was; a
+stage that is complete is passed over. On two CPU cores the VAE takes half an hour, the transformer hours.
 """
 
 from __future__ import annotations
@@ -12,30 +13,32 @@ from pathlib import Path
 
 import torch
 from lib.command_line import Parser, make_positive
-from lib.default_model.denoiser_training import train_denoiser
-from lib.default_model.export import export_model
-from lib.default_model.latents import prepare_latents
-from lib.default_model.pipeline import load_tokenizers
-from lib.default_model.restart import begin_from_model
-from lib.default_model.vae_training import train_vae
 from lib.training.processes import run_processes
+from lib.training.stages import IMAGE_STAGES, VIDEO_STAGES
+
+from tridentserve.errors import TridentServeError
 
 STAGES = ("vae", "latents", "denoiser", "export")
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out/default-model"), help="states, figures and samples")
+    parser.add_argument("--video", action="store_true", help="the text-to-video model")
+    parser.add_argument(
+        "--out", type=Path, help="states, figures and samples; default: out/default-model or out/default-video"
+    )
     parser.add_argument("--from-model", type=Path, help="a folder that `export` wrote: begin with its weights and VAE")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="only these, in this order")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=make_positive(int), help="of the CPU; torch's own number if not given")
-    parser.add_argument(
-        "--processes", type=make_positive(int), default=1, help="that train the transformer together, of a thread each"
-    )
+    parser.add_argument("--processes", type=make_positive(int), default=1, help="that train together, of a thread each")
     parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
-    parser.add_argument("--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures")
-    parser.add_argument("--shard-pictures", type=make_positive(int), default=1000, help="pictures that a file holds")
+    parser.add_argument(
+        "--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures or 80,000 clips"
+    )
+    parser.add_argument(
+        "--shard-pictures", type=make_positive(int), default=1000, help="pictures or clips that a file holds"
+    )
     parser.add_argument("--steps", type=make_positive(int), default=20_000, help="of the transformer")
     parser.add_argument(
         "--batch-tokens",
@@ -49,21 +52,20 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    folder: Path = arguments.out
+    made = VIDEO_STAGES if arguments.video else IMAGE_STAGES
+    folder: Path = arguments.out or Path("out") / ("default-video" if arguments.video else "default-model")
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.from_model:
-        begin_from_model(folder, arguments.from_model, arguments.vae_steps)
+        made.begin(folder, arguments.from_model, arguments.vae_steps)
     for stage in arguments.stages:
         if stage == "vae":
-            train_vae(folder, arguments.seed, arguments.vae_steps)
+            run_processes(arguments.processes, made.train_vae, folder, arguments.seed, arguments.vae_steps)
         elif stage == "latents":
-            prepare_latents(
-                folder, arguments.seed, arguments.data_scale, arguments.shard_pictures, load_tokenizers(folder)
-            )
+            made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures)
         elif stage == "denoiser":
             run_processes(
                 arguments.processes,
-                train_denoiser,
+                made.train_denoiser,
                 folder,
                 arguments.seed,
                 arguments.steps,
@@ -71,11 +73,13 @@ def main() -> None:
                 arguments.grid_every,
             )
         else:
-            print(export_model(folder, arguments.model or folder / "model"))
+            target = arguments.model or folder / "model"
+            made.export(folder, target)
+            print(target)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (OSError, FileNotFoundError) as error:
+    except (OSError, TridentServeError) as error:
         sys.exit(f"train_default_model: {error}")

@@ -170,14 +170,14 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
     _check_complete(folder / name, class_name, info)
     if loaded_class is not component_class:
         component.__class__ = component_class
-        _lower(component, kept, dtype)
+        lower_precision(component, kept, dtype)
     if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
         # Without accelerate diffusers keeps the precision of a file whose first tensor is a float32 buffer.
         torch.nn.Module.to(component, dtype)
     return component.to(device).eval()
 
 
-def _lower(model: torch.nn.Module, kept: list[str], dtype: torch.dtype) -> None:
+def lower_precision(model: torch.nn.Module, kept: list[str], dtype: torch.dtype) -> None:
     """Convert the model's stored tensors to this number format, except those of the modules `kept` in float32."""
     for name, tensor in model.state_dict(keep_vars=True).items():
         if tensor.is_floating_point() and not set(kept) & set(name.split(".")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import string
 from typing import Any
 
@@ -137,9 +136,3 @@ def build_t5_encoder(tokenizer: Any) -> Any:
 def count_image_tokens(width: int, height: int) -> int:
     """Count the transformer's tokens of a picture."""
     return (width // TOKEN_PIXELS) * (height // TOKEN_PIXELS)
-
-
-def derive_seed(*parts: object) -> int:
-    """A seed of 63 bits that follows from its parts, the same on every machine."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

@@ -20,25 +20,25 @@ def describe(scene: DrawnScene, rng: random.Random) -> str:
         noun = words.plural(_pick_noun(thing.shape, rng))
         text = " ".join([number, *([thing.size] if names_size else []), thing.color, noun])
     else:
-        text = _name(scene.things[0], rng, names_size)
+        text = name_thing(scene.things[0], rng, names_size)
         if scene.position is not None:
             text = f"{text} {scene.position}"
     opening = rng.choices(["", "a picture of ", "an image of ", "a drawing of "], [0.85, 0.07, 0.04, 0.04])[0]
     if scene.kind == "pair" and names_size:
         opening = ""  # The caption would have more words than the encoders read.
     stop = "." if not opening and rng.random() < 0.05 else ""
-    text = f"{opening}{text}{_describe_background(scene.background, rng)}{stop}"
+    text = f"{opening}{text}{describe_background(scene.background, rng)}{stop}"
     return text[:1].upper() + text[1:] if rng.random() < 0.1 else text
 
 
 def _describe_pair(scene: DrawnScene, rng: random.Random, names_size: bool) -> str:
     relation = scene.relation or ""
-    first, second = (_name(thing, rng, names_size) for thing in scene.things)
+    first, second = (name_thing(thing, rng, names_size) for thing in scene.things)
     wording = rng.choice(words.RELATION_WORDINGS[relation])
     return f"{first} {wording} {second}"
 
 
-def _name(thing: Thing, rng: random.Random, names_size: bool) -> str:
+def name_thing(thing: Thing, rng: random.Random, names_size: bool) -> str:
     parts = [*([thing.size] if names_size else []), thing.color, _pick_noun(thing.shape, rng)]
     article = "an" if parts[0][0] in "aeiou" else "a"
     return " ".join([article, *parts])
@@ -49,7 +49,7 @@ def _pick_noun(shape: str, rng: random.Random) -> str:
     return rng.choice(others) if others and rng.random() < 0.12 else own
 
 
-def _describe_background(background: str, rng: random.Random) -> str:
+def describe_background(background: str, rng: random.Random) -> str:
     """The ending about the background; nothing in a third of the captions, half of those on white."""
     if rng.random() < (0.5 if background == "white" else 0.25):
         return ""

@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens, derive_seed
+from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens
 from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures, tokenize
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
-from lib.training.muon import MatrixOptimizer
+from lib.training.flow import add_noise
+from lib.training.optimizers import build_optimizers
 from lib.training.processes import count_processes, get_rank
 from lib.training.runs import TrainingRun, plan_rate
+from lib.training.seeds import derive_seed
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
 # The share of the steps that sees small pictures only.
 _SMALL_SHARE = 0.8
-# Timesteps are shifted towards noise, as the scheduler's are when an image is made.
-SHIFT = 3.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     prepared = load_pictures(folder)
     scale = 1 / measure_latents(folder, prepared)
     parts = build_parts(folder)
-    run = TrainingRun(folder, "denoiser", parts.trained(), _build_optimizers(parts))
+    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), _PEAK_RATE))
     empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
@@ -66,19 +66,16 @@ def draw_size(rng: random.Random, progress: float) -> tuple[int, int]:
 
 def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) -> torch.Tensor:
     """The mean squared error of the velocity, at noise levels that are drawn here."""
-    rows = len(latents)
-    level = torch.sigmoid(torch.randn(rows))
-    sigma = (SHIFT * level / (1 + (SHIFT - 1) * level))[:, None, None, None]
-    noise = torch.randn_like(latents)
+    noisy = add_noise(latents)
     embeds, pooled = parts.encode(batch.clip_ids, batch.t5_ids)
     velocity = parts.transformer(
-        hidden_states=(1 - sigma) * latents + sigma * noise,
-        timestep=sigma.flatten() * 1000,
+        hidden_states=noisy.latents,
+        timestep=noisy.timesteps,
         encoder_hidden_states=embeds,
         pooled_projections=pooled,
         return_dict=False,
     )[0]
-    return functional.mse_loss(velocity, noise - latents)
+    return functional.mse_loss(velocity, noisy.velocity)
 
 
 def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor, torch.Tensor]) -> PictureBatch:
@@ -88,32 +85,3 @@ def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor
     clip_ids = torch.where(dropped, empty[0], prepared.clip_ids[index, wording].long())
     t5_ids = torch.where(dropped, empty[1], prepared.t5_ids[index, wording].long())
     return PictureBatch(prepared.latents[index], clip_ids, t5_ids)
-
-
-def _build_optimizers(parts: ModelParts) -> list[torch.optim.Optimizer]:
-    """One for the matrices of the layers; another for modulations, embeddings, the outer layers, biases and norms."""
-    matrices, tables, vectors = [], [], []
-    for part in parts.trained().values():
-        for name, parameter in part.named_parameters():
-            inner = ("blocks." in name and "norm" not in name) or "layers." in name or "layer." in name
-            if parameter.ndim == 2 and inner and "relative_attention_bias" not in name:
-                matrices.append(parameter)
-            elif parameter.ndim > 1:
-                tables.append(parameter)
-            else:
-                vectors.append(parameter)
-    others = [{"params": tables, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
-    return [
-        MatrixOptimizer(matrices, lr=_PEAK_RATE),
-        torch.optim.AdamW(others, lr=_PEAK_RATE, betas=(0.9, 0.98)),
-    ]
-
-
-def load_averages(folder: Path) -> tuple[ModelParts, int]:
-    """The averaged parts of a run, and after how many steps they were saved."""
-    parts = build_parts(folder)
-    state = torch.load(folder / "denoiser.pt", map_location="cpu", weights_only=True)
-    for name, part in parts.trained().items():
-        part.load_state_dict(state["averages"][name])
-        part.eval().requires_grad_(False)
-    return parts, state["step"]

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from lib.default_model.architecture import TEXT_TOKENS, derive_seed
+from lib.default_model.architecture import TEXT_TOKENS
 from lib.default_model.captions import describe
 from lib.default_model.drawing import draw_picture
 from lib.default_model.scenes import draw_scene
 from lib.default_model.vae_training import load_vae, to_pixels
+from lib.training.seeds import derive_seed
 
 # Captions of each picture, of which one is drawn whenever the picture is trained on.
 WORDINGS = 4

@@ -18,6 +18,7 @@ from lib.default_model import architecture
 from lib.default_model.architecture import TEXT_TOKENS
 from lib.default_model.latents import PreparedPictures
 from lib.default_model.vae_training import load_vae
+from lib.training.flow import SHIFT
 
 GRID_PROMPTS = (
     "a red circle above a blue square",
@@ -107,7 +108,7 @@ def assemble_pipeline(folder: Path, parts: ModelParts) -> Any:
     vae.register_to_config(scaling_factor=1 / deviation.item(), shift_factor=0.0)
     return diffusers.StableDiffusion3Pipeline(
         transformer=parts.transformer,
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         vae=vae,
         text_encoder=parts.text_encoder,
         tokenizer=parts.tokenizer,

@@ -76,9 +76,9 @@ def _try_scene(rng: random.Random, width: float, height: float) -> DrawnScene | 
         y = height / 2 + reach_y * (row * rng.uniform(0.8, 1) if row else rng.uniform(-0.12, 0.12))
     else:
         x, y = width / 2 + reach_x * rng.uniform(-0.5, 0.5), height / 2 + reach_y * rng.uniform(-0.5, 0.5)
-    shape, color = rng.choice(list(words.SHAPES)), _pick_color(rng, background)
+    shape, color = rng.choice(list(words.SHAPES)), pick_color(rng, background)
     return DrawnScene(
-        kind, (Thing(shape, color, size, diameter, x, y, _pick_turn(rng, shape)),), background, None, position
+        kind, (Thing(shape, color, size, diameter, x, y, pick_turn(rng, shape)),), background, None, position
     )
 
 
@@ -101,11 +101,11 @@ def _try_pair(rng: random.Random, width: float, height: float, background: str) 
     middle = across / 2 + (across / 2 - max(diameters) / 2 - MARGIN) * rng.uniform(-0.5, 0.5)
     sides = [middle + rng.uniform(-0.04, 0.04) for _ in range(2)]
     shapes = [rng.choice(list(words.SHAPES)) for _ in range(2)]
-    colors = [_pick_color(rng, background) for _ in range(2)]
+    colors = [pick_color(rng, background) for _ in range(2)]
     if shapes[0] == shapes[1] and colors[0] == colors[1]:
         return None
     things = tuple(
-        Thing(shape, color, size, diameter, *((c, s) if right else (s, c)), _pick_turn(rng, shape))
+        Thing(shape, color, size, diameter, *((c, s) if right else (s, c)), pick_turn(rng, shape))
         for shape, color, size, diameter, c, s in zip(
             shapes, colors, size_names, diameters, centres, sides, strict=True
         )
@@ -117,7 +117,7 @@ def _try_count(rng: random.Random, width: float, height: float, background: str)
     """Two to four equal things that do not touch."""
     number = rng.choice(list(words.NUMBERS))
     size = "medium" if number == 2 and rng.random() < 0.5 else "small"
-    shape, color = rng.choice(list(words.SHAPES)), _pick_color(rng, background)
+    shape, color = rng.choice(list(words.SHAPES)), pick_color(rng, background)
     diameter = rng.uniform(*words.SIZES[size])
     places: list[tuple[float, float]] = []
     for _ in range(60):
@@ -126,18 +126,18 @@ def _try_count(rng: random.Random, width: float, height: float, background: str)
         if all(math.dist(place, other) > diameter * 1.25 for other in places):
             places.append(place)
         if len(places) == number:
-            things = tuple(Thing(shape, color, size, diameter, x, y, _pick_turn(rng, shape)) for x, y in places)
+            things = tuple(Thing(shape, color, size, diameter, x, y, pick_turn(rng, shape)) for x, y in places)
             return DrawnScene("count", things, background)
     return None
 
 
-def _pick_color(rng: random.Random, background: str) -> str:
+def pick_color(rng: random.Random, background: str) -> str:
     behind = words.BACKGROUNDS[background]
     return rng.choice(
         [name for name, rgb in words.COLORS.items() if words.measure_contrast(rgb, behind) > words.MIN_CONTRAST]
     )
 
 
-def _pick_turn(rng: random.Random, shape: str) -> float:
+def pick_turn(rng: random.Random, shape: str) -> float:
     """Shapes stand upright but for a few degrees: a square on its corner has another name."""
     return 0.0 if shape == "circle" else rng.gauss(0, 0.06)

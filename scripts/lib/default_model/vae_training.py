@@ -8,46 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from lib.default_model.architecture import build_vae, derive_seed
+from lib.default_model.architecture import build_vae
 from lib.default_model.drawing import draw_picture
 from lib.default_model.scenes import DrawnScene, draw_scene
-from lib.training.runs import TrainingRun, plan_rate
+from lib.training.autoencoder import load_autoencoder, spread_channels_last, train_autoencoder
 
 _CROP = 64
 _BATCH = 16
-_PEAK_RATE = 3e-3
-_KL_WEIGHT = 3e-4
 
 
 def train_vae(folder: Path, seed: int, steps: int) -> None:
     """Train up to `steps` in all. What is learned lies in `folder/vae.pt`, figures in `folder/vae.jsonl`."""
-    torch.manual_seed(derive_seed(seed, "vae"))
-    vae = build_vae().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=_PEAK_RATE, weight_decay=1e-4, betas=(0.9, 0.99))
-    run = TrainingRun(folder, "vae", {"vae": vae}, [optimizer])
-    for step in run.iterate(steps):
-        rng = random.Random(derive_seed(seed, "crops", step))
-        torch.manual_seed(derive_seed(seed, "noise", step))
-        crops = np.stack([draw_crop(rng) for _ in range(_BATCH)])
-        pixels = to_pixels(crops).to(memory_format=torch.channels_last)
-        posterior = vae.encode(pixels).latent_dist
-        decoded = vae.decode(posterior.sample()).sample
-        kl = 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean()
-        l1, l2 = functional.l1_loss(decoded, pixels), functional.mse_loss(decoded, pixels)
-        run.learn(l1 + l2 + _KL_WEIGHT * kl, plan_rate(step, steps, _PEAK_RATE))
-        run.average(0.998)
-        if step % 20 == 0:
-            run.log(l1=l1.item(), l2=l2.item(), kl=kl.item())
+    vae = spread_channels_last(build_vae())
+    train_autoencoder(folder, vae, lambda rng: to_pixels(draw_crop(rng)[None])[0], seed, steps, _BATCH)
 
 
 def load_vae(folder: Path) -> Any:
     """The averaged VAE of a run, ready to encode and decode."""
-    vae = build_vae()
-    state = torch.load(folder / "vae.pt", map_location="cpu", weights_only=True)
-    vae.load_state_dict(state["averages"]["vae"])
-    return vae.eval().requires_grad_(False)
+    return load_autoencoder(folder, build_vae())
 
 
 def draw_crop(rng: random.Random) -> np.ndarray:

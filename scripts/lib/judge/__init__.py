@@ -1,1 +1,1 @@
-"""The judge of the default model: reads a picture back and compares it with what was asked for."""
+"""The judge of the default models: reads a picture or a clip back and compares it with what was asked for."""

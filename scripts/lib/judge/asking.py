@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import httpx
 import numpy as np
@@ -21,11 +21,14 @@ from lib.default_model.scenes import DrawnScene, draw_scene
 _BATCH_PIXELS = 8 * 128 * 128
 
 
-@dataclass(frozen=True)
-class JudgedPrompt:
-    """A scene that was never trained on, and how a picture of it is asked for."""
+AskedScene = TypeVar("AskedScene")
 
-    scene: DrawnScene
+
+@dataclass(frozen=True)
+class JudgedPrompt(Generic[AskedScene]):
+    """A scene that was never trained on, and how a picture or a clip of it is asked for."""
+
+    scene: AskedScene
     prompt: str
     side: int
     """Width and height in pixels."""
@@ -39,8 +42,13 @@ class PictureSampling:
     steps: int | None
     guidance_scale: float | None
 
+    def list_chosen(self) -> dict[str, Any]:
+        """The values that are not left to the model, by their names in requests and in diffusers' pipelines."""
+        values = {"num_inference_steps": self.steps, "guidance_scale": self.guidance_scale}
+        return {name: value for name, value in values.items() if value is not None}
 
-def draw_questions(number: int, side: int, seed: int) -> list[JudgedPrompt]:
+
+def draw_questions(number: int, side: int, seed: int) -> list[JudgedPrompt[DrawnScene]]:
     """Draw held-out scenes, the same for every side, until there are so many different prompts."""
     rng = random.Random(seed)
     scenes: dict[str, DrawnScene] = {}
@@ -50,14 +58,15 @@ def draw_questions(number: int, side: int, seed: int) -> list[JudgedPrompt]:
     return [JudgedPrompt(scene, prompt, side, seed * 1_000_000 + i) for i, (prompt, scene) in enumerate(scenes.items())]
 
 
-def ask_pipeline(folder: Path, questions: Sequence[JudgedPrompt], settings: PictureSampling) -> Iterator[np.ndarray]:
+def ask_pipeline(
+    folder: Path, questions: Sequence[JudgedPrompt[DrawnScene]], settings: PictureSampling
+) -> Iterator[np.ndarray]:
     """Make the pictures with diffusers' own pipeline, in this process."""
     import torch
     from diffusers import StableDiffusion3Pipeline
 
     pipe: Any = StableDiffusion3Pipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
-    chosen = {"num_inference_steps": settings.steps, "guidance_scale": settings.guidance_scale}
     size = max(1, _BATCH_PIXELS // questions[0].side ** 2)
     for start in range(0, len(questions), size):
         batch = questions[start : start + size]
@@ -67,20 +76,19 @@ def ask_pipeline(folder: Path, questions: Sequence[JudgedPrompt], settings: Pict
             width=batch[0].side,
             max_sequence_length=pipe.tokenizer_3.model_max_length,
             generator=[torch.Generator().manual_seed(question.seed) for question in batch],
-            **{name: value for name, value in chosen.items() if value is not None},
+            **settings.list_chosen(),
         ).images
         yield from map(np.asarray, images)
 
 
 def ask_service(
-    url: str, model: str, questions: Sequence[JudgedPrompt], settings: PictureSampling, clients: int
+    url: str, model: str, questions: Sequence[JudgedPrompt[DrawnScene]], settings: PictureSampling, clients: int
 ) -> Iterator[np.ndarray]:
     """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
-    chosen = {"num_inference_steps": settings.steps, "guidance_scale": settings.guidance_scale}
 
-    def ask(question: JudgedPrompt) -> np.ndarray:
+    def ask(question: JudgedPrompt[DrawnScene]) -> np.ndarray:
         body: dict[str, Any] = {"model": model, "prompt": question.prompt, "size": f"{question.side}x{question.side}"}
-        body |= {"seed": question.seed, **chosen}
+        body |= {"seed": question.seed, **settings.list_chosen()}
         answer = client.post(f"{url}/v1/images/generations", json=body)
         answer.raise_for_status()
         image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))

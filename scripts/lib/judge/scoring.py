@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lib.default_model import words
 from lib.default_model.scenes import DrawnScene
+from lib.judge.motion_scoring import MotionScore
 from lib.judge.reading import Reading, ReadThing
 
 
@@ -66,10 +67,10 @@ def _match(scene: DrawnScene, found: Sequence[ReadThing]) -> list[ReadThing | No
     return list(max(itertools.permutations(candidates, len(scene.things)), key=agree))
 
 
-def average(scores: Sequence[Score]) -> dict[str, float]:
-    """The mean of each figure over the pictures that were asked for it."""
+def average(scores: Sequence[Score | MotionScore]) -> dict[str, float]:
+    """The mean of each figure over the pictures or clips that were asked for it."""
     figures = {}
-    for name in ("color", "shape", "count", "background", "relation"):
+    for name in (field.name for field in fields(scores[0])):
         values = [value for score in scores if (value := getattr(score, name)) is not None]
         if values:
             figures[name] = sum(values) / len(values)

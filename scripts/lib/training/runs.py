@@ -117,6 +117,15 @@ class TrainingRun:
         self._stopped = True
 
 
+def load_averages(folder: Path, name: str, parts: dict[str, torch.nn.Module]) -> int:
+    """Load the averages of a run into parts, ready to be used. Returns after how many steps they were saved."""
+    state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
+    for key, part in parts.items():
+        part.load_state_dict(state["averages"][key])
+        part.eval().requires_grad_(False)
+    return int(state["step"])
+
+
 def plan_rate(step: int, steps: int, peak: float, warm_up: int = 100) -> float:
     """The learning rate of a step: warm up, stay at the peak, and decay linearly to zero over the last quarter."""
     return peak * min(1.0, (step + 1) / warm_up, (steps - step) / (0.25 * steps))

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lib.default_model.denoiser_training import draw_size, load_averages
+from lib.default_model.denoiser_training import draw_size
+from lib.default_model.export import begin_from_model
 from lib.default_model.latents import SIZES, SMALL_PIXELS
-from lib.default_model.restart import begin_from_model, count_earlier_steps
+from lib.default_model.pipeline import build_parts
+from lib.training.model_folder import count_earlier_steps
 from lib.training.muon import MatrixOptimizer, orthogonalize
+from lib.training.runs import load_averages
 from safetensors.torch import load_file
 
 from tridentserve.models.model_folder import find_shipped_model
@@ -53,8 +56,8 @@ def test_small_pictures_come_first() -> None:
 def test_a_run_that_begins_from_a_model_has_its_weights_and_its_history(tmp_path: Path) -> None:
     model = find_shipped_model("shapes")
     begin_from_model(tmp_path, model, vae_steps=5)
-    parts, step = load_averages(tmp_path)
-    assert step == 0
+    parts = build_parts(tmp_path)
+    assert load_averages(tmp_path, "denoiser", parts.trained()) == 0
     weights = load_file(model / "transformer" / "diffusion_pytorch_model.safetensors")
     for name, value in parts.transformer.state_dict().items():
         assert torch.equal(value, weights.get(name, value).float()), name

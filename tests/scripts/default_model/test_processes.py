@@ -28,7 +28,8 @@ def test_processes_that_train_together_learn_what_one_learns(tmp_path: Path) -> 
     for processes in (1, 2):
         run_processes(processes, train_together, tmp_path / str(processes), 8)
     alone, together = (
-        torch.load(tmp_path / str(processes) / "layers.pt", weights_only=True)["parts"]["layers"] for processes in (1, 2)
+        torch.load(tmp_path / str(processes) / "layers.pt", weights_only=True)["parts"]["layers"]
+        for processes in (1, 2)
     )
     for name, value in alone.items():
         torch.testing.assert_close(together[name], value, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,1 @@
+"""The default text-to-video model: moving shapes, from their captions to a model folder."""

@@ -1,0 +1,66 @@
+"""Training of the video transformer and of its text encoder, together, by flow matching on prepared latents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from lib.default_video.architecture import TEXT_TOKENS, count_clip_tokens
+from lib.default_video.clips import FRAMES
+from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips, tokenize_motion
+from lib.default_video.pipeline import VideoParts, build_parts, measure_latents, save_strips, shorten_captions
+from lib.training.flow import add_noise
+from lib.training.optimizers import build_optimizers
+from lib.training.processes import count_processes, get_rank
+from lib.training.runs import TrainingRun, plan_rate
+from lib.training.seeds import derive_seed
+
+_PEAK_RATE = 1.5e-3
+_CAPTION_DROPOUT = 0.1
+# The share of the steps that sees the smaller clips only.
+_SMALL_SHARE = 0.6
+
+
+def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int) -> None:
+    """Train up to `steps` in all, with `batch_tokens` in each; the number of clips follows from their size.
+
+    Processes that train together share the tokens. State, figures and strips of samples lie in `folder` as
+    `denoiser*`.
+    """
+    torch.manual_seed(derive_seed(seed, "denoiser"))
+    batch_tokens //= count_processes()
+    prepared = load_clips(folder)
+    mean, deviation = measure_latents(folder, prepared)
+    parts = build_parts(folder)
+    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), _PEAK_RATE))
+    shorten_captions(parts.transformer)
+    empty = tokenize_motion(parts.tokenizer, [""])[0]
+    for step in run.iterate(steps):
+        torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
+        size = list(CLIP_SIZES)[step >= _SMALL_SHARE * steps]
+        rows = max(1, batch_tokens // (count_clip_tokens(*size, FRAMES) + TEXT_TOKENS))
+        index, wording = torch.randint(len(prepared[size].ids), (rows,)), torch.randint(CLIP_WORDINGS, (rows,))
+        dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
+        ids = torch.where(dropped, empty, prepared[size].ids[index, wording].long())
+        latents = (prepared[size].latents[index].float() - mean) / deviation
+        loss = compute_motion_loss(parts, latents, ids)
+        norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
+        run.average(0.996)
+        if step % 10 == 0:
+            run.log(loss=loss.item(), norm=norm, side=size[0])
+        if (step + 1) % grid_every == 0 and get_rank() == 0:
+            save_strips(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
+
+
+def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The mean squared error of the velocity, at noise levels that are drawn here."""
+    noisy = add_noise(latents)
+    velocity = parts.transformer(
+        hidden_states=noisy.latents,
+        timestep=noisy.timesteps,
+        encoder_hidden_states=parts.encode(ids),
+        return_dict=False,
+    )[0]
+    return functional.mse_loss(velocity, noisy.velocity)

@@ -1,0 +1,71 @@
+"""Prompts that the default video model was never trained on, and clips of them: by the stock pipeline, or a service."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import av
+import httpx
+import numpy as np
+
+from lib.default_video.clips import FRAMES, describe_motion_plainly
+from lib.default_video.motion import MovingScene, draw_motion
+from lib.judge.asking import JudgedPrompt, PictureSampling
+
+_BATCH = 4
+
+
+def draw_motion_questions(number: int, side: int, seed: int) -> list[JudgedPrompt[MovingScene]]:
+    """Draw held-out moving scenes, the same for every side, until there are so many different prompts."""
+    rng = random.Random(seed)
+    scenes: dict[str, MovingScene] = {}
+    while len(scenes) < number:
+        scene = draw_motion(rng, 1, 1, held_out=True)
+        scenes.setdefault(describe_motion_plainly(scene), scene)
+    return [JudgedPrompt(scene, prompt, side, seed * 1_000_000 + i) for i, (prompt, scene) in enumerate(scenes.items())]
+
+
+def ask_video_pipeline(
+    folder: Path, questions: Sequence[JudgedPrompt[MovingScene]], settings: PictureSampling
+) -> Iterator[np.ndarray]:
+    """Make the clips with diffusers' own pipeline, in this process."""
+    import torch
+
+    from lib.default_video.pipeline import load_pipeline
+
+    pipe = load_pipeline(folder)
+    pipe.set_progress_bar_config(disable=True)
+    for start in range(0, len(questions), _BATCH):
+        batch = questions[start : start + _BATCH]
+        clips = pipe(
+            [question.prompt for question in batch],
+            height=batch[0].side,
+            width=batch[0].side,
+            num_frames=FRAMES,
+            generator=[torch.Generator().manual_seed(question.seed) for question in batch],
+            output_type="np",
+            **settings.list_chosen(),
+        ).frames
+        yield from (np.asarray(clips) * 255).round().astype(np.uint8)
+
+
+def ask_video_service(
+    url: str, model: str, questions: Sequence[JudgedPrompt[MovingScene]], settings: PictureSampling, clients: int
+) -> Iterator[np.ndarray]:
+    """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
+
+    def ask(question: JudgedPrompt[MovingScene]) -> np.ndarray:
+        body: dict[str, Any] = {"model": model, "prompt": question.prompt, "size": f"{question.side}x{question.side}"}
+        body |= {"seed": question.seed, "num_frames": FRAMES, **settings.list_chosen()}
+        answer = client.post(f"{url}/v1/videos/sync", json=body)
+        answer.raise_for_status()
+        with av.open(io.BytesIO(answer.content)) as file:
+            return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
+
+    with httpx.Client(timeout=600) as client, ThreadPoolExecutor(clients) as pool:
+        yield from pool.map(ask, questions)

@@ -1,0 +1,54 @@
+"""The stages in which the default models are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lib.default_model import denoiser_training, export, latents, pipeline, vae_training
+from lib.default_video import denoiser_training as video_denoiser_training
+from lib.default_video import export as video_export
+from lib.default_video import latents as video_latents
+from lib.default_video import pipeline as video_pipeline
+from lib.default_video import vae_training as video_vae_training
+
+
+@dataclass(frozen=True)
+class TrainingStages:
+    """The stages of one kind of model. All states lie in the run's folder, which each takes first."""
+
+    begin: Callable[[Path, Path, int], None]
+    """(folder, model, VAE steps): write states with the weights of a model folder, where the run has not begun."""
+    train_vae: Callable[[Path, int, int], None]
+    """(folder, seed, steps)."""
+    prepare: Callable[[Path, int, float, int], None]
+    """(folder, seed, scale of the data set, samples in each file)."""
+    train_denoiser: Callable[[Path, int, int, int, int], None]
+    """(folder, seed, steps, tokens of a step, steps between samples)."""
+    export: Callable[[Path, Path], None]
+    """(folder, target): write the model folder."""
+
+
+def _prepare_pictures(folder: Path, seed: int, scale: float, number: int) -> None:
+    latents.prepare_latents(folder, seed, scale, number, pipeline.load_tokenizers(folder))
+
+
+def _prepare_clips(folder: Path, seed: int, scale: float, number: int) -> None:
+    video_latents.prepare_clips(folder, seed, scale, number, video_pipeline.build_parts(folder).tokenizer)
+
+
+IMAGE_STAGES = TrainingStages(
+    export.begin_from_model,
+    vae_training.train_vae,
+    _prepare_pictures,
+    denoiser_training.train_denoiser,
+    export.export_model,
+)
+VIDEO_STAGES = TrainingStages(
+    video_export.begin_from_model,
+    video_vae_training.train_vae,
+    _prepare_clips,
+    video_denoiser_training.train_denoiser,
+    video_export.export_model,
+)
