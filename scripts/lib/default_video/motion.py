@@ -90,7 +90,8 @@ def _draw_thing(rng: random.Random, width: float, height: float, background: str
         lowest, highest = reach + distance * (step < 0), side - reach - distance * (step > 0)
         starts.append(rng.uniform(lowest, highest))
     shape = rng.choice(list(words.SHAPES))
-    thing = Thing(shape, pick_color(rng, background), size, diameter, *starts, pick_turn(rng, shape))
+    x, y = starts
+    thing = Thing(shape, pick_color(rng, background), size, diameter, x, y, pick_turn(rng, shape))
     return MovingThing(thing, direction, distance)
 
 

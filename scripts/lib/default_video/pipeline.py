@@ -96,7 +96,7 @@ def measure_latents(folder: Path, prepared: Mapping[tuple[int, int], PreparedCli
     """The mean and the standard deviation of the latents over all channels, measured once per run: (2,)."""
     path = folder / "latent_statistics.pt"
     if not path.exists():
-        latents = next(reversed(prepared.values())).latents[:2000].float()
+        latents = list(prepared.values())[-1].latents[:2000].float()
         written = path.with_suffix(f".{os.getpid()}")
         torch.save(torch.stack([latents.mean(), latents.std()]), written)
         written.replace(path)

@@ -64,7 +64,7 @@ def ask_video_service(
         body |= {"seed": question.seed, "num_frames": FRAMES, **settings.list_chosen()}
         answer = client.post(f"{url}/v1/videos/sync", json=body)
         answer.raise_for_status()
-        with av.open(io.BytesIO(answer.content)) as file:
+        with av.open(io.BytesIO(answer.content), mode="r") as file:
             return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
 
     with httpx.Client(timeout=600) as client, ThreadPoolExecutor(clients) as pool:
