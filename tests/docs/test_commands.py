@@ -60,6 +60,7 @@ SCRIPTS_NOT_RUN = {
     "scripts/evaluate.py": NEEDS_LONG,
     "scripts/explain.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",
     "scripts/judge.py": NEEDS_HOURS,
+    "scripts/judge_service.py": NEEDS_HOURS,
     "scripts/make_tiny_models.py": "makes models of all families in the cache; tests of the families make them too",
     "scripts/profile_model.py": NEEDS_GPU,
     "scripts/replay_decisions.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",

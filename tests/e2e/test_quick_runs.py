@@ -88,3 +88,13 @@ def test_the_simulator_compared_with_the_service_of_the_tests(service: Service, 
     config.write_text(yaml.safe_dump({"applications": [app]}))
     result = run_quick("compare_simulation", tmp_path, "--config", str(config), "--url", service.url)
     assert [row["trace"] for row in result["rows"]] == ["even", "poisson", "bursty"]
+
+
+def test_pictures_at_degree_2_are_judged_beside_the_service_of_the_tests(
+    service: Service, tiny_cache: Path, tmp_path: Path
+) -> None:
+    where = ("--serve-url", service.url)
+    result = run_quick("judge_service", tmp_path, *where, environment=make_environment(tiny_cache))
+    assert [row["way"] for row in result["rows"]] == ["stock", "degree 2"]
+    assert result["rows"][1]["degrees"] == {"2": 3}
+    assert result["rows"][1]["max_difference"] <= 1

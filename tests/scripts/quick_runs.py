@@ -29,6 +29,7 @@ WITH_RAY = (
     "compare_policies",
     "compare_simulation",
     "demo_preemption",
+    "judge_service",
 )
 WITHOUT_RAY = ("bench_cells", "bench_dispatch", "compare_kernels", "evaluate")
 # Some start half a dozen processes one after another that import torch.

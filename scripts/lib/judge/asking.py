@@ -85,14 +85,23 @@ def ask_service(
     url: str, model: str, questions: Sequence[JudgedPrompt[DrawnScene]], settings: PictureSampling, clients: int
 ) -> Iterator[np.ndarray]:
     """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
+    for picture, _ in request_pictures(url, model, questions, settings, clients):
+        yield picture
 
-    def ask(question: JudgedPrompt[DrawnScene]) -> np.ndarray:
+
+def request_pictures(
+    url: str, model: str, questions: Sequence[JudgedPrompt[DrawnScene]], settings: PictureSampling, clients: int
+) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    """As `ask_service`, with the service's whole answer beside each picture."""
+
+    def ask(question: JudgedPrompt[DrawnScene]) -> tuple[np.ndarray, dict[str, Any]]:
         body: dict[str, Any] = {"model": model, "prompt": question.prompt, "size": f"{question.side}x{question.side}"}
         body |= {"seed": question.seed, **settings.list_chosen()}
         answer = client.post(f"{url}/v1/images/generations", json=body)
         answer.raise_for_status()
-        image = Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"])))
-        return np.asarray(image.convert("RGB"))
+        content = answer.json()
+        image = Image.open(io.BytesIO(base64.b64decode(content["data"][0]["b64_json"])))
+        return np.asarray(image.convert("RGB")), content
 
     with httpx.Client(timeout=600) as client, ThreadPoolExecutor(clients) as pool:
         yield from pool.map(ask, questions)
