@@ -49,4 +49,4 @@ def _crop(picture: np.ndarray, scene: DrawnScene, rng: random.Random) -> np.ndar
 
 def to_pixels(pictures: np.ndarray) -> torch.Tensor:
     """8-bit pictures (n, height, width, 3) as the VAE takes them: (n, 3, height, width) from -1 to 1."""
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return torch.tensor(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1

@@ -47,4 +47,4 @@ def draw_crop(rng: random.Random) -> np.ndarray:
 
 def to_pixels(clips: np.ndarray) -> torch.Tensor:
     """8-bit clips (n, frames, height, width, 3) as the VAE takes them: (n, 3, frames, height, width) from -1 to 1."""
-    return torch.from_numpy(clips).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+    return torch.tensor(clips).permute(0, 4, 1, 2, 3).float() / 127.5 - 1

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 
+import pytest
 import torch
-from lib.default_model import architecture
+from lib.default_model import architecture, pipeline
 from lib.default_model.captions import describe
 from lib.default_model.scenes import draw_scene
 from lib.training.runs import TrainingRun, plan_rate
 
-from tests.support.processes import run
+from tests.scripts.default_model.whole_run import train_and_judge
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
 STEPS = 12
 
 
@@ -52,17 +51,14 @@ def test_every_word_is_one_token_and_captions_fit() -> None:
             assert tokenizer.unk_token_id not in tokenizer(caption, add_special_tokens=False).input_ids
 
 
-def test_all_stages_make_a_model_that_the_judge_can_ask(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "train_default_model.py"), "--quick", "--threads", "1", "--out", "run"]
-    ended = run(command, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    model = tmp_path / ended.stdout.splitlines()[-1]
-    card = (model / "README.md").read_text(encoding="utf-8")
-    assert "triangle" in card
+def test_all_stages_make_a_model_that_the_judge_can_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "GRID_STEPS", 2)
+    model, judged = train_and_judge(tmp_path, monkeypatch, capsys)
+    assert "triangle" in (model / "README.md").read_text(encoding="utf-8")
     assert json.loads((model / "model_index.json").read_text())["_class_name"] == "StableDiffusion3Pipeline"
-    assert (tmp_path / "run" / "denoiser-000002.png").exists()
-    judged = run([sys.executable, str(SCRIPTS / "judge.py"), str(model), "--quick"], tmp_path)
-    assert judged.returncode == 0, judged.stderr
-    figures = json.loads(judged.stdout.splitlines()[-1])["side_64"]
+    assert (tmp_path / "denoiser-000002.png").exists()
+    figures = judged["side_64"]
     assert set(figures) >= {"color", "shape", "count", "background"}
     assert all(0 <= value <= 1 for value in figures.values())

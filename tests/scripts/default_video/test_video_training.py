@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import pytest
 import torch
+from lib.default_video import pipeline
 from lib.default_video.architecture import build_vae
 from lib.default_video.latents import tokenize_motion
 from lib.default_video.pipeline import STRIP_PROMPTS, VideoParts, assemble_pipeline, build_parts, shorten_captions
 
-from tests.support.processes import run
-
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+from tests.scripts.default_model.whole_run import train_and_judge
 
 
 def randomize(parts: VideoParts) -> None:
@@ -29,7 +28,7 @@ def test_short_captions_mean_what_the_pipelines_do(tmp_path: Path) -> None:
     randomize(parts)
     torch.save({"step": 0, "averages": {"vae": build_vae().state_dict()}}, tmp_path / "vae.pt")
     torch.save(torch.tensor([0.0, 1.0]), tmp_path / "latent_statistics.pt")
-    pipe = assemble_pipeline(tmp_path, parts)
+    assembled = assemble_pipeline(tmp_path, parts)
     prompts = [*STRIP_PROMPTS, ""]
     inputs = {
         "hidden_states": torch.randn(len(prompts), 12, 2, 4, 4),
@@ -37,7 +36,7 @@ def test_short_captions_mean_what_the_pipelines_do(tmp_path: Path) -> None:
         "return_dict": False,
     }
     with torch.no_grad():
-        whole, _ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=512)
+        whole, _ = assembled.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=512)
         expected = parts.transformer(encoder_hidden_states=whole, **inputs)[0]
         embeds = parts.encode(tokenize_motion(parts.tokenizer, prompts))
         shorten_captions(parts.transformer)
@@ -46,17 +45,14 @@ def test_short_captions_mean_what_the_pipelines_do(tmp_path: Path) -> None:
     assert (expected[0] - expected[-1]).abs().max() > 0.01
 
 
-def test_all_stages_make_a_video_model_that_the_judge_can_ask(tmp_path: Path) -> None:
-    options = ["--video", "--quick"]
-    command = [sys.executable, str(SCRIPTS / "train_default_model.py"), *options, "--threads", "1", "--out", "run"]
-    ended = run(command, tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    model = tmp_path / ended.stdout.splitlines()[-1]
+def test_all_stages_make_a_video_model_that_the_judge_can_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "STRIP_STEPS", 2)
+    model, judged = train_and_judge(tmp_path, monkeypatch, capsys, "--video")
     assert "moving right, left, up, down" in (model / "README.md").read_text(encoding="utf-8")
     assert json.loads((model / "model_index.json").read_text())["_class_name"] == "WanPipeline"
-    assert (tmp_path / "run" / "denoiser-000002.png").exists()
-    judged = run([sys.executable, str(SCRIPTS / "judge.py"), str(model), *options], tmp_path)
-    assert judged.returncode == 0, judged.stderr
-    figures = json.loads(judged.stdout.splitlines()[-1])["side_64"]
+    assert (tmp_path / "denoiser-000002.png").exists()
+    figures = judged["side_64"]
     assert set(figures) == {"color", "shape", "direction", "background"}
     assert all(0 <= value <= 1 for value in figures.values())

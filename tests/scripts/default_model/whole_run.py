@@ -1,0 +1,29 @@
+"""A whole training on the smallest scale, and the judge's figures of its model, in this process."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+
+
+def train_and_judge(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[Path, dict[str, Any]]:
+    """The model folder of a quick training in `folder`, and what the judge prints about it at its end."""
+    _run_script("train_default_model", monkeypatch, *options, "--quick", "--out", str(folder))
+    model = Path(capsys.readouterr().out.splitlines()[-1])
+    _run_script("judge", monkeypatch, str(model), *options, "--quick")
+    return model, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def _run_script(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    path = SCRIPTS / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    runpy.run_path(str(path))["main"]()
