@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Console:
     async def fill(self, model: str, **fields: str | int) -> None:
         """Fill the form, and leave empty what is not named."""
         await self.page.select_option("#model", model)
-        for name in ("prompt", "size", "steps", "seed", "deadline", "frames"):
+        for name in ("prompt", "size", "steps", "seed", "deadline", "frames", "rate"):
             field = self.page.locator(f"#{name}")
             if await field.is_visible():
                 await field.fill(str(fields.get(name, "")))
@@ -73,14 +74,21 @@ class Console:
         return self.page.locator(".result").first
 
 
-@pytest_asyncio.fixture
-async def console(service: Service, chromium: Any) -> AsyncIterator[Console]:
+@asynccontextmanager
+async def open_console(chromium: Any, url: str) -> AsyncIterator[Console]:
+    """The page of the service at this address, in a profile of its own; nothing may be amiss with it at the end."""
     context = await chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     opened = Console(await context.new_page())
-    await opened.page.goto(service.url)
-    await opened.page.wait_for_selector(".worker")
+    await opened.page.goto(url)
     await opened.page.wait_for_selector("#model option", state="attached")
     yield opened
     await context.close()
     assert not opened.problems
-    assert all(address.startswith((service.url, "blob:")) for address in opened.addresses)
+    assert all(address.startswith((url, "blob:")) for address in opened.addresses)
+
+
+@pytest_asyncio.fixture
+async def console(service: Service, chromium: Any) -> AsyncIterator[Console]:
+    async with open_console(chromium, service.url) as opened:
+        await opened.page.wait_for_selector(".worker")
+        yield opened
