@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,35 +9,24 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from lib.browser import find_chromium, run_chromium
 
 from tests.e2e.conftest import Service
 from tests.support.waiting import until
 
 FOLDER = Path(__file__).parent
-# Chromium asks nobody for updates, and keeps to this machine.
-_FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 PATIENCE_MS = 120_000
 
 
 @pytest_asyncio.fixture(scope="session")
 async def chromium() -> AsyncIterator[Any]:
     """The browser, with a profile of its own that is removed at the end."""
-    playwright = pytest.importorskip("playwright.async_api", reason="needs `playwright` of the extra `dev`")
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    pytest.importorskip("playwright.async_api", reason="needs `playwright` of the extra `dev`")
+    program = find_chromium()
     if program is None:
         pytest.skip("needs Chromium (apt-get install chromium)")
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=program, args=list(_FLAGS))
+    async with run_chromium(program) as browser:
         yield browser
-        await browser.close()
 
 
 class Console:
