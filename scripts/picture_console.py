@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -28,14 +29,18 @@ import yaml
 from lib.browser import find_chromium, run_chromium
 from lib.command_line import Parser, parse_whole_number
 from lib.local_service import run_local_service
+from PIL import Image
 
 from deployments.config.app import AppArgs
 
 _ROOT = Path(__file__).parent.parent
 _PROMPT = "a red circle above a blue square on a white background"
-# What the map shows: a few sizes at a time, at a steady pace.
-_CROWD = (("256x256", 28), ("128x128", 28), ("192x192", 20), ("256x256", 28), ("128x128", 14), ("192x192", 28))
-_GAP_S = 2.0
+# What the map shows: a client for each of these sizes and numbers of steps.
+_CROWD = (("256x256", 28), ("128x128", 28), ("192x192", 20), ("256x256", 28), ("128x128", 14))
+# The map's past fills with what they ask for.
+_PAST_S = 25.0
+# By then it is known how long a request takes, and the previews of the model are prepared.
+_WARM_UPS = 3
 _WIDE, _NARROW = (1180, 900), (390, 844)
 _MARGIN_PX = 16
 # By then a preview shows what it will be.
@@ -76,19 +81,23 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 async def _take_all(program: str, url: str, options: argparse.Namespace) -> None:
     async with run_chromium(program) as browser:
         async with _open(browser, url, _WIDE, "light") as page:
-            # The first request prepares the previews of the model, which takes seconds.
-            await _submit(page, options)
-            await page.wait_for_function("document.querySelector('.result img')")
+            for _ in range(_WARM_UPS):
+                await _open_fresh(page, url)
+                await _submit(page, options)
+                await page.wait_for_function("document.querySelector('.result img')")
             await _open_fresh(page, url)
+            await page.click("#more > summary")
             await _submit(page, options)
             await page.wait_for_function(
                 f"{_STEP} >= {_PREVIEW_SHARE} * document.querySelector('.result progress').max"
             )
             await _take(page, options.folder / "console-preview.png", "header.top", ".result")
             await page.wait_for_function("document.querySelector('.result dl')")
+            await page.click("#more > summary")
             await _take(page, options.folder / "console-generate.png", "header.top", ".result")
         async with _open(browser, url, _WIDE, "dark") as page, _crowd(url, options):
             await page.wait_for_function(_IS_BUSY)
+            await asyncio.sleep(_PAST_S)
             await _take(page, options.folder / "console-cluster.png", "#cluster-title", "#request-list")
         async with _open(browser, url, _NARROW, "dark") as page:
             await _submit(page, options)
@@ -96,8 +105,11 @@ async def _take_all(program: str, url: str, options: argparse.Namespace) -> None
             await _take(page, options.folder / "console-phone.png", ".result", ".result")
 
 
-# Several plans run, and the map has a past.
-_IS_BUSY = "document.querySelectorAll('.bar.plan').length > 2 && document.querySelectorAll('.bar').length > 12"
+# Several plans run, and something waits.
+_IS_BUSY = (
+    "document.querySelectorAll('.bar.plan').length > 1 "
+    "&& document.querySelectorAll('#request-list tbody tr').length > 3"
+)
 # The step of the latest preview.
 _STEP = "Number(document.querySelector('.result canvas.preview')?.dataset.step ?? 0)"
 
@@ -133,32 +145,32 @@ async def _submit(page: Any, options: argparse.Namespace) -> None:
 
 async def _take(page: Any, path: Path, first: str, last: str) -> None:
     """The picture of a page from the top of one element to the bottom of another, over the whole width."""
-    top, bottom = (await page.locator(at).first.bounding_box() for at in (first, last))
+    top, bottom = [await page.locator(at).first.bounding_box() for at in (first, last)]
     offset = await page.evaluate("window.scrollY")
     start = max(0, top["y"] + offset - _MARGIN_PX)
     end = bottom["y"] + bottom["height"] + offset + _MARGIN_PX
     clip = {"x": 0, "y": start, "width": page.viewport_size["width"], "height": end - start}
-    print(f"{path}: {len(await page.screenshot(path=path, full_page=True, clip=clip)) // 1000} kB", flush=True)
+    image = Image.open(io.BytesIO(await page.screenshot(full_page=True, clip=clip)))
+    # No palette: it would change the colours that are rare, which mean something here.
+    image.convert("RGB").save(path, optimize=True)
+    print(f"{path}: {image.width} x {image.height}", flush=True)
 
 
 @asynccontextmanager
 async def _crowd(url: str, options: argparse.Namespace) -> AsyncIterator[None]:
-    """Requests that come one after another, until the block ends."""
+    """Clients that ask for one image after another, each of its size, until the block ends."""
     async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as client, asyncio.TaskGroup() as tasks:
 
-        async def send() -> None:
+        async def ask(size: str, steps: int) -> None:
+            body = {"prompt": options.prompt, "size": size, "num_inference_steps": steps}
             while True:
-                for size, steps in _CROWD:
-                    body = {"prompt": options.prompt, "size": size, "num_inference_steps": steps}
-                    sent.append(tasks.create_task(client.post(f"{url}/v1/images/generations", json=body)))
-                    await asyncio.sleep(_GAP_S)
+                (await client.post(f"{url}/v1/images/generations", json=body)).raise_for_status()
 
-        sent: list[asyncio.Task[httpx.Response]] = []
-        sending = tasks.create_task(send())
+        asking = [tasks.create_task(ask(*wish)) for wish in _CROWD]
         try:
             yield
         finally:
-            for task in (sending, *sent):
+            for task in asking:
                 task.cancel()
 
 
