@@ -4,6 +4,7 @@ user is the prompt, an image in it is the input image, and the other fields are 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from deployments.schemas.edit import EditRequest
@@ -36,16 +37,32 @@ _OF_CHATS = frozenset(
     )
 )
 _MESSAGES = "messages"
+# How a client says in OpenAI's words that it reads texts alone.
+_AS_TEXT = {"type": "text"}
 
 
-def parse_chat_request(body: Any, lenient: bool = True) -> tuple[ImageRequest, tuple[str, ...]]:
-    """The request for images (an `EditRequest` where the message has an image), and the fields of chats without effect.
-    Raises `InvalidRequestError`, which never repeats a value of the body."""
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat that asks for images."""
+
+    asked: ImageRequest
+    """The request for the images, an `EditRequest` where the message has an image."""
+    as_text: bool
+    """The content of the answer is a text, in place of a list of parts."""
+    ignored: tuple[str, ...]
+    """The fields of chats that have no effect."""
+
+
+def parse_chat_request(body: Any, lenient: bool = True) -> ChatRequest:
+    """Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"messages": [...]}')
     if body.get("stream"):
         raise InvalidRequestError("stream: must be false here; POST /v1/images/generations streams", "stream")
     prompt, images = _read_message(body.get(_MESSAGES))
+    as_text = body.get("response_format") == _AS_TEXT
+    if as_text:
+        body = {name: value for name, value in body.items() if name != "response_format"}
     of_chats = _OF_CHATS & body.keys() if lenient else frozenset[str]()
     fields = {name: value for name, value in body.items() if name not in (_MESSAGES, "stream", *of_chats)}
     if "prompt" in fields:
@@ -56,7 +73,7 @@ def parse_chat_request(body: Any, lenient: bool = True) -> tuple[ImageRequest, t
         kind, fields["image"] = EditRequest, images
     request = parse_as(kind, fields, lenient=lenient)
     sent = {name for name in of_chats if body[name] is not None}
-    return request, tuple(sorted(sent))
+    return ChatRequest(request, as_text, tuple(sorted(sent)))
 
 
 def _read_message(messages: Any) -> tuple[str, list[Any]]:

@@ -62,6 +62,7 @@ SCRIPTS_NOT_RUN = {
     "scripts/judge.py": NEEDS_HOURS,
     "scripts/judge_service.py": NEEDS_HOURS,
     "scripts/make_tiny_models.py": "makes models of all families in the cache; tests of the families make them too",
+    "scripts/picture_console.py": "starts a service and Chromium, and writes into docs/images",
     "scripts/profile_model.py": NEEDS_GPU,
     "scripts/replay_decisions.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",
     "scripts/serve.py": "ends with Ctrl-C; runs in `tests/scripts/test_serve_script.py`",

@@ -126,6 +126,16 @@ answer = litellm.image_generation(
     model="openai/tiny-sd3", prompt="a fox", size="64x64", n=2, api_base=base, api_key="none", num_inference_steps=3
 )
 files = [base64.b64decode(entry.b64_json) for entry in answer.data]
+# As a chat it reads a text alone.
+chat = litellm.completion(
+    model="openai/tiny-sd3",
+    messages=[{"role": "user", "content": "a fox"}],
+    response_format={"type": "text"},
+    extra_body={"size": "64x64", "num_inference_steps": 3},
+    api_base=base,
+    api_key="none",
+)
+files.append(base64.b64decode(chat.choices[0].message.content.partition("base64,")[2].removesuffix(")")))
 wrapper = DallEAPIWrapper(model="tiny-sd3", size="64x64", quality="standard", base_url=base, api_key="none")
 files.append(urlopen(wrapper.run("a fox")).read())
 print([Image.open(io.BytesIO(file)).size for file in files])
@@ -139,4 +149,4 @@ def test_litellm_and_langchain(service: Service, tmp_path: Path) -> None:
     env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = run([str(python), "-c", ASK_BY_FRAMEWORKS, f"{service.url}/v1"], env=env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == str([(64, 64)] * 3)
+    assert done.stdout.splitlines()[-1] == str([(64, 64)] * 4)

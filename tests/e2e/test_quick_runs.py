@@ -60,7 +60,10 @@ def test_cpu_time_of_requests_to_the_service_of_the_tests(service: Service, tmp_
 
 def test_consoles_beside_requests_to_the_service_of_the_tests(service: Service, tmp_path: Path) -> None:
     result = run_quick("bench_console", tmp_path, "--url", service.url)
-    assert (result["consoles"], result["requests"]) == (20, 3)
+    assert (result["consoles"], result["rounds"]) == (20, 2)
+    for name in ("latency_ratio", "mean_latency_ratio"):
+        low, high = result[f"{name}_interval"]
+        assert low <= result[name] <= high
 
 
 def test_requests_are_preempted_beside_the_service_of_the_tests(

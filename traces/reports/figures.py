@@ -57,7 +57,8 @@ class Bars:
 
     label: str
     values: Mapping[str, Mapping[str, float | None]]
-    """The heights of the bars, as `values[policy][group]`; None where there is none (drawn as a cross)."""
+    """The heights of the bars, as `values[policy][group]`; None where there is none (drawn as a cross). Nothing is drawn
+    where a policy has no entry for a group: it was not run there."""
     marks: Mapping[str, float] | None = None
     """A line over each group, such as an upper bound."""
     mark_label: str = ""
@@ -91,7 +92,7 @@ def _draw_bars(axis: Axes, groups: Sequence[str], panel: Bars) -> None:
     width = 0.84 / max(1, len(panel.values))
     for index, (policy, by_group) in enumerate(panel.values.items()):
         offset = (index - (len(panel.values) - 1) / 2) * width
-        known = [(place + offset, group, by_group.get(group)) for place, group in enumerate(groups)]
+        known = [(place + offset, group, by_group[group]) for place, group in enumerate(groups) if group in by_group]
         heights = [(x, group, value) for x, group, value in known if value is not None]
         xs, tops = [x for x, *_ in heights], [value for *_, value in heights]
         bars = axis.bar(xs, tops, width * 0.94, label=policy, color=choose_colour(policy))

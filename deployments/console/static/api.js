@@ -4,11 +4,12 @@ const ROOT = new URL("../", import.meta.url);
 
 /** An error of the service, in its own words. */
 export class ServiceError extends Error {
-  /** @param {string} message @param {string} code @param {string | null} param */
-  constructor(message, code, param = null) {
+  /** @param {string} message @param {string} code @param {number | null} predictedS */
+  constructor(message, code, predictedS = null) {
     super(message);
     this.code = code;
-    this.param = param;
+    /** Seconds until a request that was refused would have ended. */
+    this.predictedS = predictedS;
   }
 }
 
@@ -38,7 +39,7 @@ async function call(path, options = {}) {
     // not from the service itself: a proxy answers in its own form
   }
   const message = problem?.message ?? `The service answered with status ${answer.status} and no reason.`;
-  throw new ServiceError(message, problem?.code ?? "http_error", problem?.param ?? null);
+  throw new ServiceError(message, problem?.code ?? "http_error", problem?.predicted_s ?? null);
 }
 
 /** @param {string} path @returns {Promise<any>} */

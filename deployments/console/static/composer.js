@@ -1,6 +1,9 @@
 // The form: what may be asked of each model, and the body of a request.
 
-import { find, make } from "./dom.js";
+import { find, make, setText } from "./dom.js";
+import { formatSeconds } from "./format.js";
+import { MoreSettings } from "./more_settings.js";
+import { QuoteLine } from "./quote_line.js";
 
 /** @typedef {import("./types.js").Model} Model */
 /** @typedef {{model: Model, fields: Record<string, unknown>, image: {name: string, file: File} | null}} Wish */
@@ -22,15 +25,24 @@ export class Composer {
     this.deadline = find("deadline", HTMLInputElement);
     this.count = find("count", HTMLInputElement);
     this.frames = find("frames", HTMLInputElement);
+    this.rate = find("rate", HTMLInputElement);
     this.image = find("image", HTMLInputElement);
     this.problem = find("composer-problem", HTMLParagraphElement);
     /** @type {Model[]} */
     this.models = [];
-    this.model.addEventListener("change", () => this.fit());
+    this.more = new MoreSettings();
+    this.quote = new QuoteLine(this.form);
+    // A field tells of its change when it is left: half a number is no wish.
+    this.form.addEventListener("change", (event) => {
+      if (event.target === this.model) this.fit();
+      if (event.target !== this.prompt) this.ask();
+    });
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       const wish = this.read();
-      if (wish !== null) onWish(wish);
+      if (wish === null) return;
+      onWish(wish);
+      this.ask();
     });
     this.prompt.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.form.requestSubmit();
@@ -39,6 +51,8 @@ export class Composer {
 
   /** @param {Model[]} models those that are served */
   offer(models) {
+    // Asked for again and again: what somebody is choosing from must not change under the hand.
+    if (JSON.stringify(models) === JSON.stringify(this.models)) return;
     const chosen = this.model.value;
     this.models = models;
     this.model.replaceChildren(
@@ -46,6 +60,7 @@ export class Composer {
     );
     if (models.some((model) => model.id === chosen)) this.model.value = chosen;
     this.fit();
+    this.ask();
   }
 
   /** @param {string} text */
@@ -83,10 +98,48 @@ export class Composer {
     this.count.max = String(limits.max_outputs);
     this.frames.placeholder = String(defaults.num_frames ?? "");
     this.frames.max = String(limits.max_frames ?? "");
-    find("frames-field", HTMLDivElement).hidden = !isVideo;
-    find("count-field", HTMLDivElement).hidden = isVideo;
-    find("image-field", HTMLDivElement).hidden = !takesImage;
+    this.frames.step = String(limits.frame_multiple ?? 1); // counted from 1, the least
+    this.rate.placeholder = String(defaults.fps ?? "");
     this.image.required = takesImage;
+    this.more.fit(model);
+    for (const [field, isShown] of /** @type {[HTMLInputElement, boolean][]} */ ([
+      [this.frames, isVideo],
+      [this.rate, isVideo],
+      [this.count, !isVideo],
+      [this.image, takesImage],
+    ])) {
+      find(`${field.id}-field`, HTMLDivElement).hidden = !isShown;
+      field.disabled = !isShown; // what nobody sees must not keep the form from being sent
+    }
+  }
+
+  /** Say when what is in the form would be ready. */
+  ask() {
+    const model = this.chosen;
+    const isWhole = [...this.form.elements].every(
+      (field) => field === this.prompt || field === this.image || isValid(field),
+    );
+    if (model === undefined || !isWhole) return void this.quote.show(null);
+    const fields = this.readTimed(model);
+    setText(find("frames-hint", HTMLParagraphElement), describeLength(model, fields));
+    // The size of an edit is that of its image, which is not sent for a quote.
+    const hasSize = "size" in fields || !model.input_modalities.includes("image");
+    void this.quote.show(hasSize ? fields : null);
+  }
+
+  /** The fields that matter to the time of a request. @param {Model} model @returns {Record<string, unknown>} */
+  readTimed(model) {
+    const isVideo = model.output_modality === "video";
+    /** @type {Record<string, unknown>} */
+    const fields = { model: model.id, ...this.more.read() };
+    const size = this.size.value.replace(/\s/g, "").replace("×", "x");
+    if (size) fields["size"] = size;
+    if (this.steps.value) fields["num_inference_steps"] = this.steps.valueAsNumber;
+    if (this.deadline.value) fields["slo_ms"] = this.deadline.valueAsNumber * 1000;
+    if (isVideo && this.frames.value) fields["num_frames"] = this.frames.valueAsNumber;
+    if (isVideo && this.rate.value) fields["fps"] = this.rate.valueAsNumber;
+    if (!isVideo && this.count.value && this.count.value !== "1") fields["n"] = this.count.valueAsNumber;
+    return fields;
   }
 
   /** @returns {Wish | null} */
@@ -99,14 +152,8 @@ export class Composer {
     this.complain("");
     const isVideo = model.output_modality === "video";
     /** @type {Record<string, unknown>} */
-    const fields = { model: model.id, prompt: this.prompt.value };
-    const size = this.size.value.replace(/\s/g, "").replace("×", "x");
-    if (size) fields["size"] = size;
-    if (this.steps.value) fields["num_inference_steps"] = this.steps.valueAsNumber;
+    const fields = { ...this.readTimed(model), prompt: this.prompt.value };
     if (this.seed.value) fields["seed"] = this.seed.valueAsNumber;
-    if (this.deadline.value) fields["slo_ms"] = this.deadline.valueAsNumber * 1000;
-    if (isVideo && this.frames.value) fields["num_frames"] = this.frames.valueAsNumber;
-    if (!isVideo && this.count.value && this.count.value !== "1") fields["n"] = this.count.valueAsNumber;
     if (!isVideo) {
       fields["stream"] = true;
       fields["preview_interval_ms"] = PREVIEW_INTERVAL_MS;
@@ -114,4 +161,16 @@ export class Composer {
     const file = model.input_modalities.includes("image") ? this.image.files?.[0] : undefined;
     return { model, fields, image: file ? { name: isVideo ? "input_reference" : "image", file } : null };
   }
+}
+
+/** @param {Element} field */
+function isValid(field) {
+  const { validity } = /** @type {HTMLInputElement} */ (field);
+  return validity.valid;
+}
+
+/** The length of a video. @param {Model} model @param {Record<string, unknown>} fields */
+function describeLength(model, fields) {
+  const [frames, rate] = [fields["num_frames"] ?? model.defaults.num_frames, fields["fps"] ?? model.defaults.fps];
+  return frames && rate ? `${formatSeconds(Number(frames) / Number(rate))} long` : "";
 }

@@ -36,6 +36,7 @@ async function followModels() {
   try {
     const models = /** @type {Model[]} */ ((await getJson("v1/models")).data);
     composer.complain("");
+    await composer.more.offer();
     composer.offer(models);
     const hasVideos = models.some((model) => model.output_modality === "video");
     const section = find("videos", HTMLElement);

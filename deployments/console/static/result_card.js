@@ -25,6 +25,15 @@ function describeEta(prospect) {
   return typeof prospect.eta_s === "number" ? `, about ${formatSeconds(prospect.eta_s)} left` : "";
 }
 
+/** @param {ServiceError} error of a request that would have been late */
+function describeRefusal(error) {
+  const why =
+    error.predictedS === null
+      ? error.message
+      : `it would be ready in about ${formatSeconds(error.predictedS)}, after its deadline`;
+  return `Refused: ${why}. Nothing was computed. More time, fewer steps or a smaller size may help.`;
+}
+
 export class ResultCard {
   /** @param {Wish} wish */
   constructor(wish) {
@@ -73,7 +82,7 @@ export class ResultCard {
     const { fields, image } = this.wish;
     const answer = await post(image ? "v1/images/edits" : "v1/images/generations", fields, image, this.leaving.signal);
     for await (const event of readEvents(answer)) {
-      if (event.error) throw new ServiceError(event.error.message, event.error.code, event.error.param);
+      if (event.error) throw new ServiceError(event.error.message, event.error.code, event.error.predicted_s ?? null);
       const kind = String(event.type).split(".")[1];
       if (kind === "queued") this.queue(event.request_id, event);
       else if (kind === "progress") this.advance(event);
@@ -170,12 +179,13 @@ export class ResultCard {
     const isCancelled =
       (error instanceof ServiceError && error.code === "cancelled") ||
       (error instanceof DOMException && error.name === "AbortError");
+    const isRefused = error instanceof ServiceError && error.code === "deadline_missed";
     this.bar.remove();
     for (const canvas of this.previews.values()) canvas.remove();
     this.blank.hidden = false;
-    setText(this.blank, isCancelled ? "cancelled" : "no result");
+    setText(this.blank, isCancelled ? "cancelled" : isRefused ? "refused" : "no result");
     this.status.className = isCancelled ? "quiet" : "problem";
-    setText(this.status, isCancelled ? "cancelled" : describeError(error));
+    setText(this.status, isCancelled ? "cancelled" : isRefused ? describeRefusal(error) : describeError(error));
     announce(this.status.textContent ?? "");
   }
 }

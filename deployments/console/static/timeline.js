@@ -115,6 +115,7 @@ export function drawFacts(facts) {
   const slo = facts.slo_s === null ? "" : `${formatSeconds(facts.slo_s)}, `;
   const rows = {
     Latency: facts.latency_s === null ? "unknown" : formatSeconds(facts.latency_s),
+    Predicted: typeof facts.predicted_s === "number" ? formatSeconds(facts.predicted_s) : "",
     Deadline: `${slo}${facts.slo_met ? "met" : "missed"}`,
     Seed: String(facts.seed),
     Size: `${facts.width}x${facts.height}`,

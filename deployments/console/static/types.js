@@ -2,7 +2,8 @@
 
 /** @typedef {{max_side: number, min_side: number, max_pixels: number, size_multiple: number, max_steps: number,
  *   max_outputs: number, max_prompt_chars: number, max_frames?: number, frame_multiple?: number}} Limits */
-/** @typedef {{size: string, num_inference_steps: number, num_frames?: number, fps?: number}} Defaults */
+/** @typedef {{size: string, num_inference_steps: number, guidance_scale: number, num_frames?: number,
+ *   fps?: number}} Defaults */
 /** @typedef {{id: string, family: string, input_modalities: string[], output_modality: string, limits: Limits,
  *   defaults: Defaults}} Model */
 
@@ -10,7 +11,10 @@
  *   end_s: number, steps: number | null}} Span */
 /** @typedef {{request_id: string, model: string, seed: number, width: number, height: number, created: number,
  *   queue_s: number, latency_s: number | null, slo_s: number | null, slo_met: boolean, retries: number,
- *   timeline?: Span[], peak_memory_mb: number, tiled: boolean, index?: number, b64_json?: string}} Facts */
+ *   predicted_s?: number | null, timeline?: Span[], peak_memory_mb: number, tiled: boolean, index?: number,
+ *   b64_json?: string}} Facts */
+/** @typedef {{predicted_s: number | null, slo_s: number | null, slo_met: boolean | null, is_guess: boolean | null,
+ *   error: {message: string, code: string} | null}} Quote */
 /** @typedef {{eta_s?: number | null, queue_position?: number | null}} Prospect */
 /** @typedef {{request_id: string, step: number, num_steps: number} & Prospect} Progress */
 /** @typedef {{request_id: string, step: number, num_steps: number, partial_image_index: number, index: number,

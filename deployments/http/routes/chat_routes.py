@@ -1,4 +1,5 @@
-"""Images as answers of a chat (`POST /v1/chat/completions`), which is how vLLM-Omni's benchmark asks for them."""
+"""Images as answers of a chat (`POST /v1/chat/completions`), which is how vLLM-Omni's benchmark asks for them, and what
+chats of other clients can show."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ def add_chat_routes(
     @api.post("/v1/chat/completions", openapi_extra=_describe_body())
     async def answer_chat(request: Request) -> dict[str, Any]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
-        (asked, of_chats), known = parse_chat_request(sent.values, lenient), dict(models)
-        spec, inputs = await build_images(asked, known, sent.arrived_s)
+        chat, known = parse_chat_request(sent.values, lenient), dict(models)
+        spec, inputs = await build_images(chat.asked, known, sent.arrived_s)
         updates = backend.generate(spec, inputs, with_progress=False)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
-        ignored = list_ignored(asked, known[spec.model], streams=False)
-        return _describe_chat(update, sorted({*ignored, *of_chats}))
+        ignored = list_ignored(chat.asked, known[spec.model], streams=False)
+        return _describe_chat(update, chat.as_text, sorted({*ignored, *chat.ignored}))
 
 
 def _describe_body() -> dict[str, Any]:
@@ -44,18 +45,24 @@ def _describe_body() -> dict[str, Any]:
     schema = ImageRequest.model_json_schema()
     messages = {"type": "array", "minItems": 1, "items": {"type": "object"}, "description": "The messages of a chat."}
     properties = {"messages": messages, **schema["properties"]}
-    for name in ("prompt", "stream", "response_format"):
+    for name in ("prompt", "stream"):
         del properties[name]
+    properties["response_format"] = {
+        "type": "object",
+        "description": 'With `{"type": "text"}` the content of the answer is a text: Markdown with the images in it.',
+    }
     content = {JSON: {"schema": {**schema, "properties": properties, "required": ["messages"]}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _describe_chat(update: CompletedUpdate, ignored: Sequence[str]) -> dict[str, Any]:
+def _describe_chat(update: CompletedUpdate, as_text: bool, ignored: Sequence[str]) -> dict[str, Any]:
     """OpenAI's form with all images in one message, and in addition all that is known of the request."""
     about = {key: value for key, value in to_plain(update).items() if key not in ("type", "images")}
     facts = {key: about[key] for key in ("stage_durations", "peak_memory_mb")}
-    content = [{"type": "image_url", "image_url": {"url": url}, **facts} for url in list_data_urls(update)]
-    message = {"role": "assistant", "content": content}
+    urls = list_data_urls(update)
+    parts = [{"type": "image_url", "image_url": {"url": url}, **facts} for url in urls]
+    text = "\n\n".join(f"![image {number}]({url})" for number, url in enumerate(urls, 1))
+    message = {"role": "assistant", "content": text if as_text else parts}
     return {
         "id": f"chatcmpl-{update.request_id}",
         "object": "chat.completion",

@@ -59,8 +59,8 @@ def _draw_bars(results: Results, model: str, group: str) -> Iterator[tuple[str, 
     bound: dict[Any, float] = (100 * found["bound_attainment"]).droplevel("policy").to_dict()
     panels = []
     for name, label, factor in _PANELS:
-        wide = (factor * found[name]).unstack("policy")
-        values: dict[str, Any] = {policy: wide[policy].dropna().to_dict() for policy in policies}
+        means = (factor * found[name]).astype(object).where(found[name].notna(), None)
+        values: dict[str, Any] = {policy: means.xs(policy).to_dict() for policy in policies}
         seeds = (factor * rows[name]).groupby(level=["policy", "workload"]).agg(["min", "max"])
         spreads = {policy: {w: (low, high) for w, low, high in seeds.xs(policy).itertuples()} for policy in policies}
         is_share = name == "slo_attainment"

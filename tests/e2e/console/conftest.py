@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from lib.browser import find_chromium, run_chromium
 
 from tests.e2e.conftest import Service
 from tests.support.waiting import until
 
 FOLDER = Path(__file__).parent
-# Chromium asks nobody for updates, and keeps to this machine.
-_FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 PATIENCE_MS = 120_000
 
 
 @pytest_asyncio.fixture(scope="session")
 async def chromium() -> AsyncIterator[Any]:
     """The browser, with a profile of its own that is removed at the end."""
-    playwright = pytest.importorskip("playwright.async_api", reason="needs `playwright` of the extra `dev`")
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    pytest.importorskip("playwright.async_api", reason="needs `playwright` of the extra `dev`")
+    program = find_chromium()
     if program is None:
         pytest.skip("needs Chromium (apt-get install chromium)")
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=program, args=list(_FLAGS))
+    async with run_chromium(program) as browser:
         yield browser
-        await browser.close()
 
 
 class Console:
@@ -60,7 +49,7 @@ class Console:
     async def fill(self, model: str, **fields: str | int) -> None:
         """Fill the form, and leave empty what is not named."""
         await self.page.select_option("#model", model)
-        for name in ("prompt", "size", "steps", "seed", "deadline", "frames"):
+        for name in ("prompt", "size", "steps", "seed", "deadline", "frames", "rate"):
             field = self.page.locator(f"#{name}")
             if await field.is_visible():
                 await field.fill(str(fields.get(name, "")))
@@ -73,14 +62,21 @@ class Console:
         return self.page.locator(".result").first
 
 
-@pytest_asyncio.fixture
-async def console(service: Service, chromium: Any) -> AsyncIterator[Console]:
+@asynccontextmanager
+async def open_console(chromium: Any, url: str) -> AsyncIterator[Console]:
+    """The page of the service at this address, in a profile of its own; nothing may be amiss with it at the end."""
     context = await chromium.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
     opened = Console(await context.new_page())
-    await opened.page.goto(service.url)
-    await opened.page.wait_for_selector(".worker")
+    await opened.page.goto(url)
     await opened.page.wait_for_selector("#model option", state="attached")
     yield opened
     await context.close()
     assert not opened.problems
-    assert all(address.startswith((service.url, "blob:")) for address in opened.addresses)
+    assert all(address.startswith((url, "blob:")) for address in opened.addresses)
+
+
+@pytest_asyncio.fixture
+async def console(service: Service, chromium: Any) -> AsyncIterator[Console]:
+    async with open_console(chromium, service.url) as opened:
+        await opened.page.wait_for_selector(".worker")
+        yield opened

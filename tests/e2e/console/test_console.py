@@ -103,11 +103,28 @@ async def test_errors_of_the_service_are_shown_in_words(console: Console) -> Non
     console.problems = [text for text in console.problems if "422" not in text]  # the browser's own line
 
 
+async def test_a_request_that_would_be_late_is_foretold_and_refused_in_plain_words(console: Console) -> None:
+    page = console.page
+    await page.click("#more > summary")
+    await page.select_option("#on-late", "refuse")
+    await console.fill("tiny-flux", prompt="a lighthouse", size="256x256", steps=ENDLESS, deadline="0.1")
+    await page.locator("#prompt").focus()
+    await page.locator(
+        "#quote", has_text=re.compile(r"^Would be refused: ready in about .* after its deadline\.$")
+    ).wait_for()
+    card = await console.submit()
+    await card.locator(".blank", has_text="refused").wait_for()
+    words = await card.locator(".problem").inner_text()
+    assert re.match(r"Refused: it would be ready in about .* s, after its deadline\. Nothing was computed\.", words)
+    console.problems = [text for text in console.problems if "503" not in text]  # the browser's own line
+
+
 async def test_a_video_is_a_job_that_plays_in_place_and_is_removed(console: Console) -> None:
-    await console.fill("tiny-wan", prompt="a film", size="64x64", steps=2, frames=5)
+    await console.fill("tiny-wan", prompt="a film", size="64x64", steps=2, frames=5, rate=10)
     card = await console.submit()
     await card.locator("video").wait_for()
     await console.wait_for("document.querySelector('.result video').videoWidth === 64")
+    await console.wait_for("Math.abs(document.querySelector('.result video').duration - 0.5) < 0.01")
     job = console.page.locator("#video-list li", has_text="a film").first
     await job.locator("button", has_text="Play").click()
     await console.wait_for("document.querySelector('#video-list video').readyState >= 2")
@@ -128,6 +145,10 @@ async def test_the_keyboard_is_enough(console: Console) -> None:
     await page.keyboard.type("64x64")
     await page.keyboard.press("Tab")
     await page.keyboard.type("2")
+    await page.locator("#more > summary").focus()
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    assert await page.evaluate("document.activeElement.id") == "guidance"
     await page.locator("#prompt").focus()
     await page.keyboard.press("Control+Enter")
     await page.locator(".result img, .result .problem").first.wait_for()
@@ -140,6 +161,7 @@ async def test_nothing_serious_stands_in_the_way_of_any_reader(console: Console,
     page: Any = console.page
     await page.emulate_media(color_scheme=scheme)
     await page.set_viewport_size({"width": width, "height": 844})
+    await page.click("#more > summary")
     await console.fill("tiny-sd3", prompt="a red fox", size="64x64", steps=2)
     card = await console.submit()
     await card.locator("img, .problem").first.wait_for()

@@ -50,6 +50,14 @@ def test_a_missing_value_is_a_cross_and_not_a_bar() -> None:
     assert crosses[0].get_color() == choose_colour("b1")
 
 
+def test_a_policy_that_was_not_run_on_a_group_has_neither_bar_nor_cross_there() -> None:
+    values: dict[str, dict[str, float | None]] = {"default": {"light": 99.0, "heavy": 80.0}, "b1": {"heavy": 50.0}}
+    (axis,) = draw_bar_panels("flux", ["light", "heavy"], [Bars("on time, %", values)]).axes
+    assert not [line for line in axis.lines if len(line.get_xdata())]  # type: ignore[arg-type]
+    places = {bars.get_label(): [round(bar.get_center()[0]) for bar in bars] for bars in axis.containers}  # type: ignore[attr-defined]
+    assert places == {"default": [0, 1], "b1": [1]}
+
+
 def test_lines_and_their_bound() -> None:
     series = {"default": [(1.0, 40.0), (2.5, 90.0)], "b6": [(1.0, 20.0), (2.5, 60.0)]}
     figure = draw_lines("sweep", "SLO scale", "on time, %", series, bound=[(1.0, 70.0), (2.5, 100.0)])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from random import Random
 from statistics import fmean, median
 from typing import Literal
 
+from lib.bench.figures import CONFIDENCE, compute_interval
 from lib.evaluate.tables import Table
 from lib.evaluate.unseen_cells.cell_table import UnseenRow
 
@@ -15,8 +15,6 @@ _BETTER = 0.01
 _MUCH_BETTER = 0.03
 # Where no policy comes this near to the bound, the bound may be out of reach of any.
 _TIGHT = 0.03
-_RESAMPLES = 1000
-_CONFIDENCE = 0.95
 
 # The rows of one cell by policy.
 CellRows = dict[str, UnseenRow]
@@ -114,7 +112,7 @@ def _describe_figures() -> str:
     return (
         f"Gaps are of the share of requests on time. The bound counts where some policy is within {_TIGHT:g} of it; in "
         f"the other cells the best policy does. Latencies count all requests, as medians over the cells of the ratio "
-        f"to the shortest of all policies. Brackets: {_CONFIDENCE:.0%} intervals, by resampling the cells."
+        f"to the shortest of all policies. Brackets: {CONFIDENCE:.0%} intervals, by resampling the cells."
     )
 
 
@@ -188,7 +186,5 @@ def _show(values: Sequence[float], statistic: Callable[[Sequence[float]], float]
     """A statistic with its bootstrap interval."""
     if not values:
         return "-"
-    rng = Random(0)
-    drawn = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    tail = round((1 - _CONFIDENCE) / 2 * _RESAMPLES)
-    return f"{statistic(values):.3f} ({drawn[tail]:.3f} to {drawn[-1 - tail]:.3f})"
+    low, high = compute_interval(values, statistic)
+    return f"{statistic(values):.3f} ({low:.3f} to {high:.3f})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from io import BytesIO
 from typing import Any
 
@@ -50,6 +51,20 @@ async def test_a_text_becomes_images(content: Any) -> None:
         assert part["peak_memory_mb"] == 12.5
     assert len(choice["message"]["content"]) == 2
     assert found["id"] == f"chatcmpl-{spec.request_id}"
+
+
+async def test_a_client_that_reads_texts_alone_gets_one() -> None:
+    asked = {"size": "64x32", "num_inference_steps": 2, "n": 2}
+    answer = await ask(FakeBackend(), make_body("a red fox", **asked, response_format={"type": "text"}))
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    links = re.findall(r"!\[image (\d)\]\(data:image/png;base64,([^)]+)\)", choice["message"]["content"])
+    assert [number for number, _ in links] == ["1", "2"]
+    assert [Image.open(BytesIO(base64.b64decode(content))).size for _, content in links] == [(64, 32)] * 2
+    assert "ignored" not in answer.json()
+    other = await ask(FakeBackend(), make_body("a red fox", **asked, response_format={"type": "json_object"}))
+    assert other.json()["ignored"] == ["response_format"]
+    assert isinstance(other.json()["choices"][0]["message"]["content"], list)
 
 
 @pytest.mark.parametrize("image", [{"url": DATA_URL}, DATA_URL])
