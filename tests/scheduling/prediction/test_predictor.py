@@ -138,16 +138,16 @@ def test_experience_finds_the_ratio_and_its_growth_with_the_crowd(ratio: float, 
     experience = Experience()
     for number in range(60):
         crowding = Crowding(number % 5 / 4, 1.0)
-        experience.note(KIND, crowding, 2.0, 2.0 * ratio * (1 + slope * crowding.backlog))
+        experience.note(KIND, 1, crowding, 2.0, 2.0 * ratio * (1 + slope * crowding.backlog))
     for backlog in (0.0, 0.5, 1.0):
         expected_s = 3.0 * ratio * (1 + slope * backlog)
-        assert experience.correct(KIND, Crowding(backlog, 1.0), 3.0) == pytest.approx(expected_s, rel=0.1)
+        assert experience.correct(KIND, 1, Crowding(backlog, 1.0), 3.0) == pytest.approx(expected_s, rel=0.1)
 
 
 def test_a_new_kind_begins_with_the_experience_of_its_model() -> None:
     experience, other = Experience(), ("m", make_request("y").shape, 50, 1)
     for _ in range(20):
-        experience.note(KIND, Crowding(0.0, 0.0), 1.0, 2.0)
+        experience.note(KIND, 1, Crowding(0.0, 0.0), 1.0, 2.0)
     assert not experience.knows(other)
-    assert experience.correct(other, Crowding(0.0, 0.0), 10.0) == pytest.approx(20.0, rel=0.05)
-    assert experience.correct(("n", *other[1:]), Crowding(0.0, 0.0), 10.0) == 10.0
+    assert experience.correct(other, 1, Crowding(0.0, 0.0), 10.0) == pytest.approx(20.0, rel=0.05)
+    assert experience.correct(("n", *other[1:]), 1, Crowding(0.0, 0.0), 10.0) == 10.0

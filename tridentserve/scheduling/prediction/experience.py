@@ -18,6 +18,9 @@ _NOISE, _CONSTANT, _WEIGHT = 0.02, 1.0, 0.25
 # The measures of a crowd are not told apart beyond these.
 _MOST_BACKLOG, _MOST_DEMAND = 2.0, 4.0
 
+# The degree of estimates that were made by a rehearsal, which decides on degrees itself.
+REHEARSED = 0
+
 _Vector = tuple[float, float, float]
 
 
@@ -78,28 +81,32 @@ def _make_fit(weights: _Vector = (0.0, 0.0, 0.0)) -> _RatioFit:
 
 
 class Experience:
-    """Learns from requests that ended, by their kind. What an estimate leaves out, such as what comes after the
-    request, and what stages cost beside the profile, is much the same from one of a kind to the next in a like crowd. A
-    kind begins with what is known of its model."""
+    """Learns from requests that ended, by their kind and the degree expected of them. What an estimate leaves out, such as
+    what comes after the request, the degrees of its later segments, and what stages cost beside the profile, is
+    much the same from one of these to the next in a like crowd. What is new begins with what is known of its model."""
 
     def __init__(self) -> None:
-        self._kinds: dict[RequestKind, _RatioFit] = {}
+        # By the kind and the degree at which it was estimated to begin.
+        self._fits: dict[tuple[RequestKind, int], _RatioFit] = {}
         self._models: dict[str, _RatioFit] = {}
+        self._kinds: set[RequestKind] = set()
 
-    def note(self, kind: RequestKind, crowding: Crowding, estimated_s: float, actual_s: float) -> None:
+    def note(self, kind: RequestKind, degree: int, crowding: Crowding, estimated_s: float, actual_s: float) -> None:
         """A request has ended, which came into this crowd."""
         if estimated_s <= 0 or actual_s <= 0:
             return
         x, log_ratio = crowding.as_vector(), min(max(math.log(actual_s / estimated_s), -_MOST), _MOST)
         model = self._models.setdefault(kind[0], _make_fit())
-        if kind not in self._kinds:
-            self._kinds[kind] = _make_fit(model.weights)
-        self._kinds[kind].learn(x, log_ratio)
+        key = kind, degree
+        if key not in self._fits:
+            self._fits[key] = _make_fit(model.weights)
+        self._kinds.add(kind)
+        self._fits[key].learn(x, log_ratio)
         model.learn(x, log_ratio)
 
-    def correct(self, kind: RequestKind, crowding: Crowding, estimated_s: float) -> float:
+    def correct(self, kind: RequestKind, degree: int, crowding: Crowding, estimated_s: float) -> float:
         """The seconds to be expected of a request that was estimated to take so many."""
-        fit = self._kinds.get(kind) or self._models.get(kind[0])
+        fit = self._fits.get((kind, degree)) or self._models.get(kind[0])
         if fit is None:
             return estimated_s
         return estimated_s * math.exp(min(max(fit.predict(crowding.as_vector()), -_MOST), _MOST))

@@ -13,7 +13,8 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, name_kind
 from tridentserve.scheduling.prediction.crowd import RequestCrowd
-from tridentserve.scheduling.prediction.experience import Crowding, Experience
+from tridentserve.scheduling.prediction.degrees import Way, expect_first_way, find_asked_efficiency, list_ways
+from tridentserve.scheduling.prediction.experience import REHEARSED, Crowding, Experience
 from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder
@@ -43,6 +44,8 @@ class Quote:
     """Seconds from when the scheduler got it to its end, before experience corrects them."""
     crowding: Crowding
     """The crowd that it comes into."""
+    degree: int = REHEARSED
+    """The degree at which D was estimated to begin; `REHEARSED` where all of it was rehearsed."""
 
     @property
     def is_late(self) -> bool:
@@ -107,15 +110,20 @@ class Predictor:
             return None
         request = PendingRequest(spec, now_s - spec.waited_s, now_s - spec.waited_s + slo_s)
         crowd, alone_s = RequestCrowd(self._ledger, builder, now_s), costs.alone_s(spec.num_inference_steps, True)
-        end_s, is_cut_short = None, False
+        end_s, is_cut_short, degree = None, False, REHEARSED
         if builder.num_workers <= _MOST_REHEARSED:
             rehearsal = self._rehearse(builder, [request], now_s)
             end_s, is_cut_short = rehearsal.ends_s.get(spec.request_id), rehearsal.is_cut_short
-        estimated_s = end_s - now_s if end_s is not None else alone_s + crowd.estimate_wait_s(spec, request.deadline_s)
+        if end_s is not None:
+            estimated_s = end_s - now_s
+        else:
+            asked = find_asked_efficiency(self._measure_load(builder, now_s), self._rules.min_efficiency)
+            way = self._expect_way(builder, costs, request, now_s, asked)
+            estimated_s, degree = way.seconds + crowd.estimate_wait_s(spec, request.deadline_s), way.degree
         estimated_s, crowding, kind = max(_LEAST_S, estimated_s), crowd.measure(spec, alone_s), name_kind(spec)
-        seconds = spec.waited_s + self._experience.correct(kind, crowding, estimated_s)
+        seconds = spec.waited_s + self._experience.correct(kind, degree, crowding, estimated_s)
         is_guess = is_cut_short or not self._experience.knows(kind)
-        return Quote(seconds, slo_s, is_guess, estimated_s, crowding)
+        return Quote(seconds, slo_s, is_guess, estimated_s, crowding, degree)
 
     def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
@@ -124,6 +132,7 @@ class Predictor:
         if builder.num_workers <= _MOST_REHEARSED:
             ends_s = self._rehearse(builder, [], now_s).ends_s
         crowd = RequestCrowd(self._ledger, builder, now_s)
+        asked = find_asked_efficiency(self._measure_load(builder, now_s), self._rules.min_efficiency)
         in_order = sorted(self._ledger.pending.values(), key=lambda each: (each.deadline_s, each.spec.request_id))
         positions = {each.spec.request_id: position for position, each in enumerate(in_order)}
         outlooks: dict[str, RequestOutlook] = {}
@@ -131,15 +140,28 @@ class Predictor:
             spec = request.spec
             if (costs := builder.find_costs(spec)) is None:
                 continue
+            degree = REHEARSED
             if name in ends_s:
                 left_s = ends_s[name] - now_s
+            elif (run := request.run) is not None:
+                degree = max((k for k in costs.step_s if k <= len(run.assignment.diffuse)), default=min(costs.step_s))
+                left_s = costs.take_s(degree, self._count_steps_left(request, now_s), not request.encoded)
             else:
-                left_s = costs.alone_s(self._count_steps_left(request, now_s), not request.encoded)
-                left_s += crowd.estimate_wait_s(spec, request.deadline_s) if name in positions else 0.0
+                way = self._expect_way(builder, costs, request.make_view(), now_s, asked)
+                left_s, degree = way.seconds + crowd.estimate_wait_s(spec, request.deadline_s), way.degree
             crowding = crowd.measure(spec, costs.alone_s(spec.num_inference_steps, True))
-            left_s = self._experience.correct(name_kind(spec), crowding, max(_LEAST_S, left_s))
+            left_s = self._experience.correct(name_kind(spec), degree, crowding, max(_LEAST_S, left_s))
             outlooks[name] = RequestOutlook(positions.get(name, 0), now_s + left_s)
         return outlooks
+
+    def _expect_way(
+        self, builder: SceneBuilder, costs: RequestCosts, request: PendingRequest, now_s: float, asked: float
+    ) -> Way:
+        """The way in which a request that waits would run if it went on as it begins."""
+        steps = request.spec.num_inference_steps - request.steps_done
+        ways = list_ways(costs, steps, not request.encoded)
+        left_s, idle = request.deadline_s - now_s, builder.find_widest_idle(request.spec.model)
+        return expect_first_way(ways, costs.optimal, left_s, self._rules.spare, asked, idle)
 
     @staticmethod
     def _count_steps_left(request: Request, now_s: float) -> float:
@@ -181,7 +203,9 @@ class Predictor:
                 if known.is_typical:
                     actual_s = effect.latency_s - known.spec.waited_s
                     quote = known.quote
-                    self._experience.note(name_kind(known.spec), quote.crowding, quote.estimated_s, actual_s)
+                    self._experience.note(
+                        name_kind(known.spec), quote.degree, quote.crowding, quote.estimated_s, actual_s
+                    )
                 return replace(effect, predicted_s=known.quote.seconds)
             case ev.Reject():
                 self._open.pop(effect.request_id, None)

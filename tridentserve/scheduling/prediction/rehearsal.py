@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
+from tridentserve.scheduling.prediction.degrees import appraise_ways, find_asked_efficiency, list_ways
 from tridentserve.scheduling.prediction.scene import RehearsalScene, Rehearsed, SharingRules
 
 # What is left of D is rehearsed in segments of about this part of it, or of a second where that is longer.
@@ -18,8 +19,7 @@ _SEGMENTS = 4
 _SECOND_S = 1.0
 # More requests than there are idle workers, and a few, are not looked at in one moment.
 _MORE = 4
-# The default policy's values (`dispatch.candidates.values`).
-_FULL_LOAD = 0.9
+# As in the default policy's values (`dispatch.candidates.values`).
 _LEAST_S = 1e-6
 # No rehearsal has more events.
 _MOST_EVENTS = 250
@@ -31,7 +31,7 @@ class Rehearsal:
     def __init__(self, scene: RehearsalScene, rules: SharingRules) -> None:
         self._scene = scene
         self._rules = rules
-        self._asked = min(rules.min_efficiency, scene.load / _FULL_LOAD)
+        self._asked = find_asked_efficiency(scene.load, rules.min_efficiency)
         self._number = 0
         self.ends_s: dict[str, float] = {}
         """The end of each request that has ended so far."""
@@ -203,33 +203,20 @@ class Rehearsal:
 
     def _list_values(self, request: Rehearsed, now_s: float) -> list[tuple[int, float]]:
         """The value of each degree that the request may use now (`dispatch.candidates.values.Appraisal`)."""
-        costs, steps, encodes = request.costs, request.steps, request.encodes
-        pools = self._scene.pools
+        pools, costs = self._scene.pools, request.costs
         widest = max((pools[index].widest for index in request.pools), default=0)
-        ways = [
-            (k, now_s + costs.denoise_s(k, steps, encodes) + costs.decode[k][1], costs.gpu_seconds(k, steps, encodes))
-            for k in costs.step_s
-            if k <= widest
-        ]
-        if not ways:
+        if not (ways := list_ways(costs, request.steps, request.encodes, widest)):
             return []
-        least = min(gpu_seconds for _, _, gpu_seconds in ways)
-        best_finish_s = min(finish_s for _, finish_s, _ in ways)
         left_s = request.deadline_s - now_s
-        if best_finish_s > request.deadline_s:
-            urgency = self._rules.hopeless / (1 + math.log1p(least))
-            allowed = [way for way in ways if way[0] == costs.optimal] or ways[:1]
+        possible = appraise_ways(ways, costs.optimal, left_s, self._rules.spare, self._asked)
+        if possible.is_hopeless:
+            urgency = self._rules.hopeless / (1 + math.log1p(possible.least_gpu_seconds))
+        elif self._is_calm:
+            urgency = possible.least_gpu_seconds * math.exp(-left_s / self._horizon_s)
         else:
-            in_time = [way for way in ways if way[1] <= request.deadline_s]
-            latest_s = now_s + (1 - self._rules.spare) * left_s
-            frugal = [way for way in in_time if self._asked * way[2] <= least * (1 + 1e-9) and way[1] <= latest_s]
-            allowed = frugal or in_time
-            if self._is_calm:
-                urgency = least * math.exp(-left_s / self._horizon_s)
-            else:
-                urgency = math.exp(-max(0.0, request.deadline_s - best_finish_s) / self._horizon_s)
+            urgency = math.exp(-max(0.0, left_s - possible.best_s) / self._horizon_s)
         weighed = request.weight * urgency
-        return [(k, weighed * k / max(_LEAST_S, gpu_seconds)) for k, _, gpu_seconds in allowed]
+        return [(way.degree, weighed * way.degree / max(_LEAST_S, way.gpu_seconds)) for way in possible.allowed]
 
     def _start(self, request: Rehearsed, pool: int, degree: int, now_s: float) -> None:
         step_s = request.costs.step_s[degree]

@@ -93,6 +93,7 @@ class SceneBuilder:
         self._widest = [_find_widest(self._members[replicas]) for replicas in self._held]
         self._decoders: list[list[float]] = []
         self._places: dict[str, _ModelWorkers] = {}
+        self._widest_idle: dict[str, int] = {}
 
     def count_workers(self, model: str) -> int:
         """The live workers that hold D of this model."""
@@ -107,6 +108,15 @@ class SceneBuilder:
             if shared:
                 shares[other] = shared / self.count_workers(other)
         return shares
+
+    def find_widest_idle(self, model: str) -> int:
+        """The most idle workers with one placement that a node has for D of this model."""
+        if model not in self._widest_idle:
+            pools = (self._members[self._held[index]] for index in self._find_place(model).pools)
+            self._widest_idle[model] = max(
+                (_find_widest(view for view in pool if view.idle) for pool in pools), default=0
+            )
+        return self._widest_idle[model]
 
     def can_run(self, model: str) -> bool:
         """True when a live worker holds D of this model."""
@@ -256,9 +266,9 @@ class SceneBuilder:
         return place
 
 
-def _find_widest(members: Sequence[WorkerView]) -> int:
+def _find_widest(members: Iterable[WorkerView]) -> int:
     """The most of these workers that one node has."""
     nodes: defaultdict[str, int] = defaultdict(int)
     for view in members:
         nodes[view.node_id] += 1
-    return max(nodes.values())
+    return max(nodes.values(), default=0)
