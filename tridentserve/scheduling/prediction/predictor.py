@@ -13,21 +13,18 @@ from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, name_kind
 from tridentserve.scheduling.prediction.crowd import RequestCrowd
-from tridentserve.scheduling.prediction.degrees import Way, expect_first_way, find_asked_efficiency, list_ways
-from tridentserve.scheduling.prediction.experience import REHEARSED, Crowding, Experience
+from tridentserve.scheduling.prediction.degrees import find_asked_efficiency
+from tridentserve.scheduling.prediction.experience import Estimate, Experience
 from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder
-from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 # The latest arrivals stand for those to come; with fewer than this there is nothing to go by.
 _MOST_KNOWN, _FEWEST_KNOWN = 200, 10
 # On so many workers the whole is rehearsed. On more of them a rehearsal takes too long, and requests hardly wait for
-# each other: what one takes alone and the crowd tell as much.
+# each other: what one takes at the degree at which it can begin, and the crowd, tell as much.
 _MOST_REHEARSED = 16
-# No prediction is below this.
-_LEAST_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +37,8 @@ class Quote:
     """Seconds from its arrival to its deadline."""
     is_guess: bool
     """True where no request of this kind has ended yet, or where the rehearsal was cut short."""
-    estimated_s: float
-    """Seconds from when the scheduler got it to its end, before experience corrects them."""
-    crowding: Crowding
-    """The crowd that it comes into."""
-    degree: int = REHEARSED
-    """The degree at which D was estimated to begin; `REHEARSED` where all of it was rehearsed."""
+    estimate: Estimate
+    """That which experience has corrected."""
 
     @property
     def is_late(self) -> bool:
@@ -81,9 +74,9 @@ class _OpenPrediction:
 class Predictor:
     """Quotes requests that come, and tells the prospects of those that are there.
 
-    A prediction is a rehearsal (`rehearsal`), or on many workers what the request takes alone and what waits before it
-    (`crowd`), and is corrected by how long requests of the kind took beside theirs in such a crowd (`experience`). Only
-    what the scheduler tells changes what it knows, so that a replayed log gives the same.
+    A prediction is a rehearsal (`rehearsal`), or on many workers what the request takes at the degree at which it can
+    begin and what waits before it (`crowd`), and is corrected by how long requests of the kind took beside theirs
+    (`experience`). Only what the scheduler tells changes what it knows, so that a replayed log gives the same.
     """
 
     def __init__(
@@ -109,65 +102,39 @@ class Predictor:
         if costs is None or not builder.can_run(spec.model):
             return None
         request = PendingRequest(spec, now_s - spec.waited_s, now_s - spec.waited_s + slo_s)
-        crowd, alone_s = RequestCrowd(self._ledger, builder, now_s), costs.alone_s(spec.num_inference_steps, True)
-        end_s, is_cut_short, degree = None, False, REHEARSED
+        estimate, is_cut_short = None, False
         if builder.num_workers <= _MOST_REHEARSED:
             rehearsal = self._rehearse(builder, [request], now_s)
-            end_s, is_cut_short = rehearsal.ends_s.get(spec.request_id), rehearsal.is_cut_short
-        if end_s is not None:
-            estimated_s = end_s - now_s
-        else:
-            asked = find_asked_efficiency(self._measure_load(builder, now_s), self._rules.min_efficiency)
-            way = self._expect_way(builder, costs, request, now_s, asked)
-            estimated_s, degree = way.seconds + crowd.estimate_wait_s(spec, request.deadline_s), way.degree
-        estimated_s, crowding, kind = max(_LEAST_S, estimated_s), crowd.measure(spec, alone_s), name_kind(spec)
-        seconds = spec.waited_s + self._experience.correct(kind, degree, crowding, estimated_s)
-        is_guess = is_cut_short or not self._experience.knows(kind)
-        return Quote(seconds, slo_s, is_guess, estimated_s, crowding, degree)
+            estimate, is_cut_short = rehearsal.estimate(spec.request_id), rehearsal.is_cut_short
+        if estimate is None:
+            estimate = self._look_around(builder, now_s).estimate_waiting(request, costs)
+        kind = name_kind(spec)
+        seconds = spec.waited_s + self._experience.correct(kind, estimate)
+        return Quote(seconds, slo_s, is_cut_short or not self._experience.knows(kind), estimate)
 
     def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
         builder = self._make_builder(now_s)
-        ends_s: Mapping[str, float] = {}
+        rehearsal: Rehearsal | None = None
         if builder.num_workers <= _MOST_REHEARSED:
-            ends_s = self._rehearse(builder, [], now_s).ends_s
-        crowd = RequestCrowd(self._ledger, builder, now_s)
-        asked = find_asked_efficiency(self._measure_load(builder, now_s), self._rules.min_efficiency)
+            rehearsal = self._rehearse(builder, [], now_s)
+        crowd = self._look_around(builder, now_s)
         in_order = sorted(self._ledger.pending.values(), key=lambda each: (each.deadline_s, each.spec.request_id))
         positions = {each.spec.request_id: position for position, each in enumerate(in_order)}
         outlooks: dict[str, RequestOutlook] = {}
         for name, request in self._ledger.requests.items():
-            spec = request.spec
-            if (costs := builder.find_costs(spec)) is None:
+            if (costs := builder.find_costs(request.spec)) is None:
                 continue
-            degree = REHEARSED
-            if name in ends_s:
-                left_s = ends_s[name] - now_s
-            elif (run := request.run) is not None:
-                degree = max((k for k in costs.step_s if k <= len(run.assignment.diffuse)), default=min(costs.step_s))
-                left_s = costs.take_s(degree, self._count_steps_left(request, now_s), not request.encoded)
-            else:
-                way = self._expect_way(builder, costs, request.make_view(), now_s, asked)
-                left_s, degree = way.seconds + crowd.estimate_wait_s(spec, request.deadline_s), way.degree
-            crowding = crowd.measure(spec, costs.alone_s(spec.num_inference_steps, True))
-            left_s = self._experience.correct(name_kind(spec), degree, crowding, max(_LEAST_S, left_s))
+            estimate = rehearsal.estimate(name) if rehearsal is not None else None
+            if estimate is None:
+                estimate = crowd.estimate(request, costs)
+            left_s = self._experience.correct(name_kind(request.spec), estimate)
             outlooks[name] = RequestOutlook(positions.get(name, 0), now_s + left_s)
         return outlooks
 
-    def _expect_way(
-        self, builder: SceneBuilder, costs: RequestCosts, request: PendingRequest, now_s: float, asked: float
-    ) -> Way:
-        """The way in which a request that waits would run if it went on as it begins."""
-        steps = request.spec.num_inference_steps - request.steps_done
-        ways = list_ways(costs, steps, not request.encoded)
-        left_s, idle = request.deadline_s - now_s, builder.find_widest_idle(request.spec.model)
-        return expect_first_way(ways, costs.optimal, left_s, self._rules.spare, asked, idle)
-
-    @staticmethod
-    def _count_steps_left(request: Request, now_s: float) -> float:
-        if (run := request.run) is None or run.step_s <= 0:
-            return request.steps_left
-        return max(0.0, request.steps_left - run.num_steps + max(0.0, (run.diffuse_end_s - now_s) / run.step_s))
+    def _look_around(self, builder: SceneBuilder, now_s: float) -> RequestCrowd:
+        asked = find_asked_efficiency(self._measure_load(builder, now_s), self._rules.min_efficiency)
+        return RequestCrowd(self._ledger, builder, now_s, self._rules.spare, asked)
 
     def _make_builder(self, now_s: float, book: CostBook | None = None) -> SceneBuilder:
         return SceneBuilder(self._ledger, self._pool, book or CostBook(self._times, self._rules), now_s)
@@ -202,10 +169,7 @@ class Predictor:
                     return effect
                 if known.is_typical:
                     actual_s = effect.latency_s - known.spec.waited_s
-                    quote = known.quote
-                    self._experience.note(
-                        name_kind(known.spec), quote.degree, quote.crowding, quote.estimated_s, actual_s
-                    )
+                    self._experience.note(name_kind(known.spec), known.quote.estimate, actual_s)
                 return replace(effect, predicted_s=known.quote.seconds)
             case ev.Reject():
                 self._open.pop(effect.request_id, None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from tridentserve.scheduling.prediction.degrees import appraise_ways, find_asked_efficiency, list_ways
+from tridentserve.scheduling.prediction.experience import LEAST_ESTIMATE_S, Estimate
 from tridentserve.scheduling.prediction.scene import RehearsalScene, Rehearsed, SharingRules
 
 # What is left of D is rehearsed in segments of about this part of it, or of a second where that is longer.
@@ -35,6 +36,8 @@ class Rehearsal:
         self._number = 0
         self.ends_s: dict[str, float] = {}
         """The end of each request that has ended so far."""
+        self.starts_s: dict[str, float] = {}
+        """The time at which each request that waited got workers first."""
         patience_s = [each.patience_s for each in scene.waiting]
         self._horizon_s = max(_LEAST_S, rules.horizon * (sum(patience_s) / len(patience_s) if patience_s else 1.0))
         widest = max((pool.widest for pool in scene.pools), default=1)
@@ -95,6 +98,13 @@ class Rehearsal:
                 self.is_cut_short = True
                 return
             self._assign(at_s)
+
+    def estimate(self, name: str) -> Estimate | None:
+        """The estimate for a request, if its end is known."""
+        if (end_s := self.ends_s.get(name)) is None:
+            return None
+        now_s = self._scene.now_s
+        return Estimate.of_rehearsal(max(LEAST_ESTIMATE_S, end_s - now_s), self.starts_s.get(name, now_s) - now_s)
 
     # Events.
 
@@ -219,6 +229,7 @@ class Rehearsal:
         return [(way.degree, weighed * way.degree / max(_LEAST_S, way.gpu_seconds)) for way in possible.allowed]
 
     def _start(self, request: Rehearsed, pool: int, degree: int, now_s: float) -> None:
+        self.starts_s.setdefault(request.name, now_s)
         step_s = request.costs.step_s[degree]
         steps = request.steps
         if step_s > 0 and steps * step_s > _SECOND_S:
