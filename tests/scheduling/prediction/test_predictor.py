@@ -138,6 +138,20 @@ def test_positions_follow_deadlines() -> None:
     assert {name: outlook.queue_position for name, outlook in outlooks.items()} == {"a": 1, "b": 0, "c": 0}
 
 
+def test_requests_that_have_ended_delay_nobody_in_a_rehearsal() -> None:
+    """The latest arrivals, which had less time, are no requests that come now."""
+    scheduler, workers, placement = _make(1)
+    engine = SimulatedEngine(scheduler, workers, placement, FixedTimes())
+    past = [(20.0 * number, make_request(f"r{number}", slo_s=10.0)) for number in range(12)]
+    now_s = past[-1][0] + 20.0
+    result = engine.run(
+        [*past, (now_s, make_request("a", slo_s=1000.0)), (now_s + 1.0, make_request("b", slo_s=1010.0))]
+    )
+    for ended in result.requests[-2:]:
+        assert ended.predicted_s == pytest.approx(ended.latency_s, rel=0.03)
+    assert result.requests[-1].latency_s > result.requests[-2].latency_s
+
+
 @given(st.floats(0.2, 5.0), st.floats(-0.4, 0.4))
 def test_experience_finds_the_ratio_and_its_growth_with_the_crowd(ratio: float, slope: float) -> None:
     experience = Experience()

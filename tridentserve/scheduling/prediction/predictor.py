@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tridentserve.protocols import PendingRequest, StageTimes
@@ -17,10 +17,10 @@ from tridentserve.scheduling.prediction.degrees import find_asked_efficiency
 from tridentserve.scheduling.prediction.experience import Estimate, Experience
 from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import SharingRules
-from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder
+from tridentserve.scheduling.prediction.scene_builder import CostBook, SceneBuilder
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
-# The latest arrivals stand for those to come; with fewer than this there is nothing to go by.
+# The latest arrivals tell the load; with fewer than this there is nothing to go by.
 _MOST_KNOWN, _FEWEST_KNOWN = 200, 10
 # On so many workers the whole is rehearsed. On more of them a rehearsal takes too long, and requests hardly wait for
 # each other: what one takes at the degree at which it can begin, and the crowd, tell as much.
@@ -89,7 +89,7 @@ class Predictor:
         self._rules = rules
         self._period_s = period_s
         self._experience = Experience()
-        self._arrivals: deque[tuple[float, RequestSpec, float]] = deque(maxlen=_MOST_KNOWN)
+        self._arrivals: deque[tuple[float, RequestSpec]] = deque(maxlen=_MOST_KNOWN)
         self._noted_s = -math.inf
         # Costs are found apart for decisions and for questions: what is asked must not change what is decided.
         self._book = CostBook(times, rules)
@@ -149,9 +149,9 @@ class Predictor:
         self._noted_s = now_s
         return self.quote(spec, slo_s, now_s, self._book)
 
-    def note_arrival(self, spec: RequestSpec, slo_s: float, now_s: float, quote: Quote | None) -> None:
+    def note_arrival(self, spec: RequestSpec, now_s: float, quote: Quote | None) -> None:
         """A request was accepted, with this prediction."""
-        self._arrivals.append((now_s, spec, max(0.0, slo_s - spec.waited_s)))
+        self._arrivals.append((now_s, spec))
         if quote is not None:
             self._open[spec.request_id] = _OpenPrediction(spec, quote)
 
@@ -184,17 +184,9 @@ class Predictor:
 
     def _rehearse(self, builder: SceneBuilder, targets: Sequence[PendingRequest], now_s: float) -> Rehearsal:
         load = self._measure_load(builder, now_s)
-        rehearsal = builder.build(targets, self._expect_arrivals(now_s), load, self._rules)
+        rehearsal = builder.build(targets, load, self._rules)
         rehearsal.run([target.spec.request_id for target in targets] or list(self._ledger.requests))
         return rehearsal
-
-    def _expect_arrivals(self, now_s: float) -> Iterator[ExpectedArrival]:
-        """The latest arrivals once more, the first of them first."""
-        if len(self._arrivals) < _FEWEST_KNOWN:
-            return
-        first_s = self._arrivals[0][0]
-        for number, (arrival_s, spec, patience_s) in enumerate(self._arrivals):
-            yield ExpectedArrival(f"expected {number}", spec, now_s + arrival_s - first_s, patience_s)
 
     def _measure_load(self, builder: SceneBuilder, now_s: float) -> float:
         """The worker-seconds that the latest arrivals need over those that there were since the first of them."""
@@ -202,7 +194,7 @@ class Predictor:
             return 0.0
         needed_s = 0.0
         costs: dict[object, float] = {}
-        for _, spec, _ in self._arrivals:
+        for _, spec in self._arrivals:
             kind = name_kind(spec)
             if kind not in costs:
                 costs[kind] = _least_gpu_seconds(builder.find_costs(spec), spec)

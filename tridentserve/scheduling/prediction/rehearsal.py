@@ -2,13 +2,15 @@
 
 It is coarser than a policy. It knows the number of idle workers of each placement, not which of them share a node; it
 cuts D into a few segments, not into as many as the policy does; and the idle workers of a moment go to the requests
-where each is worth most, as the default policy's program decides (docs/policy.md), but chosen greedily.
+where each is worth most, as the default policy's program decides (docs/policy.md), but chosen greedily. Nothing arrives
+in it: some sequence of arrivals is mostly another one than that which comes, and what later ones cost those that wait
+is learned (`experience`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
 from tridentserve.scheduling.prediction.degrees import appraise_ways, find_asked_efficiency, list_ways
@@ -45,7 +47,7 @@ class Rehearsal:
         self.is_cut_short = False
         """True when there were too many events: the ends of the rest are not known."""
 
-    # What is under way when the rehearsal begins, and what is still to come.
+    # What is under way when the rehearsal begins.
 
     def add_busy(self, pool: int, count: int, until_s: float) -> None:
         """Workers that do something else until then."""
@@ -69,19 +71,6 @@ class Rehearsal:
         """Workers denoise, or decode where they could denoise, until they are free."""
         if self._scene.room is not None:
             self._scene.room -= count
-
-    def expect(self, arrivals: Iterator[tuple[float, Rehearsed | None]]) -> None:
-        """Requests that are expected to come, by their time."""
-        if (following := next(arrivals, None)) is None:
-            return
-        at_s, request = following
-
-        def arrive(_: float) -> None:
-            if request is not None:
-                self._scene.waiting.append(request)
-            self.expect(arrivals)
-
-        self._enter(at_s, arrive)
 
     def run(self, names: Iterable[str]) -> None:
         """Rehearse until all of these have ended."""

@@ -1,4 +1,4 @@
-"""The beginning of a rehearsal: the workers, and the requests that are under way, wait, or are expected."""
+"""The beginning of a rehearsal: the workers, and the requests that are under way or wait."""
 
 from __future__ import annotations
 

@@ -24,17 +24,6 @@ _COSTS_KEPT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedArrival:
-    """A request that is expected to come."""
-
-    name: str
-    spec: RequestSpec
-    at_s: float
-    patience_s: float
-    """Seconds from then to its deadline."""
-
-
-@dataclass(frozen=True, slots=True)
 class _ModelWorkers:
     """The workers of a model."""
 
@@ -129,11 +118,9 @@ class SceneBuilder:
         except ProfileError:
             return None
 
-    def build(
-        self, targets: Sequence[PendingRequest], future: Iterable[ExpectedArrival], load: float, rules: SharingRules
-    ) -> Rehearsal:
-        """The rehearsal of all that is under way and waits, of `targets`, which wait too or are about to come, and of
-        what is expected to come. Raises `ProfileError` for a target whose costs are not known."""
+    def build(self, targets: Sequence[PendingRequest], load: float, rules: SharingRules) -> Rehearsal:
+        """The rehearsal of all that is under way and waits, and of `targets`, which wait too or are about to come.
+        Raises `ProfileError` for a target whose costs are not known."""
         names = {target.spec.request_id for target in targets}
         sampled = [
             each
@@ -148,15 +135,7 @@ class SceneBuilder:
         scene = RehearsalScene(self._now_s, pools, self._decoders, waiting, load=load, room=self._find_room())
         rehearsal = Rehearsal(scene, rules)
         self._add_running(rehearsal, pools)
-        rehearsal.expect(self._rehearse_arrival(arrival) for arrival in future)
         return rehearsal
-
-    def _rehearse_arrival(self, arrival: ExpectedArrival) -> tuple[float, Rehearsed | None]:
-        if not self._is_known(arrival.spec):
-            return arrival.at_s, None
-        request = self._rehearse(arrival.spec, arrival.at_s, arrival.at_s + arrival.patience_s)
-        request.name = arrival.name
-        return arrival.at_s, request
 
     def _is_known(self, spec: RequestSpec) -> bool:
         return self.can_run(spec.model) and self.find_costs(spec) is not None
