@@ -165,7 +165,7 @@ class Scheduler:
             return effects  # it moves nobody
         effects += self._runner.send_due(now_s)
         effects += self._models.take_due()
-        return self._predictor.follow(effects) if self._predictor is not None else effects
+        return self._predictor.follow(effects, now_s) if self._predictor is not None else effects
 
     def _take_in(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         match event:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tridentserve.scheduling.prediction.costs import RequestKind
@@ -12,14 +12,16 @@ from tridentserve.scheduling.prediction.costs import RequestKind
 # The most by which experience corrects an estimate, either way, as a logarithm.
 _MOST = math.log(16.0)
 # Each request that ended counts for this much of the next one: what was learned in another load fades.
-_KEPT = 0.995
+_KEPT = 0.98
 # Expected squares of what is left unexplained, and of the constant.
 _NOISE, _CONSTANT = 0.02, 1.0
 # Those of the weights of other signs. A rehearsal looks at the crowd itself, so that less is to be learned.
 _WEIGHT, _WEIGHT_REHEARSED = 0.25, 0.02
-# What is further from a fit than this, and than twice what the fit itself is unsure of, counts as if it were at this
-# distance: the few requests that were overtaken for long must not spoil the predictions for all others.
-_MOST_ERROR = 0.1
+# What is further from a fit than so many times the usual distance, and twice what the fit itself is unsure of, counts as
+# if it were there: the few requests that were overtaken for long must not spoil the predictions for all others.
+_USUAL_ERRORS, _LEAST_USUAL = 2.0, 0.1
+# The usual distance follows the latest ones by this share; one counts for at most so many times of it.
+_FOLLOWED, _MOST_USUAL = 0.2, 3.0
 # The measures of a crowd are not told apart beyond these.
 _MOST_BACKLOG, _MOST_DEMAND = 2.0, 4.0
 
@@ -58,6 +60,10 @@ class Estimate:
         rest."""
         return Estimate(seconds, None, (1.0, min(1.0, wait_s / seconds), 0.0))
 
+    def scale(self, factor: float) -> Estimate:
+        """The estimate where all takes `factor` times as long."""
+        return replace(self, seconds=factor * self.seconds)
+
 
 @dataclass(slots=True)
 class _RatioFit:
@@ -66,6 +72,7 @@ class _RatioFit:
 
     weights: Signs
     covariance: tuple[Signs, Signs, Signs]
+    usual_error: float = _LEAST_USUAL
 
     def predict(self, x: Signs) -> float:
         return _dot(self.weights, x)
@@ -74,8 +81,11 @@ class _RatioFit:
         spread = _multiply(self.covariance, x)
         variance = max(0.0, _dot(spread, x))
         gain = [value / (_KEPT + variance) for value in spread]
-        most = _MOST_ERROR + 2 * math.sqrt(_NOISE * variance)
-        error = min(max(y - self.predict(x), -most), most)
+        error = y - self.predict(x)
+        distance = min(abs(error), _MOST_USUAL * self.usual_error)
+        self.usual_error = max(_LEAST_USUAL, (1 - _FOLLOWED) * self.usual_error + _FOLLOWED * distance)
+        most = _USUAL_ERRORS * self.usual_error + 2 * math.sqrt(_NOISE * variance)
+        error = min(max(error, -most), most)
         self.weights = _make_signs([w + k * error for w, k in zip(self.weights, gain, strict=True)])
         first, second, third = (
             _make_signs(

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
@@ -39,6 +40,10 @@ class Quote:
     """True where no request of this kind has ended yet, or where the rehearsal was cut short."""
     estimate: Estimate
     """That which experience has corrected."""
+    alone_s: float = 0.0
+    """Seconds that the request was expected to take alone; 0 where it is not known."""
+    widest: int = 1
+    """The most workers of its model that one node had."""
 
     @property
     def is_late(self) -> bool:
@@ -110,7 +115,9 @@ class Predictor:
             estimate = self._look_around(builder, now_s).estimate_waiting(request, costs)
         kind = name_kind(spec)
         seconds = spec.waited_s + self._experience.correct(kind, estimate)
-        return Quote(seconds, slo_s, is_cut_short or not self._experience.knows(kind), estimate)
+        is_guess = is_cut_short or not self._experience.knows(kind)
+        alone_s = costs.alone_s(spec.num_inference_steps, True)
+        return Quote(seconds, slo_s, is_guess, estimate, alone_s, builder.find_widest(spec.model))
 
     def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
@@ -155,13 +162,13 @@ class Predictor:
         if quote is not None:
             self._open[spec.request_id] = _OpenPrediction(spec, quote)
 
-    def follow(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+    def follow(self, effects: list[ev.Effect], now_s: float) -> list[ev.Effect]:
         """The effects of an event, each `Finish` with what was predicted for its request."""
         if not self._open or not effects:
             return effects
-        return [self._follow(effect) for effect in effects]
+        return [self._follow(effect, now_s) for effect in effects]
 
-    def _follow(self, effect: ev.Effect) -> ev.Effect:
+    def _follow(self, effect: ev.Effect, now_s: float) -> ev.Effect:
         match effect:
             case ev.Finish():
                 known = self._open.pop(effect.request_id, None)
@@ -169,7 +176,7 @@ class Predictor:
                     return effect
                 if known.is_typical:
                     actual_s = effect.latency_s - known.spec.waited_s
-                    self._experience.note(name_kind(known.spec), known.quote.estimate, actual_s)
+                    self._experience.note(name_kind(known.spec), self._estimate_again(known, now_s), actual_s)
                 return replace(effect, predicted_s=known.quote.seconds)
             case ev.Reject():
                 self._open.pop(effect.request_id, None)
@@ -179,6 +186,17 @@ class Predictor:
             case _:
                 pass
         return effect
+
+    def _estimate_again(self, known: _OpenPrediction, now_s: float) -> Estimate:
+        """The estimate for a request that has ended, as if what is known by now of the times of stages had been known
+        then: they are learned apart from what experience has to correct."""
+        quote, spec = known.quote, known.spec
+        self._book.start(now_s)
+        try:
+            alone_s = self._book.find(spec, quote.widest).alone_s(spec.num_inference_steps, True)
+        except ProfileError:
+            return quote.estimate
+        return quote.estimate.scale(alone_s / quote.alone_s) if min(alone_s, quote.alone_s) > 0 else quote.estimate
 
     # Rehearsals.
 

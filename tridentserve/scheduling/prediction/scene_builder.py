@@ -98,6 +98,10 @@ class SceneBuilder:
                 shares[other] = shared / self.count_workers(other)
         return shares
 
+    def find_widest(self, model: str) -> int:
+        """The most workers for D of this model that a node has."""
+        return self._find_place(model).widest
+
     def find_widest_idle(self, model: str) -> int:
         """The most idle workers with one placement that a node has for D of this model."""
         if model not in self._widest_idle:
