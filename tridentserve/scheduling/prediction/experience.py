@@ -17,8 +17,8 @@ _KEPT = 0.98
 _NOISE, _CONSTANT = 0.02, 1.0
 # Those of the weights of other signs. A rehearsal looks at the crowd itself, so that less is to be learned.
 _WEIGHT, _WEIGHT_REHEARSED = 0.25, 0.02
-# What is further from a fit than so many times the usual distance, and twice what the fit itself is unsure of, counts as
-# if it were there: the few requests that were overtaken for long must not spoil the predictions for all others.
+# What is further from a fit than so many times the usual distance, and twice what the fit itself is unsure of, counts
+# as if it were there: the few requests that were overtaken for long must not spoil the predictions for all others.
 _USUAL_ERRORS, _LEAST_USUAL = 2.0, 0.1
 # The usual distance follows the latest ones by this share; one counts for at most so many times of it.
 _FOLLOWED, _MOST_USUAL = 0.2, 3.0
